@@ -1,0 +1,1 @@
+"""Plans, proves, runs and shows sharded computation in JAX."""

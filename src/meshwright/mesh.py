@@ -1,0 +1,176 @@
+"""The shape of a mesh: axis names and degrees, parsed from `mesh_dim` and checked against a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from meshwright.errors import MeshwrightError
+
+POSITIONAL = ("dp", "fsdp", "tp", "sp")
+"""The axes of the positional form, in the order people type them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """The degree of each mesh axis.
+
+    dp: data parallel (replicated weights); fsdp: fully sharded data parallel; tp: tensor parallel; sp: sequence
+    (context) parallel; ep: expert parallel; pp: pipeline parallel.
+    """
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    sp: int = 1
+    ep: int = 1
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, degree in self.degrees.items():
+            if degree < 1:
+                raise MeshwrightError(f"mesh axis {axis}={degree}; a degree is a whole number from 1")
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Every axis and its degree, those of degree 1 too."""
+        return asdict(self)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """Every axis and its degree, outermost first: neighbours differ in the last axis, which communicates most."""
+        return {axis: self.degrees[axis] for axis in LAYOUT}
+
+    @property
+    def num_devices(self) -> int:
+        """The product of all degrees."""
+        return math.prod(self.degrees.values())
+
+    def degree(self, axes: str | tuple[str, ...]) -> int:
+        """The product of the degrees of some axes."""
+        return math.prod(self.degrees[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+
+    def __str__(self) -> str:
+        """The axes larger than 1, as people type them: `fsdp=2,tp=4`; `dp=1` where there is none."""
+        return ",".join(f"{axis}={degree}" for axis, degree in self.degrees.items() if degree > 1) or "dp=1"
+
+
+AXES = tuple(field.name for field in fields(MeshShape))
+"""Every mesh axis, in the order tables print them."""
+
+LAYOUT = ("pp", "dp", "fsdp", "ep", "sp", "tp")
+"""The order in which axes are laid over devices, outermost first: pp and dp speak least, tp in every product."""
+
+
+def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
+    """The shape that a `mesh_dim` means on `num_devices` devices.
+
+    Two forms: `'1,-1,4,1'` is dp,fsdp,tp,sp; `'fsdp=-1,tp=4,pp=2'` names any of dp, fsdp, tp, sp, ep, pp in any order,
+    the absent ones 1. One degree may be -1: it takes the devices that are left.
+
+    >>> parse_mesh("1,-1,4,1", num_devices=8)
+    MeshShape(dp=1, fsdp=2, tp=4, sp=1, ep=1, pp=1)
+    """
+    degrees = _named(text) if "=" in text else _positional(text)
+    inferred = [axis for axis, degree in degrees.items() if degree == -1]
+    if len(inferred) > 1:
+        raise MeshwrightError(f"mesh_dim {text!r} has -1 at {' and '.join(inferred)}; only one degree may be inferred")
+    known = math.prod(degree for degree in degrees.values() if degree != -1)
+    if inferred:
+        if num_devices % known:
+            raise MeshwrightError(
+                f"mesh_dim {text!r} has {known} devices without {inferred[0]}=-1, which does not divide the"
+                f" {num_devices} there are; use a product out of {_list(divisors(num_devices))}"
+            )
+        degrees[inferred[0]] = num_devices // known
+    elif known != num_devices:
+        raise MeshwrightError(
+            f"mesh_dim {text!r} wants {known} devices; {num_devices} are there; -1 in one place fills the rest"
+        )
+    return MeshShape(**degrees)
+
+
+def _positional(text: str) -> dict[str, int]:
+    """The degrees of `'1,-1,4,1'`."""
+    parts = text.split(",")
+    if len(parts) != len(POSITIONAL):
+        raise MeshwrightError(
+            f"mesh_dim {text!r} has {len(parts)} entries; it takes 4, {','.join(POSITIONAL)}, or names: 'fsdp=-1,tp=4'"
+        )
+    return {axis: _degree(part, text) for axis, part in zip(POSITIONAL, parts, strict=True)}
+
+
+def _named(text: str) -> dict[str, int]:
+    """The degrees of `'fsdp=-1,tp=4,pp=2'`."""
+    degrees: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, degree = (word.strip() for word in part.partition("="))
+        if axis not in AXES:
+            raise MeshwrightError(f"mesh_dim {text!r} names axis {axis!r}; the axes are {_list(AXES)}")
+        if axis in degrees:
+            raise MeshwrightError(f"mesh_dim {text!r} names {axis} twice")
+        degrees[axis] = _degree(degree, text)
+    return degrees
+
+
+def _degree(word: str, text: str) -> int:
+    """One degree: a whole number from 1, or -1."""
+    try:
+        degree = int(word)
+    except ValueError:
+        degree = 0
+    if degree < 1 and degree != -1:
+        raise MeshwrightError(
+            f"mesh_dim {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1"
+        )
+    return degree
+
+
+def check_batch(mesh: MeshShape, *, batch: int, seq_len: int) -> None:
+    """Raise where `batch` sequences of `seq_len` tokens cannot be split over the mesh."""
+    shards = mesh.degree(("dp", "fsdp"))
+    if batch < 1 or batch % shards:
+        raise MeshwrightError(
+            f"batch {batch} is not a multiple of dp*fsdp = {mesh.dp}*{mesh.fsdp} = {shards};"
+            f" use {_list(_around(batch, shards))}"
+        )
+    if seq_len < 1 or seq_len % mesh.sp:
+        raise MeshwrightError(
+            f"sequence length {seq_len} is not a multiple of sp = {mesh.sp}; use {_list(_around(seq_len, mesh.sp))}"
+        )
+
+
+def check_divides(what: str, size: int, mesh: MeshShape, axis: str) -> None:
+    """Raise where the degree of `axis` does not divide a dim: `what` names it in the message, as in `kv_heads`."""
+    degree = mesh.degrees[axis]
+    if size % degree:
+        raise MeshwrightError(
+            f"{axis}={degree} cannot split {what}={size}: {size} % {degree} = {size % degree};"
+            f" use {axis} in {_list(divisors(size))}"
+        )
+
+
+def divisors(size: int) -> list[int]:
+    """Every whole number that divides `size`, ascending."""
+    small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
+    return small + [size // d for d in reversed(small) if d * d != size]
+
+
+def local_shape(
+    shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
+) -> tuple[int, ...]:
+    """The shape that one device holds of an array whose dims are split over the axes of `spec`."""
+    return tuple(size // math.prod(degrees[axis] for axis in axes) for size, axes in zip(shape, spec, strict=True))
+
+
+def _around(size: int, step: int) -> list[int]:
+    """The multiples of `step` on either side of `size`."""
+    below = size // step * step
+    return [multiple for multiple in (below, below + step) if multiple > 0]
+
+
+def _list(items: list[int] | list[str] | tuple[str, ...]) -> str:
+    """Items in a row: `1, 2 or 4`."""
+    words = [str(item) for item in items]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,117 @@
+"""The one record that a plan predicts, a compiled program shows and a run measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
+Phase = Literal["forward", "backward", "recompute", "update"]
+Bound = Literal["compute", "memory", "communication"]
+
+KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective of a step, or several of the same kind, axes and phase added up.
+
+    `bytes` is the array as one device sees it, summed over the `count` times it runs in a step: the gathered result of
+    an all-gather, the unreduced operand of a reduce-scatter, the operand of the others. What a link carries of it
+    follows from the kind and the degree (`wire_bytes`). `seconds` and `exposed_seconds` are per step; None where
+    nothing says them.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    phase: Phase
+    bytes: int
+    count: int = 1
+    seconds: float | None = None
+    exposed_seconds: float | None = None
+    array: str = ""
+    source: str = ""
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """This collective as plain data; words that nothing was said for are left out."""
+        data = asdict(self) | {"axes": list(self.axes)}
+        return {key: value for key, value in data.items() if value != ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a step is, per device: bytes, seconds and flops; None where the origin cannot know.
+
+    memory_bytes: each term by name, and `peak`. mfu: model flops (no recomputation) over time x peak. flops: all that
+    is executed, recomputation included.
+    """
+
+    origin: Literal["predicted", "compiled", "measured"]
+    mesh: Mapping[str, int]
+    hardware: str
+    step_seconds: float | None = None
+    mfu: float | None = None
+    flops: float | None = None
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    fits: bool | None = None
+    bound: Bound | None = None
+    tokens_per_second: float | None = None
+    breakdown_seconds: Mapping[str, float] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """This record as plain data, in the schema every command prints."""
+        data = {key: value for key, value in vars(self).items() if key != "collectives"}
+        return data | {
+            "mesh": dict(self.mesh),
+            "memory_bytes": dict(self.memory_bytes),
+            "breakdown_seconds": dict(self.breakdown_seconds),
+            "notes": list(self.notes),
+            "collectives": [collective.to_json() for collective in self.collectives],
+        }
+
+
+def record_from_json(data: Mapping[str, Any]) -> Record:
+    """The record that `Record.to_json` wrote."""
+    collectives = tuple(Collective(**(item | {"axes": tuple(item["axes"])})) for item in data.get("collectives", ()))
+    return Record(**(dict(data) | {"collectives": collectives, "notes": tuple(data.get("notes", ()))}))
+
+
+def wire_bytes(kind: Kind, size: float, degree: int) -> float:
+    """The bytes that one device sends in a ring collective over `degree` devices of an array of `size` bytes.
+
+    all-gather and reduce-scatter V (n-1)/n, all-reduce twice that, all-to-all V (n-1)/n of the local array, a permute
+    the whole of it; V as in `Collective.bytes`.
+    """
+    share = (degree - 1) / degree
+    return {"all-reduce": 2 * share, "collective-permute": 1.0}.get(kind, share) * size
+
+
+def merge(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """The collectives with those of the same kind, axes and phase added up, in the order of phases and kinds."""
+    sums: dict[tuple[str, tuple[str, ...], str], Collective] = {}
+    for item in collectives:
+        key = (item.kind, item.axes, item.phase)
+        sums[key] = _add(sums[key], item) if key in sums else replace(item, array="", source="")
+    return tuple(sorted(sums.values(), key=lambda c: (PHASES.index(c.phase), KINDS.index(c.kind), c.axes)))
+
+
+def _add(left: Collective, right: Collective) -> Collective:
+    """Two collectives of one kind, axes and phase as one."""
+    return replace(
+        left,
+        bytes=left.bytes + right.bytes,
+        count=left.count + right.count,
+        seconds=_sum(left.seconds, right.seconds),
+        exposed_seconds=_sum(left.exposed_seconds, right.exposed_seconds),
+        note=left.note if right.note in left.note else "; ".join(filter(None, (left.note, right.note))),
+    )
+
+
+def _sum(left: float | None, right: float | None) -> float | None:
+    """The sum, None where either is unknown."""
+    return None if left is None or right is None else left + right
