@@ -141,13 +141,13 @@ def check_batch(mesh: MeshShape, *, batch: int, seq_len: int) -> None:
         )
 
 
-def check_divides(what: str, size: int, mesh: MeshShape, axis: str) -> None:
-    """Raise where the degree of `axis` does not divide a dim: `what` names it in the message, as in `kv_heads`."""
-    degree = mesh.degrees[axis]
+def check_divides(what: str, size: int, mesh: MeshShape, axes: tuple[str, ...]) -> None:
+    """Raise where the degrees of `axes` do not divide a dim; `what` names it in the message, as in `kv_heads`."""
+    degree = mesh.degree(axes)
     if size % degree:
         raise MeshwrightError(
-            f"{axis}={degree} cannot split {what}={size}: {size} % {degree} = {size % degree};"
-            f" use {axis} in {_list(divisors(size))}"
+            f"{'*'.join(axes)}={degree} cannot split {what}={size}: {size} % {degree} = {size % degree};"
+            f" use {'*'.join(axes)} in {_list(divisors(size))}"
         )
 
 

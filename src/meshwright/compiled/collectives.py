@@ -1,0 +1,186 @@
+"""Every collective of a compiled program: along which mesh axes, how many bytes, how often, in which phase, from where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from meshwright.compiled.groups import Axes, Groups, axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
+from meshwright.compiled.hlo import Instruction, Module
+from meshwright.compiled.loops import count_runs
+from meshwright.compiled.phases import described_by, phases_of, scope_of, split_op_name
+from meshwright.compiled.respelled import (
+    PADDED, PROMOTED, SLICED, UNREAD, cut_by_unread_offsets, is_padded, is_sliced, promoted_from,
+)  # fmt: skip
+from meshwright.compiled.shapes import Shape
+from meshwright.record import Collective, Kind
+
+_KINDS: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ragged-all-to-all": "all-to-all"}
+_MOVES = ("all-gather", "all-to-all", "collective-permute")
+_NOT_COUNTED = ("send", "recv", "collective-broadcast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a program sends: its collectives, and notes on what they leave out or could not tell."""
+
+    collectives: tuple[Collective, ...]
+    notes: tuple[str, ...]
+
+
+def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
+    """The collectives of a program on a mesh, with trip counts; those among devices that are alone in their group left out.
+
+    mesh: every axis and its degree in the order the devices are laid out in, outermost first. A collective is one entry
+    for each phase and note of the arrays it carries. One whose groups are no product of axes has axes () and a note.
+    An all-reduce that is a reduce-scatter or an all-gather in other words keeps its kind, and its note says so
+    (`respelled.SLICED`, `respelled.PADDED`). What the TPU compiler spreads over the fusions of one computation is
+    counted once, by its channel.
+    """
+    runs = count_runs(module)
+    collectives: list[Collective] = []
+    left_out: Counter[str] = Counter()
+    seen: set[tuple[str, str, Kind]] = set()
+    for instruction in module.instructions():
+        opcode = instruction.opcode.removesuffix("-start")
+        times = runs.times[instruction.computation]
+        if opcode in _NOT_COUNTED and times:
+            left_out[opcode] += times
+        if opcode not in _KINDS or not times:
+            continue
+        key = _identity(module, instruction, _KINDS[opcode])
+        if key is None or key not in seen:
+            collectives += _entries(module, instruction, _KINDS[opcode], mesh, times)
+        if key is not None:
+            seen.add(key)
+    notes = [f"{count} {opcode} a step are not counted among the collectives" for opcode, count in left_out.items()]
+    return Traffic(collectives=tuple(collectives), notes=(*runs.notes, *notes))
+
+
+def _identity(module: Module, instruction: Instruction, kind: Kind) -> tuple[str, str, Kind] | None:
+    """What the parts of one collective have in common that stand in several fusions; None of one outside fusions."""
+    computation = instruction.computation
+    while len(callers := module.callers[computation]) == 1 and callers[0].opcode == "fusion":
+        computation = callers[0].computation
+    channel = instruction.attributes.get("channel_id")
+    return (computation, channel, kind) if channel and computation != instruction.computation else None
+
+
+def _entries(
+    module: Module, instruction: Instruction, kind: Kind, mesh: Mapping[str, int], times: int
+) -> Iterator[Collective]:
+    """One collective as entries of a record, one for each phase and note of its arrays."""
+    groups = _groups(instruction, mesh)
+    axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
+    if axes == ():
+        return
+    scattered = _is_hidden_reduce_scatter(module, instruction)
+    shapes = _shapes(module, instruction)
+    notes = [
+        "" if scattered else _note(module, instruction, number, len(shapes), groups) for number in range(len(shapes))
+    ]
+    moves = kind in _MOVES or all(PADDED in note for note in notes)
+    phases = phases_of(module, instruction, number=len(shapes), moves=moves)
+    mixed = "" if axes is not None else f"its groups are no product of mesh axes: {_shorten(instruction)}"
+    for phase, note in dict.fromkeys(zip(phases, notes, strict=True)):
+        alike = [s for s, p, n in zip(shapes, phases, notes, strict=True) if (p, n) == (phase, note)]
+        yield Collective(
+            kind="reduce-scatter" if scattered else kind,
+            axes=axes or (),
+            phase=phase,
+            bytes=times * sum(shape.bytes for shape in alike),
+            count=times,
+            array=_arrays(alike),
+            source=_place(described_by(module, instruction, moves=moves)),
+            note="; ".join(filter(None, (note, mixed))),
+        )
+
+
+def _groups(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
+    """The groups of a collective, or the pairs of a permute."""
+    if instruction.opcode.startswith("collective-permute"):
+        return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))
+    num_devices = 1
+    for degree in mesh.values():
+        num_devices *= degree
+    return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=num_devices)
+
+
+def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
+    """The arrays whose bytes count: the results of an all-gather, the operands of the others."""
+    if instruction.opcode == "all-gather":
+        return list(instruction.shape.arrays())
+    if instruction.opcode == "all-gather-start":
+        return list(instruction.shape.elements[1].arrays())
+    arrays = [array for operand in module.operands(instruction) for array in operand.shape.arrays() if array.bytes]
+    if "all-to-all" in instruction.opcode and len(arrays) > 1:
+        # Its operands are the pieces of one array, one for each device.
+        return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
+    return arrays[:1] if instruction.opcode.startswith("collective-permute") else arrays
+
+
+def _note(module: Module, instruction: Instruction, number: int, of: int, groups: Groups) -> str:
+    """What there is to note on one array: what the collective stands for, and what its data would be elsewhere."""
+    result = _result(module, instruction, number, of)
+    if result is None:
+        return ""
+    notes = []
+    operand = module.operands(instruction)[number]
+    if instruction.opcode.startswith("all-reduce"):
+        if is_sliced(module, result, groups):
+            notes.append(SLICED)
+        elif is_padded(module, operand, groups):
+            notes.append(PADDED)
+        elif cut_by_unread_offsets(module, result, groups):
+            notes.append(UNREAD)
+    reducers = instruction.called("to_apply")
+    if dtype := promoted_from(module, operand, result, reducers[0] if reducers else ""):
+        notes.append(PROMOTED.format(dtype=dtype))
+    return "; ".join(notes)
+
+
+def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
+    """The instruction that holds one array of a collective's result; None where it is not taken out alone."""
+    while instruction.opcode.endswith("-start"):
+        done = [user for user in module.users(instruction) if user.opcode.endswith("-done")]
+        if not done:
+            return None
+        instruction = done[0]
+    if instruction.shape.dtype != "tuple":
+        return instruction if of == 1 else None
+    users = module.users(instruction)
+    if not all(user.opcode == "get-tuple-element" for user in users):
+        return None
+    taken = [user for user in users if user.index == number]
+    return taken[0] if len(taken) == 1 else None
+
+
+def _is_hidden_reduce_scatter(module: Module, instruction: Instruction) -> bool:
+    """Whether an all-reduce is inside a fusion that the TPU compiler runs as one reduce-scatter."""
+    callers = module.callers[instruction.computation]
+    return (
+        instruction.opcode == "all-reduce"
+        and instruction.computation.startswith("all-reduce-scatter")
+        and len(callers) == 1
+        and callers[0].attributes.get("kind") == "kCustom"
+    )
+
+
+def _arrays(shapes: list[Shape]) -> str:
+    """The largest array, and how many more there are: `bf16[512,256] and 2 more`."""
+    largest = max(shapes, key=lambda shape: shape.bytes)
+    return f"{largest} and {len(shapes) - 1} more" if len(shapes) > 1 else str(largest)
+
+
+def _place(described: Instruction) -> str:
+    """Where an instruction comes from: `train/step.py:88 (layers/mlp/dot_general)`."""
+    scope = scope_of(split_op_name(described.op_name)[0])
+    return " ".join(filter(None, (described.source, f"({scope})" if scope else "")))
+
+
+def _shorten(instruction: Instruction) -> str:
+    """The groups as printed, cut to a line's length."""
+    text = instruction.attributes.get("replica_groups", "")
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,166 @@
+"""Which devices talk to each other in a collective, and along which mesh axes that is.
+
+A replica or partition id is a position in the mesh's devices, flattened with the last axis fastest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+
+Groups = tuple[tuple[int, ...], ...]
+Axes = tuple[str, ...]
+
+MOST_DEVICES = 1 << 20
+
+_LISTS = re.compile(r"\{([\d,\s]*)\}")
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\((.*)\))?\s*\{([^{}]*)\}")
+_TILES = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_AXIS = re.compile(r"'?([^'=,:\s]+)'?(?:=(\d+)|:\((\d+)\)(\d+))?")
+
+
+class SubAxis(NamedTuple):
+    """A part of an axis of `degree`: of its index written in mixed base, the digit of `size` behind those of `before`."""
+
+    degree: int
+    before: int
+    size: int
+
+    def digit(self, index: int) -> int:
+        """This part of an index along the axis."""
+        return index // self.step % self.size
+
+    @property
+    def step(self) -> int:
+        """How far the index moves when this digit moves by one."""
+        return self.degree // (self.before * self.size)
+
+
+def parse_groups(text: str, *, num_devices: int) -> Groups:
+    """The groups of devices that a `replica_groups` attribute means.
+
+    Three spellings: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of the second shape, transposed, cut into rows of the
+    first; `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others, where an axis may be
+    in part (`'a':(2)2`) and the mesh's devices in an order (`device_ids=([2,4]T(1,0))`). `{}` is all devices as one.
+    """
+    try:
+        groups = _spelled(text.strip(), num_devices)
+    except (ValueError, KeyError, ZeroDivisionError) as error:
+        raise MeshwrightError(f"replica_groups {text[:80]!r} contradict themselves: {error}") from None
+    if groups is None:
+        raise MeshwrightError(f"replica_groups {text[:80]!r} are in no spelling that HLO has")
+    return groups
+
+
+def parse_pairs(text: str) -> Groups:
+    """The (source, target) devices of a `source_target_pairs` attribute: `{{0,1},{1,0}}`."""
+    try:
+        pairs = _lists(text)
+    except ValueError:
+        pairs = ((),)
+    if any(len(pair) != 2 for pair in pairs):
+        raise MeshwrightError(f"source_target_pairs {text[:80]!r} are not all pairs of devices")
+    return pairs
+
+
+def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
+    """The mesh axes along which all groups lie, in the mesh's order; None where the groups are no product of axes.
+
+    mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () is groups of one device.
+    """
+    degrees = tuple(mesh.values())
+    found: Axes | None = None
+    for group in groups:
+        if len(set(group)) != len(group) or not all(0 <= device < math.prod(degrees) for device in group):
+            return None
+        indices = np.array(np.unravel_index(group, degrees)) if degrees else np.zeros((0, len(group)))
+        spread = [len(set(row)) for row in indices.tolist()]
+        axes = tuple(axis for axis, values in zip(mesh, spread, strict=True) if values > 1)
+        if math.prod(spread) != len(group) or any(mesh[a] != n for a, n in zip(mesh, spread, strict=True) if n > 1):
+            return None
+        if found not in (None, axes):
+            return None
+        found = axes
+    return found if found is not None else ()
+
+
+def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> Axes:
+    """The mesh axes along which any source differs from its target, in the mesh's order; () where nothing moves."""
+    degrees = tuple(mesh.values())
+    moved: set[str] = set()
+    for pair in pairs:
+        if not all(0 <= device < math.prod(degrees) for device in pair):
+            raise MeshwrightError(f"a permute names device {max(pair)}; the mesh has {math.prod(degrees)}")
+        source, target = (np.unravel_index(device, degrees) for device in pair)
+        moved |= {axis for axis, a, b in zip(mesh, source, target, strict=True) if a != b}
+    return tuple(axis for axis in mesh if axis in moved)
+
+
+def _spelled(text: str, num_devices: int) -> Groups | None:
+    """The groups of one of the three spellings; None for any other text."""
+    if text.startswith("{"):
+        return _lists(text) or (tuple(range(num_devices)),)
+    if found := _IOTA.fullmatch(text):
+        rows = _numbers(found[1])
+        return tuple(map(tuple, _iota(_numbers(found[2]), found[3]).reshape(rows).tolist()))
+    if found := _MESH.fullmatch(text):
+        return _along(found[1], found[2] or "", found[3])
+    return None
+
+
+def _along(mesh: str, devices: str, grouped: str) -> Groups:
+    """One group along the axes `grouped` for each index of all others, as in `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`."""
+    degrees = {axis[1]: int(axis[2]) for axis in _AXIS.finditer(mesh)}
+    parts: dict[str, list[SubAxis]] = {axis: [] for axis in degrees}
+    order: list[tuple[str, SubAxis]] = []
+    for axis in _AXIS.finditer(grouped):
+        before, size = (int(axis[3]), int(axis[4])) if axis[3] else (1, degrees[axis[1]])
+        order.append((axis[1], SubAxis(degrees[axis[1]], before, size)))
+        parts[axis[1]].append(order[-1][1])
+    groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+    _check_size(tuple(degrees.values()))
+    for position, device in enumerate(_device_order(devices, math.prod(degrees.values()))):
+        index = dict(zip(degrees, np.unravel_index(position, tuple(degrees.values())), strict=True))
+        rest = tuple(int(i) - sum(p.digit(int(i)) * p.step for p in parts[axis]) for axis, i in index.items())
+        place = tuple(part.digit(int(index[axis])) for axis, part in order)
+        groups.setdefault(rest, []).append((place, device))
+    return tuple(tuple(device for _, device in sorted(group)) for group in groups.values())
+
+
+def _device_order(text: str, num_devices: int) -> list[int]:
+    """The device at each position of a mesh: `[2,4]T(1,0)`, `6,3,0,1`, or its own number where nothing is said."""
+    if not text:
+        return list(range(num_devices))
+    if found := _TILES.fullmatch(text):
+        return _iota(_numbers(found[1]), found[2]).ravel().tolist()
+    return list(_numbers(text))
+
+
+def _iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
+    """0, 1, 2, ... in a shape, its dims in another order where one is given."""
+    _check_size(shape)
+    iota = np.arange(math.prod(shape)).reshape(shape)
+    return iota.transpose(_numbers(order)) if order else iota
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    """Raise where a shape has more devices than any machine, so that a corrupt text cannot ask for all the memory."""
+    if math.prod(shape) > MOST_DEVICES:
+        raise ValueError(f"{math.prod(shape)} devices")
+
+
+def _lists(text: str) -> Groups:
+    """The rows of `{{0,1},{2,3}}`; none of `{}`."""
+    return tuple(_numbers(row) for row in _LISTS.findall(text[1:-1]))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The numbers of `1,0`."""
+    return tuple(int(number) for number in text.split(",") if number.strip())

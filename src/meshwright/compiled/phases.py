@@ -1,0 +1,127 @@
+"""Which phase of a step an instruction belongs to, and under which named scopes, from the path in its op_name.
+
+JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general` for a forward op under
+`named_scope("layers")` and `named_scope("mlp")`; its backward op stands under `transpose(jvp(layers))`, and one that
+`jax.checkpoint` runs again has `rematted_computation` behind that.
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.compiled.hlo import Instruction, Module
+from meshwright.record import Phase
+
+UPDATE_SCOPE = "update"
+"""The named scope of the optimizer: what stands under it, outside of any differentiation, is the update phase."""
+
+_PLUMBING = frozenset(
+    {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
+    | {"custom_jvp_call", "custom_vjp_call", "core_call", "xla_call", "call"}
+)
+_TRANSFORM = re.compile(r"\w+\((.*)\)", re.DOTALL)
+_XLA_REMAT = re.compile(r"\.remat\d*\b")
+_FURTHEST = 6
+
+
+def phase_of(op_name: str) -> Phase:
+    """The phase that an op_name says; forward where it says none."""
+    if "transpose(jvp(" in op_name:
+        return "recompute" if "rematted_computation" in op_name else "backward"
+    if "jvp(" not in op_name and UPDATE_SCOPE in _components(op_name):
+        return "update"
+    return "forward"
+
+
+def scope_of(op_name: str) -> str:
+    """The named scopes and the primitive in an op_name: `layers/mlp/dot_general`, with no transformation or loop."""
+    words = []
+    for part in _components(op_name):
+        if part.startswith("jit("):
+            continue
+        while found := _TRANSFORM.fullmatch(part):
+            part = found[1]
+        words += [word for word in part.split("/") if word and word not in _PLUMBING]
+    return "/".join(words)
+
+
+def split_op_name(op_name: str) -> tuple[str, ...]:
+    """The op_names that XLA joined in one when it combined their instructions.
+
+    It writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
+    """
+    found = []
+    for name in op_name.split(";"):
+        parts = _components(name)
+        place = next((i for i, part in enumerate(parts) if part.startswith("(") and part.endswith(")")), None)
+        if place is None:
+            found.append(name)
+        else:
+            inner = _split(parts[place][1:-1], ":")
+            found += ["/".join([*parts[:place], option, *parts[place + 1 :]]) for option in inner]
+    return tuple(found)
+
+
+def described_by(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
+    """The instruction whose op_name and source speak for one: itself, or where the compiler left them out, a neighbour.
+
+    The neighbours of an instruction that only `moves` data are its users, then what its operands are made of; of one
+    that computes, the other way round: a gather is made for what uses it, a sum by what it adds. After those come the
+    instructions that call its computation.
+    """
+    while not instruction.op_name:
+        for forward in (moves, not moves):
+            if (found := _nearest(module, instruction, forward=forward)) is not None:
+                return found
+        callers = module.callers[instruction.computation]
+        if not callers:
+            return instruction
+        instruction = callers[0]
+    return instruction
+
+
+def phases_of(module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False) -> tuple[Phase, ...]:
+    """The phase of each of a number of arrays that an instruction makes.
+
+    XLA joins the op_names of what it combines in the order of their arrays; where there are not as many, the first
+    speaks for all. What XLA's own rematerialization runs again (`fusion.7.remat`) is recompute.
+    """
+    names = split_op_name(described_by(module, instruction, moves=moves).op_name)
+    if len(names) != number or not instruction.op_name:
+        names = names[:1] * number
+    again = _XLA_REMAT.search(instruction.name)
+    phases = [phase_of(name) for name in names]
+    return tuple("recompute" if again and phase == "forward" else phase for phase in phases)
+
+
+def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
+    """The nearest instruction with an op_name among the users, or among what the operands are made of."""
+    layer, seen = [instruction], {instruction.name}
+    for _ in range(_FURTHEST):
+        step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]
+        layer = [other for other in dict.fromkeys(o.name for o in step) if other not in seen]
+        seen.update(layer)
+        layer = [module.computations[instruction.computation].instructions[name] for name in layer]
+        for other in layer:
+            if other.op_name and other.opcode not in ("while", "parameter"):
+                return other
+    return None
+
+
+def _components(op_name: str) -> list[str]:
+    """The parts of a path between slashes that no parenthesis encloses."""
+    return _split(op_name, "/")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """A text cut at a separator, where no parenthesis encloses it."""
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        elif character == separator and depth <= 0:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]

@@ -1,0 +1,108 @@
+"""The shapes that HLO text prints: arrays with a dtype, dims and a layout, and tuples of shapes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array, or a tuple of shapes (`dtype` is then 'tuple').
+
+    layout is as printed between braces: the minor-to-major order of the dims, tiles, memory space.
+    """
+
+    dtype: str
+    dims: tuple[int, ...] = ()
+    layout: str = ""
+    elements: tuple[Shape, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The number of elements of an array."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its data, with no padding to tiles; of a tuple, those of all its arrays."""
+        if self.dtype == "tuple":
+            return sum(element.bytes for element in self.elements)
+        return (self.size * dtype_bits(self.dtype) + 7) // 8
+
+    def arrays(self) -> Iterator[Shape]:
+        """The arrays in it, from left to right: itself, or those in a tuple."""
+        if self.dtype != "tuple":
+            yield self
+        for element in self.elements:
+            yield from element.arrays()
+
+    def __str__(self) -> str:
+        """As HLO prints it, without the layout."""
+        if self.dtype == "tuple":
+            return f"({', '.join(map(str, self.elements))})"
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+_BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
+_NUMBER = re.compile(r"(?:bf|[fsu])(\d{1,3})")
+
+_ARRAY = re.compile(r"([a-z]\w*)\[((?:(?:<=)?\d{1,18},?)*+)\](?:\{([^{}\n]*)\})?")
+_NEXT = re.compile(r"(?:\s|,|/\*.*?\*/)*+")
+
+
+def dtype_bits(dtype: str) -> int:
+    """The bits of one element: `bf16` 16, `f8e4m3fn` 8, `s4` 4, `pred` 8. Raises for a dtype that HLO does not have."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    found = _NUMBER.match(dtype)
+    if found is None:
+        raise MeshwrightError(f"HLO has no dtype {dtype!r}; arrays are f32, bf16, s32, pred and the like")
+    return int(found[1])
+
+
+class ShapeReader:
+    """Reads shapes out of a text by position; those it has read before come from a memory."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.known: dict[str, Shape] = {}
+
+    def __call__(self, position: int) -> tuple[Shape, int]:
+        """The shape that begins at `position`, and the position behind it."""
+        if not self.text.startswith("(", position):
+            return self.array(position)
+        # Tuples nest: the elements of each open one wait on a stack, so that no depth of nesting can overflow ours.
+        open_tuples: list[list[Shape]] = []
+        while True:
+            if self.text.startswith("(", position):
+                open_tuples.append([])
+                position += 1
+            elif self.text.startswith(")", position):
+                shape = Shape("tuple", elements=tuple(open_tuples.pop()))
+                position += 1
+                if not open_tuples:
+                    return shape, position
+                open_tuples[-1].append(shape)
+            else:
+                shape, position = self.array(position)
+                open_tuples[-1].append(shape)
+            found = _NEXT.match(self.text, position)
+            position = found.end() if found else position
+
+    def array(self, position: int) -> tuple[Shape, int]:
+        """The array shape at `position`, and the position behind it."""
+        found = _ARRAY.match(self.text, position)
+        if found is None:
+            number = self.text.count("\n", 0, position) + 1
+            raise MeshwrightError(f"HLO text line {number}: no shape in {self.text[position : position + 40]!r}")
+        shape = self.known.get(found[0])
+        if shape is None:
+            dtype_bits(found[1])
+            dims = tuple(int(dim) for dim in found[2].replace("<=", "").split(",") if dim)
+            shape = self.known[found[0]] = Shape(found[1], dims, found[3] or "")
+        return shape, found.end()

@@ -1,0 +1,200 @@
+"""Time of a collective on the links it runs over, after the scaling book's formulas (jax-ml.github.io/scaling-book).
+
+The bytes are those of `record.Collective.bytes`: the array as one device sees it (the gathered result of an all-gather,
+the unreduced operand of a reduce-scatter, the operand of the others). The times are lower bounds, of links at their
+full rate; what a real run loses to them belongs to the efficiency of a whole step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.hardware import Crossing, Placement, Ring
+from meshwright.record import Kind
+
+
+@dataclass(frozen=True)
+class Term:
+    """The time one part of the fabric is busy: the torus (`ICI`), or a level such as `node`, `leaf`, `DCN`.
+
+    asymptotic_seconds: the same with very many devices, (n - 1) / n taken as 1: the book's rules of thumb.
+    """
+
+    link: str
+    seconds: float
+    asymptotic_seconds: float
+    text: str
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """The time of a collective: the parts of the fabric work at the same time, so the slowest is what it takes.
+
+    latency_seconds: what the hops take however small the array. A permute adds it to the transfer; the others overlap
+    their hops, so there it is a floor (scaling book, sharding: a note on ICI latency).
+    """
+
+    kind: Kind
+    bytes: float
+    terms: tuple[Term, ...]
+    latency_seconds: float
+
+    @property
+    def bandwidth_seconds(self) -> float:
+        """The time that the bytes need on the slowest part of the fabric."""
+        return max((term.seconds for term in self.terms), default=0.0)
+
+    @property
+    def asymptotic_seconds(self) -> float:
+        """The bandwidth time with (n - 1) / n taken as 1, as rules of thumb have it."""
+        return max((term.asymptotic_seconds for term in self.terms), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the collective."""
+        if self.kind == "collective-permute":
+            return self.bandwidth_seconds + self.latency_seconds
+        return max(self.bandwidth_seconds, self.latency_seconds)
+
+    @property
+    def regime(self) -> Literal["bandwidth", "latency"]:
+        """Whether bytes or hops decide the time."""
+        return "latency" if self.latency_seconds > self.bandwidth_seconds else "bandwidth"
+
+    @property
+    def binds(self) -> str:
+        """What decides the time, in words: `ICI x: ring of 4`, `leaf: 4 units`; nothing inside one device."""
+        if not self.terms:
+            return ""
+        slowest = max(self.terms, key=lambda term: term.seconds)
+        return f"hop latency of {slowest.text}" if self.regime == "latency" else slowest.text
+
+
+def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> CollectiveTime:
+    """The time of one collective of `nbytes` over the mesh axes of a placement.
+
+    On several levels (torus and data-centre network; node, leaf, spine) a collective is done level by level, all
+    levels overlapping: scaling book, gpus, cross-node collectives. An axis of degree 1 takes no time.
+    """
+    if placement.degree == 1:
+        return CollectiveTime(kind, nbytes, (), 0.0)
+    on_torus, on_level = {
+        "all-to-all": (_exchange_on_torus, _exchange_on_level),
+        "collective-permute": (_permute_on_torus, _permute_on_level),
+    }.get(kind, (_gather_on_torus, _gather_on_level))
+    terms = [on_torus(nbytes, placement)] if placement.rings else []
+    terms += [on_level(nbytes, placement, crossing) for crossing in placement.crossings]
+    latency = _latency(kind, placement)
+    if kind == "all-reduce":
+        # A reduce-scatter and an all-gather (scaling book, sharding, case 3).
+        terms = [Term(t.link, 2 * t.seconds, 2 * t.asymptotic_seconds, t.text) for t in terms]
+        latency *= 2
+    return CollectiveTime(kind, nbytes, tuple(terms), latency)
+
+
+def gather_bytes_per_second(placement: Placement) -> float:
+    """The bytes a second at which an all-gather or reduce-scatter of a large array goes on over many devices.
+
+    The W of the book's thresholds (`network_intensity`); infinite on an axis of degree 1.
+    """
+    seconds = collective_seconds("all-gather", 1.0, placement).asymptotic_seconds
+    return 1 / seconds if seconds else math.inf
+
+
+def pipeline_transfer_seconds(hop_seconds: float, *, num_microbatches: int, num_stages: int) -> float:
+    """The time that activations travel between the stages of a pipeline before the last microbatch is through.
+
+    hop_seconds: one microbatch from a stage to the next (a permute). m + p - 2 of them follow each other: scaling book,
+    gpus, pipeline parallelism.
+    """
+    return hop_seconds * (num_microbatches + num_stages - 2)
+
+
+def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
+    """All-gather or reduce-scatter on the physical axes of a torus (scaling book, sharding, case 2 and pop quiz 2).
+
+    A ring of n passes shards both ways in floor(n/2) hops of 2 V / n over both links of an axis: V / W. Otherwise the
+    device with the fewest links decides, at the end of every line: V (n - 1) / n through one link of each open axis
+    and two of each ring; with several rings the book's V / (W n_axes).
+    """
+    rings, text = placement.rings, _ici_text(placement)
+    rate = sum(_links(ring) * ring.link_bytes_per_second for ring in rings)
+    size = math.prod(ring.size for ring in rings)
+    share = 2 * (size // 2) / size if len(rings) == 1 and rings[0].is_wrapped else (size - 1) / size
+    return Term("ICI", nbytes * share / rate, nbytes / rate, text)
+
+
+def _gather_on_level(nbytes: float, placement: Placement, crossing: Crossing) -> Term:
+    """All-gather or reduce-scatter at one level of switches: V (D - 1) / (D W) for each group that shares the link.
+
+    Scaling book, gpus: intra-node collectives, cross-node collectives, and reductions when the array is sharded over
+    a separate axis (the groups that share a link are the shards of that axis).
+    """
+    limit = nbytes * crossing.sharers / crossing.link_bytes_per_second
+    return Term(crossing.level, limit * (crossing.degree - 1) / crossing.degree, limit, str(crossing))
+
+
+def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
+    """All-to-all on a torus: the axis that takes longest, as all work at once.
+
+    On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring
+    (V / 4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
+    """
+    terms = []
+    for ring in placement.rings:
+        chunk = nbytes * placement.chip_members * ring.size / (_links(ring) * ring.link_bytes_per_second)
+        terms.append(Term("ICI", chunk * (ring.size**2 // 4) / ring.size**2, chunk / 4, f"ICI {ring}"))
+    return max(terms, key=lambda term: term.seconds)
+
+
+def _exchange_on_level(nbytes: float, placement: Placement, crossing: Crossing) -> Term:
+    """All-to-all at one level: what each unit's devices send to those outside it.
+
+    Scaling book, gpus: B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
+    devices together.
+    """
+    limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
+    outside = (placement.degree - crossing.members) / placement.degree
+    return Term(crossing.level, limit * outside, limit, str(crossing))
+
+
+def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
+    """A shift to the neighbour on the slowest axis: the operand through one link."""
+    slowest = min(placement.rings, key=lambda ring: ring.link_bytes_per_second)
+    seconds = nbytes / slowest.link_bytes_per_second
+    return Term("ICI", seconds, seconds, f"ICI {slowest}")
+
+
+def _permute_on_level(nbytes: float, placement: Placement, crossing: Crossing) -> Term:
+    """A shift at one level: of each unit one device of every group sends to the next unit."""
+    seconds = nbytes * crossing.sharers / crossing.link_bytes_per_second
+    return Term(crossing.level, seconds, seconds, str(crossing))
+
+
+def _latency(kind: Kind, placement: Placement) -> float:
+    """The time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
+
+    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all go straight
+    through a level; a permute goes to a neighbour, which on a line the last has at the other end.
+    """
+    hops = 0.0
+    for ring in placement.rings:
+        far = ring.size // 2 if ring.is_wrapped else ring.size - 1
+        hops += ring.stride * (1 if kind == "collective-permute" and ring.is_wrapped else far)
+    seconds = hops * placement.hop_seconds
+    for crossing in placement.crossings:
+        direct = kind in ("all-to-all", "collective-permute")
+        seconds += crossing.hop_seconds * (1 if direct else math.ceil(math.log2(crossing.degree)))
+    return seconds
+
+
+def _links(ring: Ring) -> int:
+    """The links over which the device worst placed on an axis sends and receives: both round a ring, one at an end."""
+    return 2 if ring.is_wrapped else 1
+
+
+def _ici_text(placement: Placement) -> str:
+    """The physical axes in words: `ICI x: ring of 4`, `ICI x: ring of 4, y: ring of 4`."""
+    return "ICI " + ", ".join(str(ring) for ring in placement.rings)

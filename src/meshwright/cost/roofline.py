@@ -1,0 +1,110 @@
+"""Time of an op on one device, and the batch from which a product keeps the device's arithmetic busy.
+
+After the scaling book (jax-ml.github.io/scaling-book), roofline and training chapters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System, dtype_bytes
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """The time of an op at the peak of arithmetic and of memory, which overlap: the longer is what it takes."""
+
+    flops_seconds: float
+    memory_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The lower bound of the time; the two terms in a row, without overlap, would be the upper."""
+        return max(self.flops_seconds, self.memory_seconds)
+
+    @property
+    def bound(self) -> Literal["compute", "memory"]:
+        """What decides the time."""
+        return "compute" if self.flops_seconds >= self.memory_seconds else "memory"
+
+
+def op_seconds(flops: float, hbm_bytes: float, system: System, *, dtype: str = "bf16") -> OpTime:
+    """The time of `flops` operations in a dtype that move `hbm_bytes` to and from memory, on one device.
+
+    Scaling book, roofline: T_math = flops / C, T_mem = bytes / W, at least the larger of the two. Raises where the
+    chip has no peak for the dtype.
+    """
+    return OpTime(flops / system.peak(dtype), hbm_bytes / system.hbm_bytes_per_second)
+
+
+def intensity(flops: float, nbytes: float) -> float:
+    """The arithmetic intensity: flops per byte moved, of memory or of a network (always say which); infinite for 0."""
+    return flops / nbytes if nbytes else math.inf
+
+
+def hardware_intensity(system: System, *, dtype: str = "bf16") -> float:
+    """The flops per byte of memory traffic from which an op is compute bound: C / W_hbm."""
+    return intensity(system.peak(dtype), system.hbm_bytes_per_second)
+
+
+def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "bf16") -> float:
+    """The flops per byte communicated from which an op is compute bound: alpha = C / W (scaling book, training).
+
+    With `collective.gather_bytes_per_second` of an axis it is also the tokens a device from which data parallelism and
+    FSDP over that axis hide their communication.
+    """
+    return intensity(system.peak(dtype), bytes_per_second)
+
+
+def matmul_bytes(
+    rows: float, inner: float, columns: float, *, weight_dtype: str = "bf16", activation_dtype: str = "bf16"
+) -> float:
+    """The bytes that [rows, inner] @ [inner, columns] reads and writes: activations in and out, and the weight once."""
+    activations = (rows * inner + rows * columns) * dtype_bytes(activation_dtype)
+    return activations + inner * columns * dtype_bytes(weight_dtype)
+
+
+def critical_batch(
+    system: System,
+    *,
+    weight_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+    compute_dtype: str | None = None,
+    dims: tuple[int, int] | None = None,
+) -> float:
+    """The rows of a product with a weight [D, F] from which it is compute bound instead of reading the weight.
+
+    From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite where the
+    activations alone keep the memory busy. Without `dims` D and F are taken as large: s_w C / (2 W) (scaling book,
+    roofline, problems 1 to 3). compute_dtype: that of the arithmetic, the activations' where it is not said.
+    """
+    bytes_per_flop = system.hbm_bytes_per_second / system.peak(compute_dtype or activation_dtype)
+    room = 2 * bytes_per_flop
+    if dims is not None:
+        room -= dtype_bytes(activation_dtype) * sum(1 / dim for dim in dims)
+    return dtype_bytes(weight_dtype) / room if room > 0 else math.inf
+
+
+def critical_tokens_moe(tokens: float, *, num_experts: int, num_active: int) -> float:
+    """The tokens from which a mixture of experts is compute bound, of those for a dense layer: times E / k.
+
+    All E experts' weights are read or communicated and k of them work on a token (scaling book, gpus, data
+    parallelism: MoE models).
+    """
+    if not 0 < num_active <= num_experts:
+        raise MeshwrightError(f"{num_active} active of {num_experts} experts; the active are from 1 to all of them")
+    return tokens * num_experts / num_active
+
+
+def critical_tokens_fsdp_tp(
+    alpha: float, *, num_devices: int, ffw_dim: int, fsdp_links: int = 2, tp_links: int = 1
+) -> float:
+    """The global batch in tokens from which FSDP mixed with tensor parallelism is compute bound at the best split.
+
+    N alpha^2 / (M_X M_Y F): scaling book, training, mixed FSDP and tensor parallelism. alpha: `network_intensity` of
+    one physical axis; the links are the physical axes that fsdp and tp each span.
+    """
+    return num_devices * alpha**2 / (fsdp_links * tp_links * ffw_dim)

@@ -1,0 +1,160 @@
+"""Chips read from TOML: the project's own, loaded when asked for, and a user's file, checked field by field."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.chip import Chip, Dcn, Level, Torus
+from meshwright.hardware.dtypes import canonical_dtype
+from meshwright.hardware.table import Table, nearest, read_toml
+
+DATA = Path(__file__).parent / "data"
+
+
+def chips() -> tuple[Chip, ...]:
+    """Every chip the project knows, TPUs first, then GPUs, then the simulated CPU devices, each by name."""
+    found = [_chip_named(name) for name in chip_names()]
+    return tuple(
+        sorted(found, key=lambda chip: (("tpu", "gpu", "cpu").index(chip.kind), chip.name.removeprefix("tpu")))
+    )
+
+
+def chip_names() -> tuple[str, ...]:
+    """The names of the known chips, in alphabetical order; no file is read."""
+    return tuple(sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "aliases"))
+
+
+def load_chip(name: str) -> Chip:
+    """The chip of a name or alias, in any case: `v5p`, `tpu_v5e`, `v5litepod`, `A100`, `TPU v5 lite`.
+
+    Raises where no chip has the name; the message has the nearest one and all of them.
+    """
+    return _chip_named(_canonical_name(name))
+
+
+def load_hardware(path: str | Path) -> Chip:
+    """The chip that a user's TOML file describes, in the form of the project's own files.
+
+    Raises where the file cannot be read, a field is missing, unknown or not what it must be: the message names the
+    file, the field, the value and what is right.
+    """
+    path = Path(path)
+    try:
+        data = read_toml(path)
+    except OSError as error:
+        raise MeshwrightError(f"cannot read hardware file {str(path)!r}: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise MeshwrightError(f"hardware file {str(path)!r} is not TOML: {error}") from None
+    return _chip(Table(data, file=path.name))
+
+
+def normal_name(name: str) -> str:
+    """A chip name as names are compared: lower case, `-` for `_` and blanks, without the maker."""
+    text = "-".join(name.strip().lower().replace("_", " ").split())
+    return text.removeprefix("nvidia-").removeprefix("tpu-")
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Every alias with the name it stands for."""
+    return read_toml(DATA / "aliases.toml")
+
+
+def _canonical_name(name: str) -> str:
+    """The name of the file of a chip."""
+    normal = normal_name(name)
+    if (DATA / f"{normal}.toml").is_file() and normal != "aliases" and normal.replace("-", "").isalnum():
+        return normal
+    if normal in _aliases():
+        return _aliases()[normal]
+    names = chip_names()
+    near = nearest(normal, [*names, *_aliases()], cutoff=0.5)
+    hint = f"did you mean {_aliases().get(near, near)}? " if near else ""
+    raise MeshwrightError(f"chip {name!r} is not known; {hint}known are {', '.join(names)}, or a file of your own")
+
+
+@cache
+def _chip_named(name: str) -> Chip:
+    """The chip of a file of the project."""
+    path = DATA / f"{name}.toml"
+    return _chip(Table(read_toml(path), file=path.name))
+
+
+def _chip(table: Table) -> Chip:
+    """The chip of a whole file."""
+    peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
+    torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
+    if bool(torus.data) == bool(levels):
+        raise table.error("fabric", "must be one of [torus] and [[levels]]")
+    chip = Chip(
+        name=normal_name(table.text("name")),
+        title=table.text("title"),
+        kind=table.text("kind", ("tpu", "gpu", "cpu")),  # pyright: ignore[reportArgumentType]  checked by choices
+        devices_per_chip=table.whole("devices_per_chip"),
+        chips_per_host=table.whole("chips_per_host"),
+        is_shared=table.flag("is_shared"),
+        peak_flops=_peaks(peaks),
+        hbm_bytes=hbm.number("bytes"),
+        physical_bytes=hbm.number("physical_bytes"),
+        runtime_bytes=hbm.number("runtime_bytes"),
+        hbm_bytes_per_second=hbm.number("bytes_per_second"),
+        host_bytes_per_second=host.number("bytes_per_second"),
+        torus=_torus(torus) if torus.data else None,
+        levels=tuple(_level(level) for level in levels),
+        dcn=Dcn(bytes_per_second=dcn.number("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
+        if dcn.data
+        else None,
+        sources={part.name: part.text("source") for part in (peaks, hbm, torus, dcn, host, *levels) if part.data},
+    )
+    if chip.runtime_bytes >= chip.physical_bytes:
+        raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
+    for part in (table, peaks, hbm, host, torus, dcn, *levels):
+        part.close()
+    return chip
+
+
+def _peaks(table: Table) -> dict[str, float]:
+    """The peak of each dtype, by canonical name."""
+    peaks = {}
+    for field in table.data:
+        if field != "source":
+            try:
+                dtype = canonical_dtype(field)
+            except MeshwrightError as error:
+                raise table.error(field, f"is not a dtype: {error}") from None
+            peaks[dtype] = table.number(field)
+    if not peaks:
+        raise table.error("bf16", "is missing; give the peak of at least one dtype")
+    return peaks
+
+
+def _torus(table: Table) -> Torus:
+    """The torus of a [torus] table."""
+    max_slice = table.sizes("max_slice")
+    rank = len(max_slice)
+    torus = Torus(
+        link_bytes_per_second=table.number("link_bytes_per_second"),
+        hop_seconds=table.number("hop_seconds"),
+        host=table.sizes("host", rank=rank),
+        max_slice=max_slice,
+        slices=table.shapes("slices", rank=rank),
+        cube=table.whole("cube", None),
+        wrap_size=table.whole("wrap_size", None),
+        splits_axes=table.flag("splits_axes"),
+        core_bytes_per_second=table.number("core_bytes_per_second", None),
+    )
+    if (torus.cube is None) == (torus.wrap_size is None):
+        raise table.error("wrap_size", "or cube must be there, one of the two: it says which axes wrap")
+    return torus
+
+
+def _level(table: Table) -> Level:
+    """The level of one [[levels]] table."""
+    return Level(
+        name=table.text("name"),
+        degree=table.whole("degree"),
+        link_bytes_per_second=table.number("link_bytes_per_second"),
+        hop_seconds=table.number("hop_seconds"),
+    )

@@ -1,0 +1,95 @@
+"""The shapes a slice of a torus can have, and which of its axes wrap."""
+
+from __future__ import annotations
+
+import math
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.chip import Chip, Torus
+
+
+def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
+    """Whether each axis of a slice closes into a ring.
+
+    With optical switches between cubes, every axis of a slice of whole cubes wraps, and none of a smaller one;
+    otherwise an axis wraps iff it has the size of the full pod's (jax-ml.github.io/scaling-book/tpus).
+    """
+    if torus.cube is not None:
+        return (all(size % torus.cube == 0 for size in shape),) * len(shape)
+    return tuple(size == torus.wrap_size for size in shape)
+
+
+def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
+    """Raise where a chip's slices cannot have a shape: wrong rank, larger than the pod, or not one that is offered."""
+    text = "x".join(map(str, shape))
+    if len(shape) != torus.rank:
+        example = "x".join(map(str, torus.slices[-1]))
+        raise MeshwrightError(
+            f"{chip.name}:{text} has {len(shape)} axes; a {chip.name} slice has {torus.rank}: {example}"
+        )
+    if math.prod(shape) > math.prod(torus.max_slice):
+        pod, most = "x".join(map(str, torus.max_slice)), math.prod(torus.max_slice)
+        raise MeshwrightError(
+            f"{chip.name}:{text} has {math.prod(shape)} chips; the largest slice is {pod} = {most},"
+            f" beyond it use several: 2*{chip.name}:{pod}"
+        )
+    if tuple(sorted(shape)) not in torus.slices and not _is_cubes(torus, shape):
+        raise MeshwrightError(f"{chip.name}:{text} is not a slice; slices are {_offered(torus)}, axes in any order")
+
+
+def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
+    """The canonical shape with so many chips: the one of the table, or of whole cubes the one nearest to a cube.
+
+    Raises where there is none; the message has the counts on either side.
+    """
+    shape = _shape_of(torus, num_chips)
+    if shape is None:
+        counts = [count for count in _counts(torus) if _shape_of(torus, count)]
+        near = [*[c for c in counts if c < num_chips][-1:], *[c for c in counts if c > num_chips][:1]]
+        raise MeshwrightError(
+            f"{chip.name}:{num_chips} is not a slice; the nearest have {' or '.join(map(str, near))} chips,"
+            f" and slices are {_offered(torus)}"
+        )
+    return shape
+
+
+def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
+    """The canonical shape with so many chips, if there is one."""
+    for shape in torus.slices:
+        if math.prod(shape) == num_chips:
+            return shape
+    if torus.cube is None or num_chips % torus.cube**torus.rank or num_chips > math.prod(torus.max_slice):
+        return None
+    cubes = _squarest(num_chips // torus.cube**torus.rank, torus.rank)
+    return tuple(torus.cube * count for count in cubes)
+
+
+def _squarest(product: int, rank: int) -> tuple[int, ...]:
+    """The `rank` ascending factors of a product whose sum is least."""
+    if rank == 1:
+        return (product,)
+    splits = ((d, *_squarest(product // d, rank - 1)) for d in range(1, product + 1) if product % d == 0)
+    return tuple(sorted(min(splits, key=sum)))
+
+
+def _counts(torus: Torus) -> list[int]:
+    """The numbers of chips that a slice could have, ascending."""
+    counts = {math.prod(shape) for shape in torus.slices}
+    if torus.cube is not None:
+        step = torus.cube**torus.rank
+        counts.update(range(step, math.prod(torus.max_slice) + 1, step))
+    return sorted(counts)
+
+
+def _is_cubes(torus: Torus, shape: tuple[int, ...]) -> bool:
+    """Whether a shape is made of whole cubes."""
+    return torus.cube is not None and all(size % torus.cube == 0 for size in shape)
+
+
+def _offered(torus: Torus) -> str:
+    """The legal shapes in words."""
+    shapes = ", ".join("x".join(map(str, shape)) for shape in torus.slices)
+    if torus.cube is None:
+        return shapes
+    cube = "x".join([str(torus.cube)] * torus.rank)
+    return f"{shapes} and whole cubes of {cube}, up to {math.prod(torus.max_slice)} chips"

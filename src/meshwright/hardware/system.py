@@ -1,0 +1,160 @@
+"""A chip and how many of them: `v5p:4x4x4`, `2*v5e:16x16`, `h100:64`, `cpu:8`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.load import load_chip, load_hardware, normal_name
+from meshwright.hardware.slices import check_slice, slice_of, wraps
+
+_FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*:\s*(\d+(?:\s*x\s*\d+)*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class System:
+    """The hardware a plan is for: slices of one shape, or so many GPUs or simulated devices.
+
+    shape: the chips along each physical axis of a slice; of a switched fabric the number of devices. Every figure here
+    is per device, as JAX counts devices, and decimal.
+    """
+
+    chip: Chip
+    shape: tuple[int, ...]
+    num_slices: int = 1
+
+    @property
+    def num_chips(self) -> int:
+        """All chips, of all slices."""
+        return math.prod(self.shape) * self.num_slices
+
+    @property
+    def devices_per_chip(self) -> int:
+        """The devices JAX shows for a chip."""
+        return self.chip.devices_per_chip
+
+    @property
+    def num_devices(self) -> int:
+        """All devices, of all slices."""
+        return self.num_chips * self.devices_per_chip
+
+    @property
+    def num_hosts(self) -> int:
+        """The hosts that the chips stand in, each slice on its own."""
+        return math.ceil(math.prod(self.shape) / self.chip.chips_per_host) * self.num_slices
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """Whether each physical axis closes into a ring; empty on a switched fabric."""
+        return wraps(self.chip.torus, self.shape) if self.chip.torus else ()
+
+    @cached_property
+    def _sharers(self) -> int:
+        """The devices that share the figures of a chip: those of the chip, or all simulated ones."""
+        return self.num_devices if self.chip.is_shared else self.devices_per_chip
+
+    def peak(self, dtype: str = "bf16") -> float:
+        """The operations a second of products in a dtype. Raises where the chip has no figure for it."""
+        return self.chip.peak(dtype) / self._sharers
+
+    @property
+    def hbm_bytes(self) -> float:
+        """The memory as sold, the figure of back-of-the-envelope sums."""
+        return self.chip.hbm_bytes / self._sharers
+
+    @property
+    def usable_bytes(self) -> float:
+        """The memory a program can have: what is physically there without what the runtime keeps."""
+        return self.chip.usable_bytes / self._sharers
+
+    @property
+    def runtime_bytes(self) -> float:
+        """The memory that the runtime keeps for itself."""
+        return self.chip.runtime_bytes / self._sharers
+
+    @property
+    def hbm_bytes_per_second(self) -> float:
+        """The bandwidth of the memory."""
+        return self.chip.hbm_bytes_per_second / self._sharers
+
+    @property
+    def host_bytes_per_second(self) -> float:
+        """The bandwidth between device and host, one way."""
+        return self.chip.host_bytes_per_second / self._sharers
+
+    def __str__(self) -> str:
+        """The system as people type it."""
+        slices = f"{self.num_slices}*" if self.num_slices > 1 else ""
+        return f"{slices}{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+
+def parse_system(text: str, *, hardware_file: str | Path | None = None) -> System:
+    """The system that a text names: a chip, and a slice shape or a number of chips (of devices for `gpu` and `cpu`).
+
+    `v5p:4x4x4` is a slice of that shape and `v5e:16` the slice with 16 chips, 4x4; `2*v5e:16x16` two slices joined by
+    the data-centre network. With `hardware_file` the chip may also be the one of that TOML file. Raises where the chip
+    is not known, or the shape is not one that its slices have.
+
+    >>> str(parse_system("tpu_v5e:16"))
+    'v5e:4x4'
+    """
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise MeshwrightError(f"hardware {text!r} is not a chip and a shape or count, as v5p:4x4x4, h100:64 or cpu:8")
+    chip = _find(match[2], hardware_file)
+    num_slices, shape = int(match[1] or 1), tuple(int(size) for size in re.split(r"\s*x\s*", match[3].lower()))
+    if num_slices < 1 or min(shape) < 1:
+        raise MeshwrightError(f"hardware {text!r} has a size 0; sizes are whole numbers from 1")
+    return make_system(chip, shape, num_slices=num_slices)
+
+
+def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> System:
+    """The system of a chip and a shape, checked; a single number is a count, as in `parse_system`."""
+    if chip.torus:
+        if len(shape) == 1:
+            shape = slice_of(chip, chip.torus, shape[0])
+        check_slice(chip, chip.torus, shape)
+        if num_slices > 1 and chip.dcn is None:
+            raise MeshwrightError(f"{num_slices}*{chip.name} needs a [dcn] table, which {chip.name} has not")
+        return System(chip, shape, num_slices)
+    count = math.prod(shape) * num_slices
+    if len(shape) > 1 or num_slices > 1:
+        raise MeshwrightError(f"{chip.name} takes a number of devices, not slices or shapes: {chip.name}:{count}")
+    units_of(chip, count)
+    return System(chip, (count,))
+
+
+def units_of(chip: Chip, num_devices: int) -> int:
+    """The devices used of each unit of the lowest level (a node): all alike, as few units as hold them.
+
+    Raises where that would leave more than half of every unit empty, as 13 GPUs on nodes of 8 would.
+    """
+    size = chip.levels[0].degree
+    if chip.is_shared or num_devices <= size:
+        return num_devices
+    units = next(n for n in range(math.ceil(num_devices / size), num_devices + 1) if num_devices % n == 0)
+    if num_devices // units * 2 < size:
+        below = num_devices // size * size
+        raise MeshwrightError(
+            f"{chip.name}:{num_devices} does not fill its {chip.levels[0].name}s of {size} evenly;"
+            f" use {below} or {below + size}"
+        )
+    return num_devices // units
+
+
+def _find(name: str, hardware_file: str | Path | None) -> Chip:
+    """The chip of the file where it has the name, else the known one."""
+    if hardware_file is None:
+        return load_chip(name)
+    chip = load_hardware(hardware_file)
+    if normal_name(name) == chip.name:
+        return chip
+    try:
+        return load_chip(name)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"{error}; {Path(hardware_file).name} has {chip.name}") from None

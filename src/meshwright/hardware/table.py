@@ -1,0 +1,121 @@
+"""Tables of a TOML file, read field by field with errors that name the file, the field and what is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+
+# tomllib and difflib are imported where they are needed: planning imports this module, and on a wrong name or on a
+# system already loaded needs neither.
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises OSError where it cannot be read, ValueError where it is not TOML."""
+    import tomllib
+
+    return tomllib.loads(path.read_text())
+
+
+def nearest(word: str, words: list[str], cutoff: float = 0.6) -> str | None:
+    """The word most like another, if one is like it."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, words, n=1, cutoff=cutoff)), None)
+
+
+class Table:
+    """A table of a TOML file that says which field is wrong, and at the end which ones nobody asked for."""
+
+    def __init__(self, data: dict[str, Any], *, file: str, name: str = "") -> None:
+        self.data, self.file, self.name = data, file, name
+        self.asked: list[str] = []
+
+    def get(self, field: str, default: Any = ...) -> Any:
+        """The value of a field; without a default it must be there."""
+        self.asked.append(field)
+        value = self.data.get(field, default)
+        if value is ...:
+            raise self.error(field, "is missing")
+        return value
+
+    def error(self, field: str, reason: str) -> MeshwrightError:
+        """The error that names file, table and field."""
+        place = f"[{self.name}] {field}" if self.name else field
+        return MeshwrightError(f"{self.file}: {place} {reason}")
+
+    def number(self, field: str, default: Any = ...) -> float:
+        """A positive number; as the default, whatever it is."""
+        value = self.get(field, default)
+        if value is default and default is not ...:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.error(field, f"= {value!r}; it takes a positive number, such as 4.5e11")
+        return float(value)
+
+    def whole(self, field: str, default: Any = ...) -> int:
+        """A whole number from 1."""
+        value = self.get(field, default)
+        if value is default and default is not ...:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(field, f"= {value!r}; it takes a whole number from 1")
+        return value
+
+    def text(self, field: str, choices: tuple[str, ...] = ()) -> str:
+        """A text that is not empty, one of `choices` where there are any."""
+        value = self.get(field)
+        if not isinstance(value, str) or not value or (choices and value not in choices):
+            right = f"one of {', '.join(choices)}" if choices else "a text"
+            raise self.error(field, f"= {value!r}; it takes {right}")
+        return value
+
+    def flag(self, field: str) -> bool:
+        """True or false; false where it is absent."""
+        value = self.get(field, False)
+        if not isinstance(value, bool):
+            raise self.error(field, f"= {value!r}; it takes true or false")
+        return value
+
+    def sizes(self, field: str, *, rank: int | None = None) -> tuple[int, ...]:
+        """A list of whole numbers from 1, `rank` of them."""
+        return self._sizes(field, self.get(field), rank)
+
+    def shapes(self, field: str, *, rank: int) -> tuple[tuple[int, ...], ...]:
+        """A list of lists of `rank` whole numbers, each made ascending."""
+        value = self.get(field)
+        if not isinstance(value, list) or not value:
+            raise self.error(field, f"= {value!r}; it takes a list of shapes, such as [[2, 2], [4, 4]]")
+        return tuple(tuple(sorted(self._sizes(field, shape, rank))) for shape in value)
+
+    def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
+        """Whole numbers from 1 out of a value of a field."""
+        is_list = isinstance(value, list) and bool(value)
+        if not is_list or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in value):
+            raise self.error(field, f"= {value!r}; it takes whole numbers from 1, such as [4, 4]")
+        if rank is not None and len(value) != rank:
+            raise self.error(field, f"= {value!r}; it takes {rank} numbers, as max_slice has")
+        return tuple(value)
+
+    def table(self, field: str) -> Table:
+        """A table inside this one; an empty one where it is absent."""
+        value = self.get(field, {})
+        if not isinstance(value, dict):
+            raise self.error(field, f"= {value!r}; it takes a table, [{field}]")
+        return Table(value, file=self.file, name=field)
+
+    def tables(self, field: str) -> list[Table]:
+        """The tables of a list of them; none where it is absent."""
+        value = self.get(field, [])
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self.error(field, f"= {value!r}; it takes tables, each under [[{field}]]")
+        return [Table(item, file=self.file, name=f"{field}.{index}") for index, item in enumerate(value)]
+
+    def close(self) -> None:
+        """Raise where the table has a field that nobody asked for."""
+        for field in self.data:
+            if field not in self.asked:
+                near = nearest(field, self.asked)
+                right = f"did you mean {near}?" if near else f"the fields are {', '.join(self.asked)}"
+                raise self.error(field, f"is not a field; {right}")

@@ -1,0 +1,62 @@
+"""Causal attention with grouped query heads, and rotary position embedding."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.workload import ModelConfig, num_query_chunks
+
+
+def rotate(x: Array, positions: Array, model: ModelConfig) -> Array:
+    """Rotary embedding (arXiv:2104.09864) of x [batch, sequence, ..., head_dim] at `positions` [sequence].
+
+    The two halves of a head turn together, as in the published Llama weights.
+    """
+    angles = positions[:, None].astype(jnp.float32) * _frequencies(model)
+    shape = (1, positions.shape[0], *(1,) * (x.ndim - 3), model.head_dim // 2)
+    cos, sin = jnp.cos(angles).reshape(shape), jnp.sin(angles).reshape(shape)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _frequencies(model: ModelConfig) -> Array:
+    """The angle a position adds, for each pair of a head [head_dim / 2]."""
+    frequencies = model.rope_theta ** (-jnp.arange(0, model.head_dim, 2, dtype=jnp.float32) / model.head_dim)
+    scaling = model.rope_scaling
+    if scaling is None:
+        return frequencies
+    # Long waves are slowed by `factor`, short ones are left, those between are blended.
+    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = jnp.clip(blend, 0.0, 1.0)
+    return frequencies * (blend + (1 - blend) / scaling.factor)
+
+
+def attend(query: Array, key: Array, value: Array, positions: Array) -> Array:
+    """Causal attention: query [b, s, kv_heads, group, head_dim] over key, value [b, t, kv_heads, head_dim].
+
+    `positions` [s] are the places of the queries among the t keys, which start at 0; a query sees keys up to its own.
+    Scores and softmax are float32. Returns an array of the query's shape and dtype.
+    """
+    num_chunks = num_query_chunks(query.shape[1])
+    if num_chunks == 1:
+        return _attend_chunk(query, key, value, positions)
+    # Chunk j takes every num_chunks-th query from j: so a sequence split over a mesh axis is split evenly in each.
+    b, s, *heads = query.shape
+    chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
+    places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
+    chunk = jax.checkpoint(lambda pair: _attend_chunk(pair[0], key, value, pair[1]))
+    return jnp.moveaxis(jax.lax.map(chunk, (chunks, places)), 0, 2).reshape(query.shape)
+
+
+def _attend_chunk(query: Array, key: Array, value: Array, positions: Array) -> Array:
+    """`attend` with all scores at once."""
+    scores = jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32)
+    visible = positions[:, None] >= jnp.arange(key.shape[1])[None, :]
+    scores = jnp.where(visible, scores / math.sqrt(query.shape[-1]), -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    return jnp.einsum("bkgst,btkh->bskgh", weights, value)

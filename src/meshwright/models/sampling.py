@@ -1,0 +1,80 @@
+"""Text from a trained model, a token at a time, with the keys and values of what was read kept in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from meshwright.mesh import MeshShape
+from meshwright.models.decoder import Cache, block, embed, logits
+from meshwright.parallel import Layout
+from meshwright.workload import RULES, ModelConfig
+
+CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")
+
+
+def sampling_layout(mesh: MeshShape, num_samples: int) -> Layout:
+    """The layout of decoding: weights and cache split as in training, the sequence, which is one token long, not.
+
+    Samples are split over dp and fsdp where these divide them; otherwise every device of those axes works on all.
+    """
+    splits_batch = num_samples % mesh.degree(RULES["batch"]) == 0
+    whole = {"sequence": (), "residual_sequence": ()} | ({} if splits_batch else {"batch": ()})
+    return Layout(mesh, {**RULES, **whole})
+
+
+def sample(
+    params: Mapping[str, Any],
+    prompts: np.ndarray,
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    num_tokens: int,
+    temperature: float,
+    dtype: Any,
+    seed: int = 0,
+) -> Iterator[np.ndarray]:
+    """The next token of each prompt [samples, length], `num_tokens` times over, as arrays [samples].
+
+    temperature 0 takes the likeliest token. To be called under `jax.set_mesh`.
+    """
+    samples, length = prompts.shape
+    shape = (model.num_layers, samples, length + num_tokens, model.num_kv_heads, model.head_dim)
+    empty = jnp.zeros(shape, dtype, out_sharding=layout.spec(*CACHED))
+    cache = Cache(empty, empty)
+
+    @jax.jit(donate_argnums=2)
+    def step(params: Any, tokens: Array, cache: Cache, start: Array, key: Array) -> tuple[Array, Cache]:
+        """The token after `tokens` [samples, length], which stand at `start`, and the cache with them."""
+        scores, cache = _forward(params, tokens, cache, start, model, layout, dtype)
+        scores = jax.reshard(scores[:, -1], layout.spec("batch", "activation"))
+        if temperature == 0:
+            return jnp.argmax(scores, axis=-1), cache
+        return jax.random.categorical(key, scores / temperature), cache
+
+    tokens, start = jax.device_put(prompts, layout.spec("batch", "sequence")), 0
+    for key in jax.random.split(jax.random.key(seed), num_tokens):
+        chosen, cache = step(params, tokens, cache, jnp.int32(start), key)
+        start += tokens.shape[1]
+        tokens = chosen[:, None]
+        yield np.asarray(chosen)
+
+
+def _forward(
+    params: Mapping[str, Any], tokens: Array, cache: Cache, start: Array, model: ModelConfig, layout: Layout, dtype: Any
+) -> tuple[Array, Cache]:
+    """The logits [samples, length, vocab] of `tokens` from position `start` on, and the cache with them."""
+    positions = start + jnp.arange(tokens.shape[1])
+    x, table = embed(params, tokens, layout, dtype)
+
+    def layer(x: Array, scanned: tuple[Any, Cache]) -> tuple[Array, Cache]:
+        weights, seen = scanned
+        return block(x, weights, positions, model, layout, seen)
+
+    x, cache = jax.lax.scan(layer, x, (params["layers"], cache))
+    return logits(params, x[:, -1:], table, model, layout), cache

@@ -1,0 +1,117 @@
+"""A tensor in the notation: a name, named dims, and the mesh axes that split each of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from meshwright.errors import MeshwrightError
+from meshwright.record import Kind
+
+SHORT_NAMES: dict[str, Kind] = {"AG": "all-gather", "RS": "reduce-scatter", "AR": "all-reduce", "A2A": "all-to-all"}
+"""A collective in MaxText's chains: `-> RS over x ->`."""
+
+FUNCTION_NAMES: dict[str, Kind] = {
+    "AllGather": "all-gather",
+    "ReduceScatter": "reduce-scatter",
+    "AllReduce": "all-reduce",
+    "AllToAll": "all-to-all",
+}
+"""A collective as a function, as the scaling book writes it: `AllGather_X(A[I_X, J])`."""
+
+RESERVED = {*SHORT_NAMES, *FUNCTION_NAMES, "over"}
+"""Words that a dim cannot be named by, or `-> RS E` would read two ways."""
+
+_DIM = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class ShardedArray:
+    """A tensor and how it lies on the mesh: `C[I_X, K_{dp,tp}]{U_Y}`.
+
+    dims: the names of its dimensions. axes: for each dim the mesh axes that split it, the outermost first: `I_XY` cuts
+    I into |X| parts and each of them into |Y|. unreduced: the axes over which its value is still a sum to be taken.
+    name: empty in MaxText's spelling, `B M_x`, where `label` stands for it.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    axes: tuple[tuple[str, ...], ...]
+    unreduced: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.dims):
+            raise MeshwrightError(f"{self.label} has {len(self.dims)} dims and mesh axes for {len(self.axes)}")
+        if not self.name and not self.dims:
+            raise MeshwrightError("an array without dims needs a name, as in C[]")
+        if self.name and not _NAME.fullmatch(self.name):
+            raise MeshwrightError(f"an array cannot be called {self.name!r}; use letters, digits and _")
+        _check_dims(self.label, self.dims)
+        _check_axes(self)
+
+    @property
+    def label(self) -> str:
+        """Its name, or its dims in a row where it has none: `BM` for `B M_x`."""
+        return self.name or "".join(self.dims)
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """Every mesh axis that splits one of its dims, in the order of the dims."""
+        return tuple(axis for axes in self.axes for axis in axes)
+
+    def axes_of(self, dim: str) -> tuple[str, ...]:
+        """The mesh axes that split a dim; none where the array has no such dim."""
+        return self.axes[self.dims.index(dim)] if dim in self.dims else ()
+
+    def dim_of(self, axis: str) -> str | None:
+        """The dim that a mesh axis splits, None where it splits none."""
+        return next((dim for dim, axes in zip(self.dims, self.axes, strict=True) if axis in axes), None)
+
+    def with_axes(self, **axes: tuple[str, ...]) -> ShardedArray:
+        """The same array with other mesh axes on the dims named."""
+        return replace(self, axes=tuple(axes.get(d, old) for d, old in zip(self.dims, self.axes, strict=True)))
+
+    def lies_like(self, other: ShardedArray) -> bool:
+        """Whether both have the same dims, split alike, whatever they are called."""
+        return (self.dims, self.axes, set(self.unreduced)) == (other.dims, other.axes, set(other.unreduced))
+
+    def __str__(self) -> str:
+        parts = [dim + subscript(axes) for dim, axes in zip(self.dims, self.axes, strict=True)]
+        body = f"{self.name}[{', '.join(parts)}]" if self.name else " ".join(parts)
+        return body + (f"{{U{subscript(self.unreduced)}}}" if self.unreduced else "")
+
+
+def subscript(axes: tuple[str, ...]) -> str:
+    """Mesh axes as the notation hangs them on a dim: `_XY`, `_tp`, `_{dp,fsdp}`, nothing for none."""
+    if not axes:
+        return ""
+    if len(axes) == 1 or all(len(axis) == 1 and axis.isupper() for axis in axes):
+        return "_" + "".join(axes)
+    return f"_{{{','.join(axes)}}}"
+
+
+def _check_dims(label: str, dims: tuple[str, ...]) -> None:
+    """Raise for a dim that is no word, is reserved, or stands twice."""
+    for position, dim in enumerate(dims):
+        if not _DIM.fullmatch(dim):
+            raise MeshwrightError(f"{label} has a dim {dim!r}; a dim is a letter, then letters and digits")
+        if dim in RESERVED:
+            raise MeshwrightError(f"{label} has a dim {dim}, which is the notation's own word; call it otherwise")
+        if dim in dims[:position]:
+            raise MeshwrightError(f"{label} has dim {dim} twice; a dim stands once in an array")
+
+
+def _check_axes(array: ShardedArray) -> None:
+    """Raise for an axis that is no word, or is used twice."""
+    places: dict[str, str] = {}
+    for dim, axes in (*zip(array.dims, array.axes, strict=True), ("U", array.unreduced)):
+        for axis in axes:
+            if not _NAME.fullmatch(axis):
+                raise MeshwrightError(
+                    f"{array.label} has a mesh axis {axis!r}; an axis is a letter, then letters, digits or _"
+                )
+            if axis in places:
+                where = f"{dim} twice" if places[axis] == dim else f"both {places[axis]} and {dim}"
+                raise MeshwrightError(f"mesh axis {axis} is on {where} in {array.label}; an array takes each axis once")
+            places[axis] = dim

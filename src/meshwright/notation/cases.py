@@ -1,0 +1,45 @@
+"""The four cases of a sharded product, axis by axis, as the scaling book counts them.
+
+Source: jax-ml.github.io/scaling-book/sharding, "Computation with sharded arrays".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.notation.array import ShardedArray
+
+Case = Literal[1, 2, 3, 4]
+
+
+@dataclass(frozen=True)
+class AxisCase:
+    """What one mesh axis does in a product, and which case that makes it."""
+
+    axis: str
+    case: Case
+    reason: str
+
+
+def axis_cases(operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> tuple[AxisCase, ...]:
+    """The case of every axis that splits an operand, in the order in which they appear."""
+    axes = dict.fromkeys(axis for operand in operands for axis in operand.split_axes)
+    return tuple(_axis_case(axis, operands, result_dims) for axis in axes)
+
+
+def _axis_case(axis: str, operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> AxisCase:
+    """The highest case that applies to one axis."""
+    places = {operand.label: dim for operand in operands if (dim := operand.dim_of(axis))}
+    kept = list(dict.fromkeys(dim for dim in places.values() if dim in result_dims))
+    summed = list(dict.fromkeys(dim for dim in places.values() if dim not in result_dims))
+    if len(kept) > 1:
+        return AxisCase(axis, 4, f"{axis} splits {' and '.join(kept)}, which the result would both have")
+    for dim in summed:
+        holders = [operand.label for operand in operands if dim in operand.dims]
+        if all(places.get(label) == dim for label in holders):
+            return AxisCase(axis, 3, f"{axis} splits the summed {dim} in {' and '.join(holders)}")
+    for dim in summed:
+        alone = [label for label, place in places.items() if place == dim]
+        return AxisCase(axis, 2, f"{axis} splits the summed {dim} in {' and '.join(alone)} only")
+    return AxisCase(axis, 1, f"{axis} splits {kept[0]}, which is not summed")

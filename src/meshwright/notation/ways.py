@@ -1,0 +1,144 @@
+"""Every way to a product or to another sharding of an array.
+
+A way to a product is a choice, for each mesh axis, of the dim that it works on while the product is computed: its
+layout. An axis on a dim of the result simply splits the work; one on a summed dim leaves a partial sum; one on no dim
+repeats the work. The operands are brought to the layout, multiplied, and the result is brought to the sharding asked
+for. So "gather B", "slice A and reduce C" and "gather C afterwards" are choices of one kind, and all are listed.
+
+More than two operands are multiplied in pairs from left to right, one local einsum a pair; a dim is summed as soon as
+neither a later operand nor the result has it, and an intermediate is reduced before it is used. Of the ways to it,
+only those are followed that no other beats in flops and in the bytes over every group of axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.errors import MeshwrightError
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.legality import Sizes, is_legal
+from meshwright.notation.names import intermediate
+from meshwright.notation.reshard import Move, reshard, reshardings
+from meshwright.notation.steps import Multiply, Way
+from meshwright.record import wire_bytes
+
+Layout = dict[str, tuple[str, ...]]
+"""The axes that work on each dim of a pair while it is multiplied."""
+
+
+def ways_to(operands: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes) -> list[Way]:
+    """Every way from legal operands with distinct labels to the result, as `sorted_ways` orders them."""
+    if len(operands) == 1:
+        return sorted_ways(
+            [Way(steps=moves, result=wanted) for moves in reshardings(operands[0], wanted, sizes)], sizes
+        )
+    ways = [Way(steps=(), result=operands[0])]
+    for index, right in enumerate(operands[1:], 2):
+        pairs = ((way, more) for way in ways for more in _pair(way.result, right, operands[index:], wanted, sizes))
+        ways = [Way(steps=way.steps + more.steps, result=more.result) for way, more in pairs]
+        if len(operands) > 2:
+            ways = _unbeaten(ways, sizes)
+    if not ways:
+        axes = ", ".join(wanted.unreduced)
+        raise MeshwrightError(f"{wanted} cannot stay a sum over {axes}: they divide no dim that the last product sums")
+    return sorted_ways(ways, sizes)
+
+
+def sorted_ways(ways: list[Way], sizes: Sizes) -> list[Way]:
+    """The ways, those that send the fewest bytes first, then by flops and by number of steps.
+
+    A way that does all the collectives of an earlier one, and no fewer flops, is left out: it only does more.
+    """
+
+    def effort(way: Way) -> tuple[int, int, int]:
+        return round(sum(_sent_bytes(way, sizes).values())), way.flops, len(way.steps)
+
+    kept: list[Way] = []
+    for way in sorted(ways, key=effort):
+        if not any(set(w.communications) <= set(way.communications) and w.flops <= way.flops for w in kept):
+            kept.append(way)
+    return kept
+
+
+def _pair(
+    left: ShardedArray, right: ShardedArray, later: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes
+) -> Iterator[Way]:
+    """The ways to the product of two arrays: to the result wanted or, if other operands follow, to an intermediate."""
+    dims = tuple(dict.fromkeys(left.dims + right.dims))
+    needed = {dim for array in (*later, wanted) for dim in array.dims}
+    kept = tuple(dim for dim in dims if dim in needed) if later else wanted.dims
+    name = intermediate(left, right, kept, later) if later else wanted.name
+    for layout in _layouts((left, right, wanted), dims, tuple(dim for dim in dims if dim not in kept)):
+        operands = (_laid(left, layout), _laid(right, layout))
+        partial = tuple(axis for dim in dims if dim not in kept for axis in layout[dim])
+        result = ShardedArray(name, kept, tuple(layout[dim] for dim in kept), partial)
+        possible = later or set(wanted.unreduced) <= set(partial)
+        if not possible or not all(is_legal(array, sizes) for array in (*operands, result)):
+            continue
+        before = reshard(left, operands[0], sizes) + reshard(right, operands[1], sizes)
+        product = _multiply(operands, result, layout, sizes)
+        endings: list[tuple[Move, ...]] = [()] if later else reshardings(result, wanted, sizes)
+        for ending in endings:
+            yield Way(steps=(*before, product, *ending), result=result if later else wanted)
+
+
+def _layouts(
+    arrays: tuple[ShardedArray, ShardedArray, ShardedArray], dims: tuple[str, ...], summed: tuple[str, ...]
+) -> Iterator[Layout]:
+    """Every choice of a dim, or of none, for each axis, among the dims it splits in the operands or the result.
+
+    An axis over which the result is to stay a sum may also work on any summed dim.
+    """
+    places: dict[str, list[str | None]] = {
+        axis: [] for array in arrays for axis in (*array.split_axes, *array.unreduced)
+    }
+    for axis, options in places.items():
+        options += [dim for array in arrays if (dim := array.dim_of(axis)) in dims]
+        options += summed if axis in arrays[-1].unreduced else ()
+    order = {dim: [axis for array in arrays for axis in array.axes_of(dim)] for dim in dims}
+    for choice in itertools.product(*([*dict.fromkeys(options), None] for options in places.values())):
+        where = dict(zip(places, choice, strict=True))
+        yield {dim: tuple(axis for axis in dict.fromkeys([*order[dim], *places]) if where[axis] == dim) for dim in dims}
+
+
+def _laid(array: ShardedArray, layout: Layout) -> ShardedArray:
+    """An operand as a layout wants it."""
+    return replace(array, axes=tuple(layout[dim] for dim in array.dims), unreduced=())
+
+
+def _multiply(
+    operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, layout: Layout, sizes: Sizes
+) -> Multiply:
+    """The local product: 2 flops for each element of the product of all dims, 1 if none of them is summed.
+
+    Source of the count: jax-ml.github.io/scaling-book/transformers, "Counting dots".
+    """
+    operations = 2 if len(layout) > len(result.dims) else 1
+    working = {axis for axes in layout.values() for axis in axes}
+    return Multiply(
+        operands=operands,
+        result=result,
+        flops=operations * math.prod(sizes.dims[dim] // sizes.degree(axes) for dim, axes in layout.items()),
+        repeated_axes=tuple(a for a, degree in sizes.degrees.items() if degree > 1 and a not in working),
+    )
+
+
+def _sent_bytes(way: Way, sizes: Sizes) -> dict[tuple[str, ...], float]:
+    """The bytes that one device sends over each group of axes."""
+    sent: dict[tuple[str, ...], float] = {}
+    for step in way.communications:
+        sent[step.axes] = sent.get(step.axes, 0) + wire_bytes(step.kind, step.bytes, sizes.degree(step.axes))
+    return sent
+
+
+def _unbeaten(ways: list[Way], sizes: Sizes) -> list[Way]:
+    """The ways that no other way to the same array beats, nor equals: in flops and in the bytes over all axes."""
+    efforts = [(_sent_bytes(way, sizes) | {(): way.flops}, way) for way in ways]
+    kept: list[tuple[dict[tuple[str, ...], float], Way]] = []
+    for effort, way in sorted(efforts, key=lambda item: sum(item[0].values())):
+        if not any(w.result == way.result and all(e[k] <= effort.get(k, 0) for k in e) for e, w in kept):
+            kept.append((effort, way))
+    return [way for _, way in kept]

@@ -1,0 +1,7 @@
+"""From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
+
+from meshwright.planner.plan import Plan, make_plan, read_plan, write_plan
+from meshwright.planner.predict import predict
+from meshwright.planner.search import Ranking, rank, reason
+
+__all__ = ["Plan", "Ranking", "make_plan", "predict", "rank", "read_plan", "reason", "write_plan"]

@@ -1,0 +1,85 @@
+"""A plan: what runs on what, over which mesh, and what is predicted of it; a file that people can read and keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System, parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner.predict import predict
+from meshwright.record import Record, record_from_json
+from meshwright.workload import Workload, check_mesh, workload_from_data
+
+FORMAT = 1
+"""The version of the file; another is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A workload on a mesh of a system, with its predicted record."""
+
+    workload: Workload
+    hardware: str
+    mesh: MeshShape
+    predicted: Record
+
+    @property
+    def system(self) -> System:
+        """The system that `hardware` names."""
+        return parse_system(self.hardware)
+
+
+def make_plan(workload: Workload, mesh: MeshShape, system: System) -> Plan:
+    """The plan of a workload on a mesh of a system; a mesh that cannot split the workload is an error."""
+    check_mesh(workload, mesh)
+    return Plan(workload=workload, hardware=str(system), mesh=mesh, predicted=predict(workload, mesh, system))
+
+
+def plan_to_data(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data."""
+    return {
+        "meshwright_plan": FORMAT,
+        "workload": asdict(plan.workload),
+        "hardware": plan.hardware,
+        "mesh": plan.mesh.degrees,
+        "predicted": plan.predicted.to_json(),
+    }
+
+
+def plan_from_data(data: dict[str, Any], *, name: str) -> Plan:
+    """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
+    if not isinstance(data, dict) or data.get("meshwright_plan") != FORMAT:
+        raise MeshwrightError(f"{name} is not a plan of format {FORMAT}; `meshwright plan … -o {name}` writes one")
+    try:
+        return Plan(
+            workload=workload_from_data(data["workload"]),
+            hardware=data["hardware"],
+            mesh=MeshShape(**data["mesh"]),
+            predicted=record_from_json(data["predicted"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write the plan as YAML, whole or not at all."""
+    import yaml  # A tenth of a second that plans without a file need not wait for.
+
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(yaml.safe_dump(plan_to_data(plan), sort_keys=False, allow_unicode=True))
+    partial.rename(path)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a YAML file."""
+    import yaml
+
+    if not path.is_file():
+        raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {path}` writes one")
+    try:
+        return plan_from_data(yaml.safe_load(path.read_text()), name=str(path))
+    except yaml.YAMLError as error:
+        raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None

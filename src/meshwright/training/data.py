@@ -1,0 +1,77 @@
+"""Text as bytes, in windows: the corpus, its order, and a step's batch laid over the mesh."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import grain
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+from meshwright.errors import MeshwrightError
+from meshwright.workload import Workload
+
+BYTES = 256
+"""The vocabulary of text read as bytes."""
+
+
+def load_corpus(paths: tuple[str, ...]) -> np.ndarray:
+    """The bytes of text files one after another; without any, the sources of Python's own standard library.
+
+    A folder stands for every `.txt`, `.md` and `.py` file in it.
+    """
+    files = [file for path in paths for file in _text_files(Path(path))] if paths else _standard_library()
+    text = b"\n".join(file.read_bytes() for file in files)
+    if not text:
+        raise MeshwrightError(
+            f"no text in {', '.join(paths)}; --data takes text files, or folders of .txt, .md or .py files"
+        )
+    return np.frombuffer(text, np.uint8)
+
+
+def _text_files(path: Path) -> list[Path]:
+    """The file itself, or the text files in a folder, in an order that does not depend on the disk."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md", ".py") and file.is_file())
+    if not path.is_file():
+        raise MeshwrightError(
+            f"no text file {str(path)!r}; --data takes text files, or folders of .txt, .md or .py files"
+        )
+    return [path]
+
+
+def _standard_library() -> list[Path]:
+    """The modules of the standard library that lie at its top: about 10 MB of Python on every machine."""
+    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+
+
+class Batches:
+    """The batch of any step: windows of the corpus in a shuffled order that only the seed decides.
+
+    A step's batch does not depend on the steps before it, so a resumed run reads what an unbroken one would have.
+    """
+
+    def __init__(self, corpus: np.ndarray, workload: Workload, sharding: NamedSharding, *, seed: int) -> None:
+        window = workload.seq_len + 1
+        if len(corpus) < window:
+            raise MeshwrightError(
+                f"the text has {len(corpus)} bytes; a sequence of {workload.seq_len} wants {window}: give more text or"
+                f" a shorter --seq-len"
+            )
+        # Each window overlaps the next by one byte: the last target is the next window's first token.
+        count = (len(corpus) - 1) // workload.seq_len
+        windows = grain.MapDataset.range(count).seed(seed).shuffle().repeat()
+        self._batches = windows.map(lambda i: corpus[i * workload.seq_len :][:window]).batch(workload.batch)
+        self._sharding = sharding
+
+    def __getitem__(self, step: int) -> dict[str, Array]:
+        """`tokens` and `targets` [batch, sequence] of a step; each process makes the shards of its own devices."""
+        windows = np.asarray(self._batches[step]).astype(np.int32)
+        halves = {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+        return {name: self._place(half) for name, half in halves.items()}
+
+    def _place(self, half: np.ndarray) -> Array:
+        return jax.make_array_from_callback(half.shape, self._sharding, lambda index: half[index])

@@ -1,0 +1,134 @@
+"""The training loop: steps from where a run stands to where it should end, kept track of in the run directory."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from meshwright.cost import model_flops
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.parallel import Layout, build_mesh
+from meshwright.record import Record
+from meshwright.training.checkpoint import Checkpoints
+from meshwright.training.data import BYTES, Batches, load_corpus
+from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
+from meshwright.training.step import State, abstract_state, initial_state, train_step
+from meshwright.workload import check_mesh
+
+Row = dict[str, Any]
+"""What one step measured, a line of `metrics.jsonl`."""
+
+
+def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] = lambda row: None) -> Record:
+    """Train until `config.steps` steps are taken, from the run's last checkpoint if it has one; the measured record.
+
+    Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
+    mesh may be another than the one before. `on_step` is told of every step.
+    """
+    check_mesh(config.workload, config.mesh)
+    if config.workload.model.vocab < BYTES:
+        raise MeshwrightError(
+            f"vocab {config.workload.model.vocab} is too small for text as bytes, which wants {BYTES}"
+        )
+    corpus = load_corpus(config.data)
+    layout, mesh = Layout(config.mesh), build_mesh(config.mesh)
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    batches = Batches(corpus, config.workload, sharding, seed=config.seed)
+    write_config(directory, config)
+    with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints, _interruptions() as interrupted:
+        start, state = _state(config, layout, mesh, checkpoints)
+        for row, state in _steps(config, layout, batches, state, range(start, config.steps)):
+            append_metrics(directory, row)
+            on_step(row)
+            taken = row["step"] + 1
+            if taken == config.steps or interrupted or (config.save_every and taken % config.save_every == 0):
+                checkpoints.save(taken, state)
+            if interrupted:
+                break
+    return measured(config, read_metrics(directory))
+
+
+def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, State]:
+    """The steps taken so far, and the state after them."""
+    if checkpoints.latest is None:
+        return 0, initial_state(config.workload, layout, config.optimizer, mesh, seed=config.seed)
+    wanted = abstract_state(config.workload, layout, config.optimizer, mesh)
+    return checkpoints.latest, checkpoints.restore(checkpoints.latest, wanted)
+
+
+def _steps(
+    config: RunConfig, layout: Layout, batches: Batches, state: State, steps: Sequence[int]
+) -> Iterator[tuple[Row, State]]:
+    """Each step's row and the state after it."""
+    step_of = train_step(config.workload, layout, config.optimizer)
+    rate = config.optimizer.schedule()
+    tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
+    batch = batches[steps[0]] if steps else None
+    for step in steps:
+        began = time.perf_counter()
+        state, metrics = step_of(state, batch)
+        if step + 1 < steps.stop:
+            batch = batches[step + 1]  # Read while the devices work.
+        # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
+        loss, norm = (float(metrics[name]) for name in ("loss", "grad_norm"))
+        seconds = time.perf_counter() - began
+        row = {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": float(rate(step))}
+        yield (
+            row | {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds},
+            state,
+        )
+
+
+def _step_flops_at_peak(config: RunConfig) -> float:
+    """The seconds a step would take at the hardware's peak, nothing recomputed: MFU is this over the time taken."""
+    system = parse_system(config.hardware)
+    return model_flops(config.workload) / (system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
+
+
+def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
+    """The record of a run: the median step, the one that compiled left out."""
+    times = [row["step_seconds"] for row in rows[1:]] or [row["step_seconds"] for row in rows]
+    step = statistics.median(times) if times else None
+    return Record(
+        origin="measured",
+        mesh=config.mesh.degrees,
+        hardware=config.hardware,
+        step_seconds=step,
+        mfu=_step_flops_at_peak(config) / step if step else None,
+        memory_bytes=_memory(),
+        tokens_per_second=config.workload.tokens / step if step else None,
+    )
+
+
+def _memory() -> dict[str, int]:
+    """The most bytes that were in use on a device, where its runtime counts them; simulated devices do not."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return {"peak": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
+
+
+@contextmanager
+def _interruptions() -> Iterator[list[int]]:
+    """A list that is filled when the process is asked to stop; asked twice, it stops at once."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(number, before[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

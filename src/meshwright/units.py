@@ -1,0 +1,64 @@
+"""Quantities as people read and type them: 3 significant figures and a decimal unit."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.errors import MeshwrightError
+
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def show_bytes(size: float) -> str:
+    """Bytes: `40.1 GB`."""
+    return _with_prefix(size, "B")
+
+
+def show_flops(flops: float) -> str:
+    """Operations: `1.83 Pflop`."""
+    return _with_prefix(flops, "flop")
+
+
+def show_rate(rate: float, unit: str) -> str:
+    """A rate: `9.8 k tok/s` for the unit `tok/s`."""
+    return _with_prefix(rate, unit)
+
+
+def show_seconds(seconds: float) -> str:
+    """Seconds: `4.13 s`, `2.84 ms`, `17 us`."""
+    for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= factor:
+            return f"{_figures(seconds / factor)} {unit}"
+    return f"{_figures(seconds * 1e9)} ns" if seconds else "0 s"
+
+
+def show_percent(share: float) -> str:
+    """A share: `58.2%`."""
+    return f"{_figures(100 * share)}%"
+
+
+def parse_count(text: str) -> int:
+    """A whole number with an optional decimal prefix: `4M` is 4,000,000, `64k` 64,000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)", text.strip().replace(",", ""), re.IGNORECASE)
+    value = float(match[1]) * _FACTORS[match[2].lower()] if match else -1.0
+    if value < 0 or value != int(value):
+        raise MeshwrightError(f"{text!r} is not a whole number; write it as 4096, 64k, 4M or 1.5G")
+    return int(value)
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    """A value in the largest prefix that leaves it at 1 or more."""
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor * 0.9995:
+            return f"{_figures(value / factor)} {prefix}{unit}"
+    return f"{_figures(value)} {unit}"
+
+
+def _figures(value: float) -> str:
+    """Three significant figures, without an exponent."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}"

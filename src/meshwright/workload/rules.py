@@ -1,0 +1,73 @@
+"""The rules table: logical axes to mesh axes. A strategy is a table like this one, not a code path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
+from meshwright.workload.parameters import Parameter
+
+Spec = tuple[tuple[str, ...], ...]
+"""The mesh axes that split each dim of an array, the axes of degree 1 left out."""
+
+Rules = Mapping[str, tuple[str, ...]]
+
+RULES: Rules = {
+    # Parameters. Norm scales are kept whole: at a few kB a layer a gather would be all latency.
+    "layers": (),
+    "embed": ("fsdp", "sp"),
+    "norm": (),
+    "kv_heads": ("tp",),
+    "group": (),
+    "head_dim": (),
+    "mlp": ("tp",),
+    "vocab": ("tp",),
+    # Activations. Between products the residual stream is split over tp along the sequence (sequence parallelism).
+    "batch": ("dp", "fsdp"),
+    "sequence": ("sp",),
+    "residual_sequence": ("sp", "tp"),
+    "activation": (),
+}
+"""Weights: stored over fsdp and sp, split over tp along heads, mlp and vocab. Tokens: split over dp, fsdp and sp."""
+
+IN_USE = {"embed": "activation"}
+"""Logical axes that only store a parameter in shards: for use, that dim is gathered and lies as this one does."""
+
+
+def token_axes(rules: Rules = RULES) -> tuple[str, ...]:
+    """The mesh axes that split tokens: over these every weight's gradient has to be summed."""
+    return (*rules["batch"], *rules["sequence"])
+
+
+def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: str = "an array") -> Spec:
+    """The mesh axes on each dim of an array whose dims have these logical axes.
+
+    A logical axis without a rule, a rule for an axis that does not exist and a mesh axis wanted by two dims are errors.
+    """
+    result: list[tuple[str, ...]] = []
+    for name in axes:
+        if name not in rules:
+            raise MeshwrightError(
+                f"{what} has dim {name!r}, for which there is no rule; rules are for {', '.join(rules)}"
+            )
+        for axis in rules[name]:
+            if axis not in AXES:
+                raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
+        result.append(tuple(axis for axis in rules[name] if mesh.degrees[axis] > 1))
+    used = [axis for dim in result for axis in dim]
+    for axis in used:
+        if used.count(axis) > 1:
+            dims = [name for name, dim in zip(axes, result, strict=True) if axis in dim]
+            raise MeshwrightError(f"{what} wants axis {axis} on dims {' and '.join(dims)}; an axis splits one dim only")
+    return tuple(result)
+
+
+def local_parameter_shape(
+    parameter: Parameter, *, mesh: MeshShape, rules: Rules = RULES, what: str = "a parameter"
+) -> tuple[int, ...]:
+    """The shape that one device holds of `parameter`; a degree that does not divide its dim is an error."""
+    found = spec(parameter.axes, mesh=mesh, rules=rules, what=what)
+    for name, size, axes in zip(parameter.axes, parameter.shape, found, strict=True):
+        check_divides(f"{name} of {what}", size, mesh, axes)
+    return local_shape(parameter.shape, found, mesh.degrees)

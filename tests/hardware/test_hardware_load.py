@@ -1,0 +1,75 @@
+"""A user's own TOML file: read like the project's, and refused field by field."""
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import load_chip, load_hardware, parse_system
+from meshwright.hardware.load import DATA
+
+V5E = (DATA / "v5e.toml").read_text()
+H100 = (DATA / "h100.toml").read_text()
+
+# the file to start from, what to replace, by what, and the error
+MISTAKES = [
+    (V5E, "bytes = 16e9", 'bytes = "16 GB"', r"mine.toml: \[hbm\] bytes = '16 GB'; it takes a positive number"),
+    (V5E, "bytes = 16e9", "bytes = -16e9", r"mine.toml: \[hbm\] bytes = -16000000000.0; it takes a positive number"),
+    (V5E, "bytes = 16e9", "bytes = true", r"\[hbm\] bytes = True; it takes a positive number"),
+    (V5E, "bytes = 16e9", "bytes = inf", r"\[hbm\] bytes = inf; it takes a positive number"),
+    (V5E, "bytes = 16e9", "byts = 16e9", r"mine.toml: \[hbm\] bytes is missing"),
+    (V5E, "[hbm]", "[hbm]\nbyte_rate = 1", r"\[hbm\] byte_rate is not a field; "),
+    (V5E, "[hbm]", "[hbm]\nbytes_per_secnd = 1", r"bytes_per_secnd is not a field; did you mean bytes_per_second\?"),
+    (V5E, 'kind = "tpu"', 'kind = "npu"', r"mine.toml: kind = 'npu'; it takes one of tpu, gpu, cpu"),
+    (V5E, 'title = "TPU v5e"', 'title = ""', r"title = ''; it takes a text"),
+    (V5E, "devices_per_chip = 1", "devices_per_chip = 1.5", r"devices_per_chip = 1.5; it takes a whole number from 1"),
+    (V5E, "devices_per_chip = 1", "devices_per_chip = 0", r"devices_per_chip = 0; it takes a whole number from 1"),
+    (V5E, "bf16 =", "bf17 =", r"\[peak_flops\] bf17 is not a dtype"),
+    (V5E, "host = [4, 2]", "host = [4, 2, 1]", r"\[torus\] host = \[4, 2, 1\]; it takes 2 numbers, as max_slice has"),
+    (V5E, "host = [4, 2]", "host = 8", r"\[torus\] host = 8; it takes whole numbers from 1, such as \[4, 4\]"),
+    (V5E, "slices = [[1, 1], ", "slices = [[1], ", r"\[torus\] slices = \[1\]; it takes 2 numbers"),
+    (V5E, "wrap_size = 16", "", r"\[torus\] wrap_size or cube must be there, one of the two"),
+    (V5E, "splits_axes = true", 'splits_axes = "yes"', r"\[torus\] splits_axes = 'yes'; it takes true or false"),
+    (V5E, "runtime_bytes = 268435456", "runtime_bytes = 18e9", r"\[hbm\] runtime_bytes = 1.8e\+10; it must leave"),
+    (V5E, "[dcn]", "[dnc]", r"mine.toml: dnc is not a field; did you mean dcn\?"),
+    (V5E, "[torus]", "[toruses]", r"fabric must be one of \[torus\] and \[\[levels\]\]"),
+    (V5E, 'name = "v5e"', "name = v5e", "mine.toml' is not TOML"),
+    (H100, "degree = 8", "degree = 0", r"mine.toml: \[levels.0\] degree = 0; it takes a whole number from 1"),
+    (H100, "degree = 32", "", r"\[levels.1\] degree is missing"),
+]
+
+
+@pytest.mark.parametrize(("text", "old", "new", "error"), MISTAKES)
+def test_a_mistake_in_a_file_is_told_by_field(tmp_path, text, old, new, error):
+    assert old in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(MeshwrightError, match=error):
+        load_hardware(path)
+
+
+def test_a_missing_source_is_told(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(V5E.rpartition("source")[0])
+    with pytest.raises(MeshwrightError, match=r"mine.toml: \[host\] source is missing"):
+        load_hardware(path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(MeshwrightError, match="cannot read hardware file .*nowhere.toml': No such file"):
+        load_hardware(tmp_path / "nowhere.toml")
+
+
+def test_a_file_of_ones_own_is_read_like_the_projects(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(V5E)
+    assert load_hardware(path) == load_chip("v5e")
+
+
+def test_a_system_is_of_the_chip_in_the_file_or_of_a_known_one(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(H100.replace('name = "h100"', 'name = "Cloud_H100"').replace("4.0e11", "1.0e11"))
+    mine = parse_system("cloud-h100:16", hardware_file=path)
+    assert str(mine) == "cloud-h100:16"
+    assert mine.chip.levels[1].link_bytes_per_second == 1e11
+    assert parse_system("v5e:4", hardware_file=path).chip == load_chip("v5e")
+    with pytest.raises(MeshwrightError, match="'other' is not known.*mine.toml has cloud-h100"):
+        parse_system("other:4", hardware_file=path)
