@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from meshwright.errors import MeshwrightError
 
@@ -35,7 +35,7 @@ class MeshShape:
     @property
     def degrees(self) -> dict[str, int]:
         """Every axis and its degree, those of degree 1 too."""
-        return asdict(self)
+        return dict(vars(self))
 
     @property
     def layout(self) -> dict[str, int]:

@@ -1,5 +1,8 @@
 """The chips that come with the project: figures of the scaling book (jax-ml.github.io/scaling-book) and of libtpu."""
 
+import subprocess
+import sys
+
 import pytest
 
 from meshwright.errors import MeshwrightError
@@ -16,7 +19,8 @@ BOOK_TPUS = [
     ("tpu_v6e", 32e9, 1.6e12, 9.2e14, 1.84e15, 9e10, (16, 16), (4, 2)),
     ("tpu_7x", 192e9, 7.4e12, 2.30e15, 4.61e15, 9e10, (4, 4, 576), (2, 2, 1)),
 ]
-# gpus: summary of GPU specs and nodes. name, HBM bytes, HBM bytes/s, bf16, fp8 or int8, devices a node, GPU and node egress
+# gpus: summary of GPU specs, and nodes.
+# name, HBM bytes, HBM bytes/s, bf16, fp8 or int8, devices a node, egress of a GPU and of a node
 BOOK_GPUS = [
     ("a100", 80e9, 2.0e12, 3.1e14, 6.2e14, 8, 300e9, 200e9),
     ("h100", 80e9, 3.4e12, 9.9e14, 2.0e15, 8, 450e9, 400e9),
@@ -135,3 +139,8 @@ def test_a_dtype_without_a_peak_is_refused_with_those_that_have_one():
 
 def test_chips_can_be_keys():
     assert len({load_chip("v5e"), load_chip("tpu_v5e"), load_chip("v5p")}) == 2
+
+
+def test_chips_are_read_without_jax_or_numpy():
+    code = "import sys; from meshwright.hardware import chips; chips(); print({'jax', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -54,7 +54,7 @@ def test_a_missing_source_is_told(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(MeshwrightError, match="cannot read hardware file .*nowhere.toml': No such file"):
+    with pytest.raises(MeshwrightError, match=r"cannot read hardware file .*nowhere\.toml': No such file"):
         load_hardware(tmp_path / "nowhere.toml")
 
 
@@ -71,5 +71,5 @@ def test_a_system_is_of_the_chip_in_the_file_or_of_a_known_one(tmp_path):
     assert str(mine) == "cloud-h100:16"
     assert mine.chip.levels[1].link_bytes_per_second == 1e11
     assert parse_system("v5e:4", hardware_file=path).chip == load_chip("v5e")
-    with pytest.raises(MeshwrightError, match="'other' is not known.*mine.toml has cloud-h100"):
+    with pytest.raises(MeshwrightError, match=r"'other' is not known.*mine\.toml has cloud-h100"):
         parse_system("other:4", hardware_file=path)

@@ -1,23 +1,20 @@
-"""Every collective of a compiled program: along which mesh axes, how many bytes, how often, in which phase, from where."""
+"""Every collective of a compiled program: its mesh axes, its bytes, how often it runs, in which phase, from where."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 from meshwright.compiled.groups import Axes, Groups, axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.compiled.loops import count_runs
 from meshwright.compiled.phases import described_by, phases_of, scope_of, split_op_name
-from meshwright.compiled.respelled import (
-    PADDED, PROMOTED, SLICED, UNREAD, cut_by_unread_offsets, is_padded, is_sliced, promoted_from,
-)  # fmt: skip
+from meshwright.compiled.respelled import PADDED, PROMOTED, is_padded, promoted_from, sliced_note
 from meshwright.compiled.shapes import Shape
-from meshwright.record import Collective, Kind
+from meshwright.record import KINDS, Collective, Kind
 
-_KINDS: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ragged-all-to-all": "all-to-all"}
+_KINDS: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "ragged-all-to-all": "all-to-all"}
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 
@@ -31,12 +28,12 @@ class Traffic:
 
 
 def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
-    """The collectives of a program on a mesh, with trip counts; those among devices that are alone in their group left out.
+    """The collectives of a program on a mesh, with trip counts; those in groups of one device are left out.
 
     mesh: every axis and its degree in the order the devices are laid out in, outermost first. A collective is one entry
     for each phase and note of the arrays it carries. One whose groups are no product of axes has axes () and a note.
     An all-reduce that is a reduce-scatter or an all-gather in other words keeps its kind, and its note says so
-    (`respelled.SLICED`, `respelled.PADDED`). What the TPU compiler spreads over the fusions of one computation is
+    (`respelled.SLICED`, `respelled.PADDED`; `respelled.meant` puts it in those words). What the TPU compiler spreads over the fusions of one computation is
     counted once, by its channel.
     """
     runs = count_runs(module)
@@ -79,7 +76,8 @@ def _entries(
     scattered = _is_hidden_reduce_scatter(module, instruction)
     shapes = _shapes(module, instruction)
     notes = [
-        "" if scattered else _note(module, instruction, number, len(shapes), groups) for number in range(len(shapes))
+        "" if scattered else _note(module, instruction, number, len(shapes), axes or (), mesh)
+        for number in range(len(shapes))
     ]
     moves = kind in _MOVES or all(PADDED in note for note in notes)
     phases = phases_of(module, instruction, number=len(shapes), moves=moves)
@@ -121,7 +119,7 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
     return arrays[:1] if instruction.opcode.startswith("collective-permute") else arrays
 
 
-def _note(module: Module, instruction: Instruction, number: int, of: int, groups: Groups) -> str:
+def _note(module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]) -> str:
     """What there is to note on one array: what the collective stands for, and what its data would be elsewhere."""
     result = _result(module, instruction, number, of)
     if result is None:
@@ -129,16 +127,12 @@ def _note(module: Module, instruction: Instruction, number: int, of: int, groups
     notes = []
     operand = module.operands(instruction)[number]
     if instruction.opcode.startswith("all-reduce"):
-        if is_sliced(module, result, groups):
-            notes.append(SLICED)
-        elif is_padded(module, operand, groups):
-            notes.append(PADDED)
-        elif cut_by_unread_offsets(module, result, groups):
-            notes.append(UNREAD)
+        padded = is_padded(module, operand, axes, mesh)
+        notes.append(PADDED if padded else sliced_note(module, result, axes, mesh))
     reducers = instruction.called("to_apply")
     if dtype := promoted_from(module, operand, result, reducers[0] if reducers else ""):
         notes.append(PROMOTED.format(dtype=dtype))
-    return "; ".join(notes)
+    return "; ".join(filter(None, notes))
 
 
 def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:

@@ -1,4 +1,4 @@
-"""Where a value comes from, where it goes, and what an index computed from the device's own number is on each device."""
+"""Where a value comes from, where it goes, and what an index is on each device that computes it from its number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def origin(module: Module, instruction: Instruction, through: frozenset[str] = V
     return instruction
 
 
-def uses(module: Module, value: Instruction, through: frozenset[str] = VIEWS) -> Iterator[tuple[Instruction, Instruction]]:
+def uses(
+    module: Module, value: Instruction, through: frozenset[str] = VIEWS
+) -> Iterator[tuple[Instruction, Instruction]]:
     """Each first use of a value that is no view, as (user, the view of the value that it takes).
 
     Followed into and out of fusions and through the `-done` of an asynchronous pair. A value that leaves its
@@ -174,7 +176,9 @@ def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
     size = instruction.shape.size
     if len(values) != size or size > _LARGEST_CONSTANT:
         return None
-    return np.broadcast_to(np.array([int(v) for v in values]).reshape(instruction.shape.dims), (n, *instruction.shape.dims))
+    return np.broadcast_to(
+        np.array([int(v) for v in values]).reshape(instruction.shape.dims), (n, *instruction.shape.dims)
+    )
 
 
 def _reshaped(value: np.ndarray, instruction: Instruction, n: int) -> np.ndarray | None:
@@ -197,9 +201,7 @@ def _one_back(module: Module, instruction: Instruction, through: frozenset[str])
     return None
 
 
-def _one_forward(
-    module: Module, held: Instruction, user: Instruction, through: frozenset[str]
-) -> list[Instruction]:
+def _one_forward(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
     """What a user hands a value on as: itself where it is a view, the parameters of a fusion; nothing where it ends."""
     if user.opcode in through or user.opcode.endswith("-done"):
         return [user]
@@ -224,9 +226,7 @@ def _is_constant(module: Module, loop: Instruction, index: int) -> bool:
     while result.opcode == "copy":
         result = module.operand(result)
     return (
-        result.opcode == "get-tuple-element"
-        and result.index == index
-        and module.operand(result).opcode == "parameter"
+        result.opcode == "get-tuple-element" and result.index == index and module.operand(result).opcode == "parameter"
     )
 
 

@@ -27,7 +27,7 @@ _AXIS = re.compile(r"'?([^'=,:\s]+)'?(?:=(\d+)|:\((\d+)\)(\d+))?")
 
 
 class SubAxis(NamedTuple):
-    """A part of an axis of `degree`: of its index written in mixed base, the digit of `size` behind those of `before`."""
+    """A part of an axis of `degree`: of its index in mixed base, the digit of `size` behind those of `before`."""
 
     degree: int
     before: int
@@ -46,7 +46,7 @@ class SubAxis(NamedTuple):
 def parse_groups(text: str, *, num_devices: int) -> Groups:
     """The groups of devices that a `replica_groups` attribute means.
 
-    Three spellings: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of the second shape, transposed, cut into rows of the
+    Three spellings: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of the second shape, transposed, cut in rows of the
     first; `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others, where an axis may be
     in part (`'a':(2)2`) and the mesh's devices in an order (`device_ids=([2,4]T(1,0))`). `{}` is all devices as one.
     """

@@ -33,7 +33,7 @@ def count_runs(module: Module) -> Runs:
     times[module.entry] = 1
     notes: list[str] = []
     # Callees stand above their callers, so that from below each count is final before it is handed on.
-    for computation in reversed(module.computations.values()):
+    for computation in reversed(tuple(module.computations.values())):
         if not times[computation.name]:
             continue
         for instruction in computation.instructions.values():

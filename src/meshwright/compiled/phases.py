@@ -90,8 +90,8 @@ def phases_of(module: Module, instruction: Instruction, *, number: int = 1, move
     if len(names) != number or not instruction.op_name:
         names = names[:1] * number
     again = _XLA_REMAT.search(instruction.name)
-    phases = [phase_of(name) for name in names]
-    return tuple("recompute" if again and phase == "forward" else phase for phase in phases)
+    phases: list[Phase] = [phase_of(name) for name in names]
+    return tuple("recompute" for _ in phases) if again and set(phases) == {"forward"} else tuple(phases)
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:

@@ -9,47 +9,87 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
 from meshwright.compiled.dataflow import VIEWS, evaluate, origin, slice_sizes, uses
-from meshwright.compiled.groups import Groups
+from meshwright.compiled.groups import Axes
 from meshwright.compiled.hlo import Instruction, Module
+from meshwright.record import Collective
 
 SLICED = "reduce-scatter spelled as all-reduce + slice"
+SLICED_IN_PART = "reduce-scatter over {scattered} and all-reduce over {rest} spelled as all-reduce + slice"
 PADDED = "all-gather spelled as all-reduce of shards in zeros"
 PROMOTED = "promoted from {dtype} by the CPU compiler"
 UNREAD = "sliced afterwards by offsets that the text leaves out"
 
 _SHARES = frozenset(VIEWS | {"convert"})
 _HALVES = ("bf16", "f16")
+_IN_PART = re.compile(re.escape(SLICED_IN_PART).replace(r"\{scattered\}", "(.+?)").replace(r"\{rest\}", "(.+?)"))
 
 
-def is_sliced(module: Module, value: Instruction, groups: Groups) -> bool:
-    """Whether an all-reduce's result is used only as this device's share of it: a reduce-scatter in other words.
+def meant(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """What a collective of a compiled program stands for, by its note: what a plan would call it, in the plan's dtype.
+
+    mesh: the degree of every axis. A collective without such a note is itself.
+    """
+    note = collective.note
+    if PROMOTED.format(dtype="bf16") in note or PROMOTED.format(dtype="f16") in note:
+        collective = replace(collective, bytes=collective.bytes // 2)
+    if SLICED in note:
+        return (replace(collective, kind="reduce-scatter"),)
+    if PADDED in note:
+        return (replace(collective, kind="all-gather"),)
+    if found := _IN_PART.search(note):
+        scattered, rest = (tuple(axes.split(" x ")) for axes in found.groups())
+        shares = math.prod(mesh[axis] for axis in scattered)
+        return (
+            replace(collective, kind="reduce-scatter", axes=scattered),
+            replace(collective, axes=rest, bytes=collective.bytes // shares),
+        )
+    return (collective,)
+
+
+def sliced_note(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> str:
+    """The note on an all-reduce over some axes whose result is used only as this device's share of it; '' on others.
 
     The rule: every use, behind views and conversions and into and out of fusions, is a dynamic-slice of the value into
-    as many equal tiles as a group has devices; the offsets, evaluated for each device from the constants in the text
-    and its own number, give the devices of every group all the tiles, each one; and every use takes the same tile. A
-    value that is used in any other way, leaves its computation, or is cut by offsets that depend on anything else (a
-    loop's counter, data, a table the text leaves out) is not sliced.
+    equal tiles; the offsets, evaluated for each device from the constants in the text and its own number, give devices
+    that differ along some of the axes all the tiles, each another, and the same one to devices that do not; and every
+    use takes the same tile. Where these are all the axes it is a reduce-scatter; where they are a part, a
+    reduce-scatter over them and an all-reduce over the rest. A value that is used in any other way, leaves its
+    computation, or is cut by offsets that depend on anything else (a loop's counter, data) has no note; one whose
+    offsets come from a table that the text leaves out has one that says no more than that.
     """
-    tiles: list[np.ndarray] = []
+    found: list[np.ndarray] = []
     for user, held in uses(module, value, _SHARES):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name or held.name in user.operands[1:]:
-            return False
-        found = _tiles(module, held.shape.dims, slice_sizes(user), user, 1, groups)
-        if found is None or (tiles and not np.array_equal(found, tiles[0])):
-            return False
-        tiles.append(found)
-    return bool(tiles)
+            return ""
+        counts = _counts(held.shape.dims, slice_sizes(user))
+        if counts is None or math.prod(counts) < 2:
+            return ""
+        offsets = module.operands(user)[1:]
+        tiles = _tiles(module, offsets, slice_sizes(user), counts, math.prod(mesh.values()))
+        if tiles is None:
+            return UNREAD if _come_from_tables(module, offsets) else ""
+        found.append(tiles)
+    if not found or any(not np.array_equal(tiles, found[0]) for tiles in found):
+        return ""
+    scattered = _tiled_axes(found[0], axes, mesh)
+    if scattered is None:
+        return ""
+    rest = tuple(axis for axis in axes if axis not in scattered)
+    return SLICED_IN_PART.format(scattered=" x ".join(scattered), rest=" x ".join(rest)) if rest else SLICED
 
 
-def is_padded(module: Module, operand: Instruction, groups: Groups) -> bool:
+def is_padded(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
     """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in other words.
 
     The rule: behind views, conversions and fusions stands a dynamic-update-slice into a broadcast zero, of one tile out
-    of as many as a group has devices, and each device of every group writes another.
+    of as many as there are devices along the axes, and each of those writes another.
     """
     update = origin(module, operand, _SHARES)
     if update.opcode != "dynamic-update-slice":
@@ -58,7 +98,12 @@ def is_padded(module: Module, operand: Instruction, groups: Groups) -> bool:
     zero = origin(module, module.operand(zeros), _SHARES) if zeros.opcode == "broadcast" else zeros
     if zero.opcode != "constant" or not re.fullmatch(r"-?0(\.0)?", zero.text):
         return False
-    return _tiles(module, update.shape.dims, module.operand(update, 1).shape.dims, update, 2, groups) is not None
+    sizes = module.operand(update, 1).shape.dims
+    counts = _counts(update.shape.dims, sizes)
+    if counts is None:
+        return False
+    tiles = _tiles(module, module.operands(update)[2:], sizes, counts, math.prod(mesh.values()))
+    return tiles is not None and _tiled_axes(tiles, axes, mesh) == axes
 
 
 def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
@@ -80,42 +125,71 @@ def promoted_from(module: Module, operand: Instruction, result: Instruction, red
     return narrow if back and all(back) else ""
 
 
-def cut_by_unread_offsets(module: Module, value: Instruction, groups: Groups) -> bool:
-    """Whether every use of a value is a slice of the size of a device's share, by offsets the text does not give."""
-    found = False
-    for user, held in uses(module, value, _SHARES):
-        if user.opcode != "dynamic-slice" or user.operands[0] != held.name:
-            return False
-        shares = held.shape.size / max(1, user.shape.size)
-        known = [evaluate(module, offset, module.num_devices) for offset in module.operands(user)[1:]]
-        if shares != len(groups[0]) or all(offset is not None for offset in known):
-            return False
-        found = True
-    return found
+def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """How many tiles of some size an array has along each dim; None where they do not fill it."""
+    if len(dims) != len(sizes) or any(size < 1 or dim % size for dim, size in zip(dims, sizes, strict=True)):
+        return None
+    return tuple(dim // size for dim, size in zip(dims, sizes, strict=True))
 
 
 def _tiles(
-    module: Module, dims: tuple[int, ...], sizes: tuple[int, ...], user: Instruction, first: int, groups: Groups
+    module: Module, offsets: tuple[Instruction, ...], sizes: tuple[int, ...], counts: tuple[int, ...], num_devices: int
 ) -> np.ndarray | None:
-    """The number of the tile that each device takes, where each group's devices take all tiles, each another.
-
-    sizes: of a tile; the offsets are the operands of `user` from `first` on. None where there is no such tiling.
-    """
-    num_devices = sum(map(len, groups))
-    if len(dims) != len(sizes) or any(size < 1 or dim % size for dim, size in zip(dims, sizes, strict=True)):
-        return None
-    counts = [dim // size for dim, size in zip(dims, sizes, strict=True)]
-    if math.prod(counts) != len(groups[0]):
-        return None
+    """The number of the tile that each device takes; None where offsets are unknown or not at the edge of a tile."""
     tile = np.zeros(num_devices, dtype=np.int64)
-    for offset, size, count in zip(module.operands(user)[first:], sizes, counts, strict=True):
+    for offset, size, count in zip(offsets, sizes, counts, strict=True):
         if count == 1:
             continue
         value = evaluate(module, offset, num_devices)
-        if value is None or value.shape != (num_devices,) or (value % size).any() or (value >= size * count).any():
+        if value is None or value.shape != (num_devices,):
+            return None
+        if (value % size).any() or (value < 0).any() or (value >= size * count).any():
             return None
         tile = tile * count + value // size
-    complete = all(sorted(tile[list(group)]) == list(range(len(group))) for group in groups)
-    return tile if complete else None
+    return tile
 
 
+def _tiled_axes(tiles: np.ndarray, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
+    """The axes among some along which devices take all tiles, each another; None where there are none.
+
+    Along the others of them all devices take the same.
+    """
+    index = dict(zip(mesh, np.unravel_index(np.arange(tiles.size), tuple(mesh.values())), strict=True))
+    # Devices with equal `group` take part in one collective.
+    group = _number([index[axis] for axis in mesh if axis not in axes], tiles.size)
+    for scattered in (some for size in range(len(axes), 0, -1) for some in combinations(axes, size)):
+        shares = math.prod(mesh[axis] for axis in scattered)
+        place = _number([index[axis] for axis in scattered], tiles.size)
+        pairs = {(g, p): t for g, p, t in zip(group.tolist(), place.tolist(), tiles.tolist(), strict=True)}
+        same = all(pairs[g, p] == t for g, p, t in zip(group.tolist(), place.tolist(), tiles.tolist(), strict=True))
+        all_tiles = len({(g, t) for (g, _), t in pairs.items()}) == len(pairs) and tiles.max() == shares - 1
+        if same and all_tiles:
+            return scattered
+    return None
+
+
+def _number(indices: list[np.ndarray], num_devices: int) -> np.ndarray:
+    """One number for each different combination of indices."""
+    number = np.zeros(num_devices, dtype=np.int64)
+    for index in indices:
+        number = number * (int(index.max()) + 1) + index
+    return number
+
+
+def _come_from_tables(module: Module, offsets: tuple[Instruction, ...]) -> bool:
+    """Whether some offset is looked up in a constant that the compiler printed as `{...}`."""
+    return any("..." in source.text for offset in offsets for source in _sources(module, offset))
+
+
+def _sources(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The constants that a value is computed from."""
+    waiting, seen = [instruction], set()
+    while waiting and len(seen) < 200:
+        made = origin(module, waiting.pop(), _SHARES)
+        if (made.computation, made.name) in seen:
+            continue
+        seen.add((made.computation, made.name))
+        if made.opcode == "constant":
+            yield made
+        elif made.opcode not in ("while", "fusion", "call"):
+            waiting += module.operands(made)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from meshwright.cost.collective import collective_seconds
+from meshwright.cost.collective import CollectiveTime, collective_seconds
 from meshwright.cost.roofline import hardware_intensity, intensity, op_seconds
+from meshwright.cost.threshold import flops_per_byte, inequality
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, dtype_bytes, lay_mesh
-from meshwright.notation import Inference, Sizes, Way
+from meshwright.notation import Communicate, Inference, ShardedArray, Sizes, Way
 from meshwright.record import Bound, Collective
 
 
@@ -89,7 +91,7 @@ class PricedProduct:
             "result": str(inference.result),
             "collectives": _collectives_json(chosen),
             "local_shapes": {
-                array.label: list(inference.sizes.local_shape(array))
+                str(array): list(inference.sizes.local_shape(array))
                 for array in (*inference.operands, inference.result)
             },
             "flops_per_device": chosen.way.flops,
@@ -175,7 +177,7 @@ def _network(way: Way, loads: list[_Load], sizes: Sizes) -> Intensity:
     return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
 
 
-def _threshold(way: Way, loads: list[_Load], memory: list[tuple[ShardedArray, float]], sizes: Sizes) -> str:
+def _threshold(way: Way, loads: list[_Load], memory: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
     """When the way is compute bound: against its collectives or, where it has none, against memory.
 
     Against collectives first with links used both ways, as in rings of very many chips, then, where that differs by a
@@ -189,8 +191,8 @@ def _threshold(way: Way, loads: list[_Load], memory: list[tuple[ShardedArray, fl
     if all(math.isclose(load.here, load.hardware, rel_tol=0.01) for load in loads):
         return f"compute bound when {text}"
     here = inequality(way.products, [(load.step.counted, load.here) for load in loads], sizes)
-    where = ", ".join(dict.fromkeys(load.time.binds for load in loads))
-    return f"compute bound when {text}; on {where} when {here}"
+    where = " and ".join(dict.fromkeys(load.time.binds for load in loads))
+    return f"compute bound when {text}; here ({where}) when {here}"
 
 
 def _collectives_json(priced: PricedWay) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def array_dims(array: ShardedArray) -> LocalDims:
 def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Ratio:
     """The flops of a local product for each byte of an array, in words of their dims; equal ones cancel."""
     flops, held = product_dims(product), array_dims(array)
-    coefficient = (2 if len(flops) > len(product.result.dims) else 1) / sizes.element_bytes
+    coefficient = _operations(product) / sizes.element_bytes
     for dim in flops.keys() & held.keys():
         coefficient *= sizes.degree(held[dim]) / sizes.degree(flops[dim])
     above = tuple(dim + subscript(axes) for dim, axes in flops.items() if dim not in held)
@@ -57,21 +57,36 @@ def inequality(products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArr
     Each array comes with the flops that the chip does in the time of one of its bytes. With one product and one array
     a bound on dims; with several arrays `5100/M_x + 2550/B_y < 1`; with several products the two sides in full.
     """
-    if len(products) > 1:
-        left = " + ".join(_product(("2", *map(_local, product_dims(product).items()))) for product in products)
-        terms = (
+    first, *others = products
+    if others:
+        left = (
+            _product((str(_operations(product)), *map(_local, product_dims(product).items()))) for product in products
+        )
+        right = (
             _product((number(flops * sizes.element_bytes), *map(_local, array_dims(array).items())))
             for array, flops in arrays
         )
-        return f"{left} > {' + '.join(terms)}"
-    ratios = [(flops_per_byte(products[0], array, sizes), flops) for array, flops in arrays]
+        return f"{' + '.join(left)} > {' + '.join(right)}"
+    ratios = [(flops_per_byte(first, array, sizes), flops) for array, flops in arrays]
     if len(ratios) > 1:
-        terms = (str(Ratio(flops / ratio.coefficient, ratio.below, ratio.above)) for ratio, flops in ratios)
-        return f"{' + '.join(terms)} < 1"
-    ((ratio, flops),) = ratios
-    if ratio.above:
+        return f"{_sum([Ratio(flops / ratio.coefficient, ratio.below, ratio.above) for ratio, flops in ratios])} < 1"
+    ratio, flops = ratios[0]
+    if ratio.above or not ratio.below:
         return f"{Ratio(1, ratio.above, ratio.below)} > {number(flops / ratio.coefficient)}"
-    return f"{_product(ratio.below) or '1'} < {number(ratio.coefficient / flops)}"
+    return f"{_product(ratio.below)} < {number(ratio.coefficient / flops)}"
+
+
+def _operations(product: Multiply) -> int:
+    """The flops for each element of the product of its dims."""
+    return 2 if len(product_dims(product)) > len(product.result.dims) else 1
+
+
+def _sum(ratios: list[Ratio]) -> str:
+    """Ratios added up, those of the same dims made one."""
+    sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
+    for ratio in ratios:
+        sums[ratio.above, ratio.below] = sums.get((ratio.above, ratio.below), 0) + ratio.coefficient
+    return " + ".join(str(Ratio(coefficient, *dims)) for dims, coefficient in sums.items())
 
 
 def number(value: float) -> str:

@@ -14,9 +14,10 @@ from meshwright.hardware.dtypes import canonical_dtype
 class Torus:
     """A network in which a chip is linked to its neighbours along 2 or 3 axes.
 
-    slices: the shapes one can have, each ascending. Where `cube` is set, every shape of whole cubes is legal too, and
-    only those wrap, along every axis; otherwise an axis wraps iff it has `wrap_size` chips. splits_axes:
-    `jax.make_mesh` lets two mesh axes share a physical one. core_bytes_per_second: between the two devices of a chip.
+    slices: the shapes one can have, as they are written; the axes may be in any order. Where `cube` is set, every
+    shape of whole cubes is legal too, and only those wrap, along every axis; otherwise an axis wraps iff it has
+    `wrap_size` chips. splits_axes: `jax.make_mesh` lets two mesh axes share a physical one. core_bytes_per_second:
+    between the two devices of a chip.
     """
 
     link_bytes_per_second: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.assign import assign
@@ -97,7 +97,7 @@ class Layout:
     """A mesh laid on a system. `notes` say in words what a person should know: idle devices, axes that are split."""
 
     system: System
-    degrees: Mapping[str, int]
+    degrees: Mapping[str, int] = field(hash=False)
     pieces: tuple[Piece, ...]
     is_split: bool
     notes: tuple[str, ...]
@@ -108,7 +108,7 @@ class Layout:
         for name in names:
             if name not in self.degrees:
                 raise MeshwrightError(f"axis {name!r} is not on the mesh; its axes are {', '.join(self.degrees)}")
-        pieces = [piece for piece in self.pieces if piece.axis in names and piece.size > 1]
+        pieces = [piece for piece in self.pieces if piece.axis in names]
         if self.system.chip.torus:
             return _on_torus(self.system, self.system.chip.torus, names, pieces)
         return _on_switches(self.system, names, pieces)
@@ -118,9 +118,8 @@ def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
     """The mesh laid on the system; `degrees` name the mesh axes outermost first (`MeshShape.layout`).
 
     On a torus each mesh axis takes whole physical axes where `jax.make_mesh` finds them, and the outermost axes run
-    over the slices; on switches the innermost axes fill a node first. A mesh smaller than the
-    system leaves the rest idle. Raises where the number of devices is not a multiple of the mesh's, or the outer axes
-    cannot be divided over the slices.
+    over the slices; on switches the innermost axes fill a node first. A mesh smaller than the system leaves the rest
+    idle. Raises where the number of devices is not a multiple of the mesh's.
     """
     used = math.prod(degrees.values())
     if system.num_devices % used:
@@ -137,6 +136,8 @@ def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
         pieces = tuple(_nested(list(all_degrees.items()), _DEVICE))
         return Layout(system, degrees, pieces, False, tuple(notes))
     pieces, is_split = _torus_pieces(system, all_degrees)
+    over_slices = [piece for piece in pieces if piece.dim == _SLICE and piece.axis != IDLE]
+    notes += [f"{piece.axis} runs over {piece.size} slices, on the data-centre network" for piece in over_slices]
     if is_split:
         notes.append(_split_note(system, torus, degrees))
     return Layout(system, degrees, pieces, is_split, tuple(notes))
@@ -171,12 +172,6 @@ def _divide_slices(system: System, degrees: Mapping[str, int]) -> tuple[dict[str
         over[axis] = math.gcd(degree, left)
         inside[axis] = degree // over[axis]
         left //= over[axis]
-    if left > 1:
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-        raise MeshwrightError(
-            f"mesh {mesh} does not divide over the {system.num_slices} slices of {system};"
-            f" give the outermost axis a multiple of {system.num_slices}"
-        )
     return over, inside
 
 
@@ -184,7 +179,8 @@ def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
     """The pieces of one dimension, of axes given outermost first: the innermost has stride 1."""
     pieces, stride = [], 1
     for axis, size in reversed(parts):
-        pieces.append(Piece(axis, dim, size, stride))
+        if size > 1:
+            pieces.append(Piece(axis, dim, size, stride))
         stride *= size
     return pieces
 

@@ -16,9 +16,8 @@ DATA = Path(__file__).parent / "data"
 def chips() -> tuple[Chip, ...]:
     """Every chip the project knows, TPUs first, then GPUs, then the simulated CPU devices, each by name."""
     found = [_chip_named(name) for name in chip_names()]
-    return tuple(
-        sorted(found, key=lambda chip: (("tpu", "gpu", "cpu").index(chip.kind), chip.name.removeprefix("tpu")))
-    )
+    kinds = ("tpu", "gpu", "cpu")
+    return tuple(sorted(found, key=lambda chip: (kinds.index(chip.kind), chip.name.replace("tpu", "v"))))
 
 
 def chip_names() -> tuple[str, ...]:
@@ -65,14 +64,15 @@ def _aliases() -> dict[str, str]:
 def _canonical_name(name: str) -> str:
     """The name of the file of a chip."""
     normal = normal_name(name)
-    if (DATA / f"{normal}.toml").is_file() and normal != "aliases" and normal.replace("-", "").isalnum():
+    if normal in chip_names():
         return normal
     if normal in _aliases():
         return _aliases()[normal]
-    names = chip_names()
-    near = nearest(normal, [*names, *_aliases()], cutoff=0.5)
+    near = nearest(normal, [*chip_names(), *_aliases()], cutoff=0.5)
     hint = f"did you mean {_aliases().get(near, near)}? " if near else ""
-    raise MeshwrightError(f"chip {name!r} is not known; {hint}known are {', '.join(names)}, or a file of your own")
+    raise MeshwrightError(
+        f"chip {name!r} is not known; {hint}known are {', '.join(chip_names())}, or a file of your own"
+    )
 
 
 @cache

@@ -33,7 +33,7 @@ def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
             f"{chip.name}:{text} has {math.prod(shape)} chips; the largest slice is {pod} = {most},"
             f" beyond it use several: 2*{chip.name}:{pod}"
         )
-    if tuple(sorted(shape)) not in torus.slices and not _is_cubes(torus, shape):
+    if sorted(shape) not in map(sorted, torus.slices) and not _is_cubes(torus, shape):
         raise MeshwrightError(f"{chip.name}:{text} is not a slice; slices are {_offered(torus)}, axes in any order")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 
-# tomllib and difflib are imported where they are needed: planning imports this module, and on a wrong name or on a
-# system already loaded needs neither.
+# tomllib and difflib are imported where they are needed: whoever imports the package and reads no file, or makes no
+# mistake, does not wait for them.
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -83,11 +83,11 @@ class Table:
         return self._sizes(field, self.get(field), rank)
 
     def shapes(self, field: str, *, rank: int) -> tuple[tuple[int, ...], ...]:
-        """A list of lists of `rank` whole numbers, each made ascending."""
+        """A list of lists of `rank` whole numbers."""
         value = self.get(field)
         if not isinstance(value, list) or not value:
             raise self.error(field, f"= {value!r}; it takes a list of shapes, such as [[2, 2], [4, 4]]")
-        return tuple(tuple(sorted(self._sizes(field, shape, rank))) for shape in value)
+        return tuple(self._sizes(field, shape, rank) for shape in value)
 
     def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
         """Whole numbers from 1 out of a value of a field."""

@@ -45,8 +45,7 @@ def sample(
     """
     samples, length = prompts.shape
     shape = (model.num_layers, samples, length + num_tokens, model.num_kv_heads, model.head_dim)
-    empty = jnp.zeros(shape, dtype, out_sharding=layout.spec(*CACHED))
-    cache = Cache(empty, empty)
+    cache = Cache(*(jnp.zeros(shape, dtype, out_sharding=layout.spec(*CACHED)) for _ in Cache._fields))
 
     @jax.jit(donate_argnums=2)
     def step(params: Any, tokens: Array, cache: Cache, start: Array, key: Array) -> tuple[Array, Cache]:

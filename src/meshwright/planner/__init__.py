@@ -1,7 +1,8 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
+from meshwright.planner.explain import reason, why
 from meshwright.planner.plan import Plan, make_plan, read_plan, write_plan
 from meshwright.planner.predict import predict
-from meshwright.planner.search import Ranking, rank, reason
+from meshwright.planner.search import Ranking, rank
 
-__all__ = ["Plan", "Ranking", "make_plan", "predict", "rank", "read_plan", "reason", "write_plan"]
+__all__ = ["Plan", "Ranking", "make_plan", "predict", "rank", "read_plan", "reason", "why", "write_plan"]

@@ -1,4 +1,4 @@
-"""The legal meshes of a workload on a system, best first, and why each of the others loses."""
+"""The legal meshes of a workload on a system, best first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from meshwright.hardware import System
 from meshwright.mesh import POSITIONAL, MeshShape, divisors
 from meshwright.planner.predict import predict
 from meshwright.record import Record
-from meshwright.units import show_bytes, show_seconds
 from meshwright.workload import Workload, check_mesh
 
 
@@ -62,24 +61,3 @@ def _order(record: Record) -> tuple[bool, float, float]:
     """Fitting first, then fast; of two as fast, the one with more memory left."""
     fits = bool(record.fits)
     return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]
-
-
-def reason(record: Record, best: Record) -> str:
-    """The one reason why `record` loses against `best`, in a few words with its numbers."""
-    if not record.fits:
-        return f"wants {show_bytes(record.memory_bytes['peak'])}"
-    gaps = {name: time - best.breakdown_seconds[name] for name, time in record.breakdown_seconds.items()}
-    slowest = max(gaps, key=gaps.__getitem__)
-    if record is best or gaps[slowest] <= 0:
-        return "-" if record is best else "as fast, with less memory left"
-    if slowest != "exposed communication":
-        return f"{slowest} +{show_seconds(gaps[slowest])}"
-    return f"{_dearest_axes(record)} communication exposed: +{show_seconds(gaps[slowest])}"
-
-
-def _dearest_axes(record: Record) -> str:
-    """The axes whose collectives are exposed longest."""
-    times: dict[tuple[str, ...], float] = {}
-    for move in record.collectives:
-        times[move.axes] = times.get(move.axes, 0.0) + (move.exposed_seconds or 0.0)
-    return "*".join(max(times, key=times.__getitem__))

@@ -1,6 +1,7 @@
 """Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
 
 from meshwright.training.checkpoint import Checkpoints
+from meshwright.training.data import load_corpus
 from meshwright.training.loop import Row, measured, train
 from meshwright.training.run import RunConfig, read_config, read_metrics
 from meshwright.training.step import Optimizer, abstract_state, initial_state, lower_train_step, train_step
@@ -12,6 +13,7 @@ __all__ = [
     "RunConfig",
     "abstract_state",
     "initial_state",
+    "load_corpus",
     "lower_train_step",
     "measured",
     "read_config",

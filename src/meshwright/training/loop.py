@@ -45,8 +45,10 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
     batches = Batches(corpus, config.workload, sharding, seed=config.seed)
     write_config(directory, config)
     with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints, _interruptions() as interrupted:
-        start, state = _state(config, layout, mesh, checkpoints)
-        for row, state in _steps(config, layout, batches, state, range(start, config.steps)):
+        start, first = _state(config, layout, mesh, checkpoints)
+        if start >= config.steps:
+            raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
+        for row, state in _steps(config, layout, batches, first, start):
             append_metrics(directory, row)
             on_step(row)
             taken = row["step"] + 1
@@ -66,22 +68,22 @@ def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoin
 
 
 def _steps(
-    config: RunConfig, layout: Layout, batches: Batches, state: State, steps: Sequence[int]
+    config: RunConfig, layout: Layout, batches: Batches, state: State, start: int
 ) -> Iterator[tuple[Row, State]]:
-    """Each step's row and the state after it."""
+    """The row of each step from `start` on, and the state after it."""
     step_of = train_step(config.workload, layout, config.optimizer)
-    rate = config.optimizer.schedule()
+    rate: Callable[[int], Any] = config.optimizer.schedule()
     tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
-    batch = batches[steps[0]] if steps else None
-    for step in steps:
+    batch = batches[start]
+    for step in range(start, config.steps):
         began = time.perf_counter()
         state, metrics = step_of(state, batch)
-        if step + 1 < steps.stop:
-            batch = batches[step + 1]  # Read while the devices work.
+        batch = batches[step + 1]  # Read while the devices work.
         # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        loss, norm = (float(metrics[name]) for name in ("loss", "grad_norm"))
+        loss, norm = (metrics[name].item() for name in ("loss", "grad_norm"))
         seconds = time.perf_counter() - began
-        row = {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": float(rate(step))}
+        where = {"mesh": str(config.mesh), "hardware": config.hardware}
+        row = where | {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": float(rate(step))}
         yield (
             row | {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds},
             state,
@@ -95,8 +97,9 @@ def _step_flops_at_peak(config: RunConfig) -> float:
 
 
 def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
-    """The record of a run: the median step, the one that compiled left out."""
-    times = [row["step_seconds"] for row in rows[1:]] or [row["step_seconds"] for row in rows]
+    """The record of a run: the median of its steps on the config's mesh, the one that compiled left out."""
+    here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
+    times = [row["step_seconds"] for row in here[1:] or here]
     step = statistics.median(times) if times else None
     return Record(
         origin="measured",

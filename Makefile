@@ -1,0 +1,37 @@
+# Two commands do everything: `make demo` and `make test`. Each makes .venv from the lock when it is needed.
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: demo test quick lint format lock clean
+
+demo: .venv/installed
+	$(BIN)/meshwright demo
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+quick: lint
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Needs uv (pip install uv); the lock itself installs with pip alone.
+lock:
+	uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q \
+		requirements.in -o requirements.lock
+
+.venv/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,33 @@
+"""The devices a command runs on: simulated ones on this machine's CPU, or the accelerators that are there."""
+
+from __future__ import annotations
+
+import os
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
+
+# Simulated devices share a few cores, so one may reach a collective long after the others; XLA gives up after 40 s.
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+
+
+def claim_devices(system: System) -> None:
+    """Have JAX show the devices of `system`, or raise where they are not there. To be called before JAX uses any."""
+    if system.chip.kind == "cpu":
+        count = f"--xla_force_host_platform_device_count={system.num_devices}"
+        # Read when the backend starts. Of two settings of one flag XLA takes the last: a person's own stays in force.
+        os.environ["XLA_FLAGS"] = " ".join([count, PATIENCE, os.environ.get("XLA_FLAGS", "")])
+    import jax
+
+    if system.chip.kind == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        raise MeshwrightError(f"{system} has no devices here: {str(error).splitlines()[0]}") from None
+    kind = found[0].platform
+    if kind != system.chip.kind or len(found) < system.num_devices:
+        raise MeshwrightError(
+            f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {len(found)} {kind};"
+            f" cpu:{system.num_devices} simulates as many"
+        )

@@ -1,0 +1,95 @@
+"""`meshwright generate`: text from a run's last checkpoint, on the mesh it was trained on or another."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from meshwright.cli.devices import claim_devices
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.mesh import parse_mesh
+
+
+@dataclass(frozen=True)
+class Args:
+    """Write text with a trained model, a byte at a time, with a KV cache split over the mesh.
+
+    Example: meshwright generate runs/tiny --prompt "def " --num-tokens 200
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run directory that `meshwright train` made."""
+    prompt: str = "def "
+    """What the text begins with."""
+    num_tokens: int = 200
+    """The bytes to write."""
+    num_samples: int = 1
+    """The texts to write; a multiple of dp*fsdp is split over them."""
+    temperature: float = 0.7
+    """0 always takes the likeliest byte, 1 draws as the model says."""
+    on: str | None = None
+    """The hardware, where it is not that of the run."""
+    mesh_dim: str | None = None
+    """The mesh, where it is not that of the run."""
+    seed: int = 0
+    """Decides what is drawn."""
+    json: bool = False
+    """Print {"prompt", "texts"} when all is written."""
+
+
+def run(args: Args) -> int:
+    """Print the texts, a single one as it is written."""
+    from meshwright.training import read_config
+
+    _check(args)
+    config = read_config(args.run)
+    system = parse_system(args.on or config.hardware)
+    is_same = args.mesh_dim is None and str(system) == config.hardware
+    mesh = config.mesh if is_same else parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices)
+    claim_devices(system)
+    from meshwright.training.generate import generate
+
+    pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    streams = not args.json and args.num_samples == 1
+    if streams:
+        print(args.prompt, end="", flush=True)
+    for chosen in generate(
+        args.run, config, mesh, prompt=args.prompt.encode(), num_samples=args.num_samples,
+        num_tokens=args.num_tokens, temperature=args.temperature, seed=args.seed,
+    ):  # fmt: skip
+        for piece, byte in zip(pieces, chosen, strict=True):
+            piece.append(byte)
+        if streams:
+            print(decoder.decode(bytes([chosen[0]])), end="", flush=True)
+    texts = [args.prompt + piece.decode(errors="replace") for piece in pieces]
+    _finish(args, texts, streams=streams)
+    return 0
+
+
+def _check(args: Args) -> None:
+    """Raise where a number cannot be meant."""
+    for name, value, least in (
+        ("num-tokens", args.num_tokens, 1),
+        ("num-samples", args.num_samples, 1),
+        ("temperature", args.temperature, 0),
+    ):
+        if value < least:
+            raise MeshwrightError(f"--{name} is {value}; it is {least} or more")
+    if not args.prompt:
+        raise MeshwrightError("--prompt is empty; give at least one character to go on from")
+
+
+def _finish(args: Args, texts: list[str], *, streams: bool) -> None:
+    """Print what has not been printed yet."""
+    if args.json:
+        print(json.dumps({"prompt": args.prompt, "texts": texts}, indent=2))
+    elif streams:
+        print()
+    else:
+        print("\n---\n".join(texts))

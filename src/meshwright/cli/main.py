@@ -1,0 +1,57 @@
+"""`meshwright COMMAND …`: finds the command's file, reads its arguments, runs it; a user's mistake ends with code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from meshwright.errors import MeshwrightError
+
+COMMANDS = {
+    "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
+    "verify": "compile the train step of a plan with the real XLA compiler and hold it against the plan",
+    "train": "train a model on a mesh, from 8 simulated devices up",
+    "generate": "write text with a model that was trained",
+    "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code: 0 done, 1 a difference was found, 2 the call was wrong."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if words else 2
+    name, *rest = words
+    try:
+        if name not in COMMANDS:
+            raise MeshwrightError(f"no command {name!r}; commands are {', '.join(COMMANDS)}")
+        # Only the command's own file is imported: `plan` answers before JAX would have loaded.
+        module = importlib.import_module(f"meshwright.cli.{name}")
+        return _run(module, name, rest)
+    except MeshwrightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 0  # The reader of a pipe has seen enough.
+
+
+def _run(module: object, name: str, words: Sequence[str]) -> int:
+    """Read the command's arguments as its `Args` declares them, and run it."""
+    import tyro
+
+    args = tyro.cli(module.Args, args=words, prog=f"meshwright {name}")  # type: ignore[attr-defined]
+    return module.run(args)  # type: ignore[attr-defined]
+
+
+def _help() -> str:
+    """What there is."""
+    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        ["usage: meshwright COMMAND …", "", *lines, "", "meshwright COMMAND --help says what a command takes."]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

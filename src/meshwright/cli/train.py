@@ -1,0 +1,137 @@
+"""`meshwright train`: a run from its first step, or on from its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from meshwright.cli.common import Subject, choose_plan
+from meshwright.cli.devices import claim_devices
+from meshwright.cli.tables import console, headline, speed
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.mesh import parse_mesh
+from meshwright.planner import make_plan
+from meshwright.record import Record
+from meshwright.units import show_percent, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.training import RunConfig
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train a model on a mesh: a progress bar, and a run directory with config, metrics and checkpoints.
+
+    Example: meshwright train tiny --on cpu:8 --mesh-dim 1,2,4,1 --batch 16 --seq-len 256 --steps 200
+    Go on: meshwright train runs/tiny --resume --steps 400 (on another mesh: --on cpu:4 --mesh-dim 1,4,1,1)
+    """
+
+    subject: Annotated[Subject, tyro.conf.arg(name="")]
+    mesh_dim: str | None = None
+    """dp,fsdp,tp,sp as 1,-1,4,1, or names, as fsdp=-1,tp=4. One degree may be -1. Without it, the planner chooses."""
+    steps: int = 200
+    """The steps of the whole run, those before a --resume included."""
+    out: Path | None = None
+    """The run directory; runs/MODEL where nothing is said."""
+    resume: bool = False
+    """Go on from the last checkpoint of the run directory that stands in the model's place."""
+    data: tuple[str, ...] = ()
+    """Text files, or folders of .txt, .md and .py; without any, the sources of Python's standard library."""
+    learning_rate: float = 3e-3
+    """The rate that the warm-up ends at; it then falls to a tenth."""
+    save_every: int = 0
+    """Steps between checkpoints; 0 keeps the last only."""
+    seed: int = 0
+    """Decides the first parameters and the order of the data."""
+    json: bool = False
+    """Print the measured record instead of the bar."""
+
+
+def run(args: Args) -> int:
+    """Train, and print what was measured beside what was planned."""
+    from meshwright.training import train
+
+    config, directory = (_resumed if args.resume else _begun)(args)
+    system = parse_system(config.hardware)
+    claim_devices(system)
+    plan = make_plan(config.workload, config.mesh, system).predicted
+    if not args.json:
+        console().print(f"{headline(config.workload, config.hardware)} · mesh {config.mesh} · plan: {speed(plan)}")
+    with _bar(config.steps, plan, is_quiet=args.json) as on_step:
+        record = train(config, directory, on_step=on_step)
+    if args.json:
+        print(json.dumps(record.to_json(), indent=2))
+    else:
+        console().print(f"measured: {speed(record)} (plan: {speed(plan)})\n next   meshwright generate {directory}")
+    return 0
+
+
+def _begun(args: Args) -> tuple[RunConfig, Path]:
+    """A new run's config, and its directory, which must not hold one already."""
+    from meshwright.training import Optimizer, RunConfig, load_corpus
+
+    load_corpus(args.data)  # A file that is not there is told of before anything starts.
+    plan = choose_plan(args.subject, args.mesh_dim)
+    directory = args.out or Path("runs") / plan.workload.model.name
+    if (directory / "config.json").exists():
+        raise MeshwrightError(
+            f"{directory} holds a run already; `meshwright train {directory} --resume` goes on, --out DIR starts another"
+        )
+    config = RunConfig(
+        workload=plan.workload,
+        mesh=plan.mesh,
+        hardware=plan.hardware,
+        optimizer=Optimizer(learning_rate=args.learning_rate, decay_steps=args.steps),
+        steps=args.steps,
+        seed=args.seed,
+        data=args.data,
+        save_every=args.save_every,
+    )
+    return config, directory
+
+
+def _resumed(args: Args) -> tuple[RunConfig, Path]:
+    """The config of the run in the model's place, with the steps, hardware and mesh that the arguments change."""
+    from meshwright.training import read_config
+
+    directory = Path(args.subject.model)
+    before = read_config(directory)
+    system = parse_system(args.subject.on or before.hardware)
+    changed = args.mesh_dim is not None or str(system) != before.hardware
+    mesh = parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices) if changed else before.mesh
+    steps = max(args.steps, before.steps)
+    return replace(before, hardware=str(system), mesh=mesh, steps=steps, save_every=args.save_every), directory
+
+
+@contextmanager
+def _bar(steps: int, plan: Record, *, is_quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A progress bar, and what moves it: a row of metrics a step. Where there is no terminal, a line now and then."""
+    columns = (
+        TextColumn("step {task.completed:>5}/{task.total}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%  {task.fields[state]}"),
+        TimeRemainingColumn(),
+    )
+    out = console()
+    with Progress(*columns, console=out, disable=is_quiet or not out.is_terminal) as progress:
+        task = progress.add_task("", total=steps, state="compiling")
+
+        def on_step(row: dict[str, Any]) -> None:
+            state = (
+                f"loss {row['loss']:.3f}  {show_rate(row['tokens_per_second'], 'tok/s')}  MFU {show_percent(row['mfu'])}"
+                f"  {show_seconds(row['step_seconds'])} (plan {show_seconds(plan.step_seconds or 0.0)})"
+            )
+            progress.update(task, completed=row["step"] + 1, state=state)
+            is_told = row["step"] == 0 or (row["step"] + 1) % max(1, steps // 10) == 0
+            if is_told and not is_quiet and not out.is_terminal:
+                out.print(f"step {row['step'] + 1:>5}/{steps}  {state}")
+
+        yield on_step

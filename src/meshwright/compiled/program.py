@@ -1,0 +1,57 @@
+"""A program to compile, and what is kept of it once it is: values that go between processes and onto the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from meshwright.compiled.targets import Effort
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """A program to compile in a process of its own.
+
+    function: `module:function`. It is called there as `function(mesh, **arguments)`, the mesh a `jax.sharding.Mesh` of
+    explicit axes over the hardware's devices, and returns a `jax.stages.Lowered`. arguments: plain data, as JSON has.
+    mesh: every axis and its degree, outermost first (`MeshShape.layout`).
+    """
+
+    function: str
+    hardware: str
+    mesh: Mapping[str, int]
+    arguments: Mapping[str, Any]
+    effort: Effort = "default"
+
+    def to_json(self) -> dict[str, Any]:
+        """This request as plain data."""
+        return asdict(self) | {"mesh": dict(self.mesh), "arguments": dict(self.arguments)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledProgram:
+    """What a compiler made of a program.
+
+    hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias` (what
+    outputs share with arguments), `code` and `peak`, the larger of what the compiler calls its peak and of the buffers
+    it allocates, arguments + outputs - alias + temporaries. messages: what it wrote to its error output. laid_by: how
+    the mesh was laid over the devices. cached: read from disk; compile_seconds is then the time it took then.
+    """
+
+    hlo: str
+    memory_bytes: Mapping[str, int]
+    messages: str
+    compile_seconds: float
+    compiler: str
+    laid_by: str
+    cached: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """This program as plain data."""
+        return asdict(self) | {"memory_bytes": dict(self.memory_bytes)}
+
+
+def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgram:
+    """The program that `CompiledProgram.to_json` wrote."""
+    return replace(CompiledProgram(**data), cached=cached)

@@ -1,0 +1,71 @@
+"""The record of a compiled program: what the compiler will really run, in the terms a plan predicts it in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.compiled.collectives import Traffic, read_collectives
+from meshwright.compiled.flops import Flops, count_flops
+from meshwright.compiled.hlo import Module
+from meshwright.compiled.parser import parse_hlo
+from meshwright.compiled.program import CompiledProgram
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.record import Record
+
+
+def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Record:
+    """The record of a program compiled for a mesh on some hardware: flops, memory and collectives, per device.
+
+    `fits` is None on simulated CPU devices, whose memory is the host's. Raises where the program is for another number
+    of devices.
+    """
+    system = parse_system(hardware)
+    record = read_hlo(program.hlo, mesh.layout, hardware=hardware)
+    fits = program.memory_bytes["peak"] <= system.usable_bytes if system.chip.kind != "cpu" else None
+    notes = (f"the mesh is laid out by {program.laid_by}",) if "split" in program.laid_by else ()
+    return replace(record, memory_bytes=dict(program.memory_bytes), fits=fits, notes=(*record.notes, *notes))
+
+
+def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
+    """The record of a program as HLO text alone says it: flops by phase and collectives, per device.
+
+    mesh: every axis and its degree in the order the devices are laid out in, outermost first. `breakdown_seconds` and
+    memory stay empty. Raises where the text is no HLO, contradicts itself, or is for another number of devices.
+    """
+    module = parse_hlo(text)
+    try:
+        _check_devices(module, mesh)
+        flops, traffic = count_flops(module), read_collectives(module, mesh)
+    except MeshwrightError:
+        raise
+    except (LookupError, ValueError, ArithmeticError) as error:
+        raise MeshwrightError(f"HLO module {module.name} contradicts itself: {error}") from None
+    return Record(
+        origin="compiled",
+        mesh=dict(mesh),
+        hardware=hardware,
+        flops=float(flops.total),
+        collectives=traffic.collectives,
+        notes=_notes(flops, traffic),
+    )
+
+
+def _check_devices(module: Module, mesh: Mapping[str, int]) -> None:
+    """Raise where a module runs on another number of devices than a mesh has."""
+    num_devices = math.prod(mesh.values())
+    if module.num_devices != num_devices:
+        shown = ",".join(f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1) or "of one device"
+        raise MeshwrightError(
+            f"HLO module {module.name} runs on {module.num_devices} devices; mesh {shown} has {num_devices}"
+        )
+
+
+def _notes(flops: Flops, traffic: Traffic) -> tuple[str, ...]:
+    """What there is to say of both, each thing once; recomputed flops by name, as they are no field of a record."""
+    again = flops.by_phase.get("recompute", 0)
+    recomputed = (f"{again:.4g} of the flops are recomputed",) if again else ()
+    return tuple(dict.fromkeys((*recomputed, *flops.notes, *traffic.notes)))

@@ -1,0 +1,50 @@
+"""Text from the last checkpoint of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.models import sample, sampling_layout
+from meshwright.parallel import DTYPES, Layout, build_mesh
+from meshwright.training.checkpoint import Checkpoints
+from meshwright.training.run import RunConfig
+from meshwright.training.step import abstract_state
+
+
+def generate(
+    directory: Path,
+    config: RunConfig,
+    mesh_shape: MeshShape,
+    *,
+    prompt: bytes,
+    num_samples: int,
+    num_tokens: int,
+    temperature: float,
+    seed: int,
+) -> Iterator[np.ndarray]:
+    """The bytes [samples] that follow the prompt, one position after another; no checkpoint is an error."""
+    workload, mesh = config.workload, build_mesh(mesh_shape)
+    with jax.set_mesh(mesh):
+        with Checkpoints(directory) as checkpoints:
+            if checkpoints.latest is None:
+                raise MeshwrightError(
+                    f"{directory} has no checkpoint yet; `meshwright train {directory} --resume` makes one"
+                )
+            wanted = abstract_state(workload, Layout(mesh_shape), config.optimizer, mesh)
+            params = checkpoints.restore(checkpoints.latest, wanted)["params"]
+        yield from sample(
+            params,
+            np.tile(np.frombuffer(prompt, np.uint8).astype(np.int32), (num_samples, 1)),
+            workload.model,
+            sampling_layout(mesh_shape, num_samples),
+            num_tokens=num_tokens,
+            temperature=temperature,
+            dtype=DTYPES[workload.compute_dtype],
+            seed=seed,
+        )
