@@ -22,13 +22,13 @@ MISTAKES = [
     ("1,-1,3,1", "has 3 devices without fsdp=-1, which does not divide the 8"),
     ("-1,-1,1,1", "-1 at dp and fsdp; only one"),
     ("1,2,4", "has 3 entries; it takes 4"),
-    ("1,2,x,1", "degree 'x'"),
-    ("1,0,8,1", "degree '0'"),
-    ("1,-2,4,1", "degree '-2'"),
+    ("1,2,x,1", "has 'x' for a degree"),
+    ("1,0,8,1", "has '0' for a degree"),
+    ("1,-2,4,1", "has '-2' for a degree"),
     ("", "has 1 entries"),
     ("model=8", "names axis 'model'; the axes are dp, fsdp, tp, sp, ep or pp"),
     ("tp=2,tp=4", "names tp twice"),
-    ("tp=", "degree ''"),
+    ("tp=", "has '' for a degree"),
 ]
 
 

@@ -10,21 +10,23 @@ from jax.sharding import Mesh
 BATCH, SEQ_LEN, EMBED, MLP = 8, 16, 32, 64
 
 
-def train_step(mesh: Mesh, *, layers: int = 3, remat: bool = True, dtype: str = "float32", scale: int = 1) -> Any:
+def train_step(
+    mesh: Mesh, *, layers: int = 3, remat: bool = True, dtype: str = "float32", scale: int = 1, batch: int = BATCH
+) -> Any:
     """Loss, gradients and a plain update of residual MLPs: batch over dp and fsdp, weights over fsdp, hidden over tp.
 
     Between the layers the activations are sharded over the sequence by tp. Every collective is asked for by a reshard.
     """
-    batch, split = ("dp", "fsdp"), P(("dp", "fsdp"), "tp", None)
+    rows, split = ("dp", "fsdp"), P(("dp", "fsdp"), "tp", None)
 
     def block(x: Any, weights: Any) -> Any:
         w_in, w_out = (w.astype(dtype) for w in weights)
         with jax.named_scope("mlp"):
-            x_full = jax.reshard(x, P(batch, None, None, reduced={"tp"}))
+            x_full = jax.reshard(x, P(rows, None, None, reduced={"tp"}))
             w_in = jax.reshard(w_in, P(None, "tp", reduced={"dp", "fsdp"}))
             w_out = jax.reshard(w_out, P("tp", None, reduced={"dp", "fsdp"}))
             hidden = jax.nn.silu(jnp.einsum("bsd,df->bsf", x_full, w_in))
-            y = jnp.einsum("bsf,fd->bsd", hidden, w_out, out_sharding=P(batch, None, None, unreduced={"tp"}))
+            y = jnp.einsum("bsf,fd->bsd", hidden, w_out, out_sharding=P(rows, None, None, unreduced={"tp"}))
             return x + jax.reshard(y, split)
 
     def loss(weights: Any, x: Any) -> Any:
@@ -44,7 +46,7 @@ def train_step(mesh: Mesh, *, layers: int = 3, remat: bool = True, dtype: str = 
         array(mesh, (layers, scale * MLP, scale * EMBED), P(None, "tp", "fsdp")),
     )
     with jax.set_mesh(mesh):
-        return jax.jit(step, donate_argnums=0).lower(weights, array(mesh, (BATCH, SEQ_LEN, scale * EMBED), split))
+        return jax.jit(step, donate_argnums=0).lower(weights, array(mesh, (batch, SEQ_LEN, scale * EMBED), split))
 
 
 def array(mesh: Mesh, shape: tuple[int, ...], spec: Any, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -82,3 +84,22 @@ def killed(mesh: Mesh) -> Any:
     import signal
 
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cpu_mesh(**degrees: int) -> Mesh:
+    """The mesh of meshwright's axes over this process's simulated devices."""
+    from meshwright.mesh import MeshShape
+
+    layout = MeshShape(**degrees).layout
+    types = (jax.sharding.AxisType.Explicit,) * len(layout)
+    return jax.make_mesh(tuple(layout.values()), tuple(layout), axis_types=types)
+
+
+def per_device(
+    mesh: Mesh, function: Any, *shapes: tuple[int, ...], specs: Any, out: Any, dtype: Any = jnp.float32
+) -> Any:
+    """A function of one device's shards, lowered: what it does with its axes' names is what is compiled."""
+    arrays = [array(mesh, shape, spec, dtype) for shape, spec in zip(shapes, specs, strict=True)]
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(function, in_specs=tuple(specs), out_specs=out, check_vma=False)
+        return jax.jit(mapped).lower(*arrays)

@@ -1,6 +1,7 @@
 """A compiled program, for hardware that need not be there, and the record that is read from it."""
 
 from meshwright.compiled.collectives import Traffic, read_collectives
+from meshwright.compiled.compare import Row, compare, in_plans_terms
 from meshwright.compiled.compile import cache_directory, compile_in_child
 from meshwright.compiled.flops import Flops, count_flops
 from meshwright.compiled.hlo import Computation, Instruction, Module
@@ -24,13 +25,16 @@ __all__ = [
     "Flops",
     "Instruction",
     "Module",
+    "Row",
     "Shape",
     "Traffic",
     "cache_directory",
     "check_compiler",
+    "compare",
     "compile_in_child",
     "compiler_name",
     "count_flops",
+    "in_plans_terms",
     "meant",
     "parse_hlo",
     "read_collectives",

@@ -33,8 +33,8 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
     mesh: every axis and its degree in the order the devices are laid out in, outermost first. A collective is one entry
     for each phase and note of the arrays it carries. One whose groups are no product of axes has axes () and a note.
     An all-reduce that is a reduce-scatter or an all-gather in other words keeps its kind, and its note says so
-    (`respelled.SLICED`, `respelled.PADDED`; `respelled.meant` puts it in those words). What the TPU compiler spreads over the fusions of one computation is
-    counted once, by its channel.
+    (`respelled.SLICED`, `respelled.PADDED`; `respelled.meant` puts it in those words). What the TPU compiler spreads
+    over the fusions of one computation is counted once, by its channel.
     """
     runs = count_runs(module)
     collectives: list[Collective] = []
@@ -52,7 +52,7 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
             collectives += _entries(module, instruction, _KINDS[opcode], mesh, times)
         if key is not None:
             seen.add(key)
-    notes = [f"{count} {opcode} a step are not counted among the collectives" for opcode, count in left_out.items()]
+    notes = [f"{opcode}: {count} a step, not among the collectives" for opcode, count in left_out.items()]
     return Traffic(collectives=tuple(collectives), notes=(*runs.notes, *notes))
 
 

@@ -24,6 +24,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 
 _MOST_MESSAGES = 1 << 20
+_LOGGED = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
 _OUT_OF_MEMORY = (
     re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
     re.compile(r"(Used) ([\d.]+\w?) of ([\d.]+\w?)"),
@@ -68,13 +69,24 @@ def _compile(request: CompileRequest, system: System) -> CompiledProgram:
                 status = child.wait()
             finally:
                 child.kill()  # after an interrupt, which does not reach it while it is inside the compiler
-        messages = said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace")
+        messages = _warnings(said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not answered.exists():
             raise MeshwrightError(_died(request, status, messages))
         response = json.loads(answered.read_text())
     if "error" in response:
         raise MeshwrightError(response["error"] if response["known"] else _failed(request, response["error"]))
     return replace(program_from_json(response["program"], cached=False), messages=messages)
+
+
+def _warnings(messages: str) -> str:
+    """What a compiler wrote, without the messages that only inform, which may go over several lines."""
+    kept, informs = [], False
+    for line in messages.splitlines(keepends=True):
+        if found := _LOGGED.match(line):
+            informs = found[1] == "I"
+        if not informs:
+            kept.append(line)
+    return "".join(kept)
 
 
 def _failed(request: CompileRequest, error: str) -> str:

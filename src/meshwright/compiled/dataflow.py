@@ -67,10 +67,11 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
             instruction = module.root(instruction.called("calls", "to_apply")[0])
         elif instruction.opcode == "while" and _is_constant(module, instruction, index):
             instruction = module.operand(instruction)
-        elif instruction.opcode == "parameter" and (loop := _only_caller(module, instruction)) is not None:
-            if loop.opcode != "while" or not _is_constant(module, loop, index):
+        elif instruction.opcode == "parameter" and (caller := _only_caller(module, instruction)) is not None:
+            hands_on = caller.opcode == "while" and _is_constant(module, caller, index)
+            if not hands_on and caller.opcode not in ("fusion", "call"):
                 return None
-            instruction = module.operand(loop)
+            instruction = module.operand(caller, instruction.index)
         else:
             return None
     return None
@@ -102,6 +103,8 @@ _ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "or": np.bitwise_or,
     "shift-left": lambda a, b: a << np.clip(b, 0, 31),
     "shift-right-logical": lambda a, b: a >> np.clip(b, 0, 31),
+    "negate": np.negative,
+    "abs": np.abs,
     "clamp": lambda low, a, high: np.clip(a, low, high),
     "select": lambda where, a, b: np.where(where != 0, a, b),
 }

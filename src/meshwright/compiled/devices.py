@@ -10,7 +10,7 @@ import jax
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
-from meshwright.compiled.targets import topology
+from meshwright.compiled.targets import across_slices, topology
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 
@@ -34,7 +34,7 @@ def lay_devices(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, str]:
         raise MeshwrightError(f"mesh {shown} has {math.prod(degrees)} devices; {system} has {len(devices)}")
     types = (AxisType.Explicit,) * len(mesh)
     if system.num_slices > 1:
-        across = _across_slices(system, mesh)
+        across = across_slices(system, mesh)
         within = tuple(degree // share for degree, share in zip(degrees, across, strict=True))
         array = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
         return Mesh(array, tuple(mesh), axis_types=types), "mesh_utils.create_hybrid_device_mesh"
@@ -43,14 +43,3 @@ def lay_devices(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, str]:
     except NotImplementedError:  # no mesh axis is a product of whole physical ones
         array = mesh_utils.create_device_mesh(degrees, devices, allow_split_physical_axes=True)
         return Mesh(array, tuple(mesh), axis_types=types), "mesh_utils.create_device_mesh, physical axes split"
-
-
-def _across_slices(system: System, mesh: Mapping[str, int]) -> tuple[int, ...]:
-    """The part of each axis's degree that lies between slices: the outermost axes take them all."""
-    left, across = system.num_slices, []
-    for degree in mesh.values():
-        across.append(math.gcd(degree, left))
-        left //= across[-1]
-    if left > 1:
-        raise MeshwrightError(f"the {system.num_slices} slices of {system} do not divide the axes of the mesh")
-    return tuple(across)

@@ -151,8 +151,8 @@ def _iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
-    """Raise where a shape has more devices than any machine, so that a corrupt text cannot ask for all the memory."""
-    if math.prod(shape) > MOST_DEVICES:
+    """Raise where a shape has no device, or more than any machine: a corrupt text must not ask for all the memory."""
+    if not 0 < math.prod(shape) <= MOST_DEVICES:
         raise ValueError(f"{math.prod(shape)} devices")
 
 

@@ -216,9 +216,9 @@ class _Parser:
     def error(self, reason: str) -> MeshwrightError:
         """What stands at the position, and why it cannot."""
         number = self.text.count("\n", 0, self.position) + 1
-        line = self.text[self.position :].lstrip()[:80].split("\n")[0]
-        if not line:
+        if "\n" not in self.text[self.position :].strip():  # the last line
             return MeshwrightError(f"HLO text is cut short: it ends in line {number}, where there should be more")
+        line = self.text[self.position :].lstrip()[:80].split("\n")[0]
         return MeshwrightError(f"HLO text line {number}: {reason}: {line!r}")
 
     def cut_short(self, start: int) -> int:

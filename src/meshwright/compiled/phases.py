@@ -26,7 +26,7 @@ _FURTHEST = 6
 
 def phase_of(op_name: str) -> Phase:
     """The phase that an op_name says; forward where it says none."""
-    if "transpose(jvp(" in op_name:
+    if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
     if "jvp(" not in op_name and UPDATE_SCOPE in _components(op_name):
         return "update"

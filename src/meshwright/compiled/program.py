@@ -35,7 +35,7 @@ class CompiledProgram:
 
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias` (what
     outputs share with arguments), `code` and `peak`, the larger of what the compiler calls its peak and of the buffers
-    it allocates, arguments + outputs - alias + temporaries. messages: what it wrote to its error output. laid_by: how
+    it allocates, arguments + outputs - alias + temporaries. messages: the warnings it wrote. laid_by: how
     the mesh was laid over the devices. cached: read from disk; compile_seconds is then the time it took then.
     """
 

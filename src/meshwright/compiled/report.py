@@ -11,6 +11,7 @@ from meshwright.compiled.flops import Flops, count_flops
 from meshwright.compiled.hlo import Module
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram
+from meshwright.compiled.targets import across_slices
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
@@ -20,14 +21,19 @@ from meshwright.record import Record
 def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Record:
     """The record of a program compiled for a mesh on some hardware: flops, memory and collectives, per device.
 
-    `fits` is None on simulated CPU devices, whose memory is the host's. Raises where the program is for another number
-    of devices.
+    `fits` is None on simulated CPU devices, whose memory is the host's. What is sent between slices is a note, not yet
+    among the collectives. Raises where the program is for another number of devices.
     """
     system = parse_system(hardware)
-    record = read_hlo(program.hlo, mesh.layout, hardware=hardware)
+    # Each slice runs a program of its own, whose devices are numbered within it.
+    shares = across_slices(system, mesh.layout)
+    within = {axis: degree // share for (axis, degree), share in zip(mesh.layout.items(), shares, strict=True)}
+    record = read_hlo(program.hlo, within, hardware=hardware)
     fits = program.memory_bytes["peak"] <= system.usable_bytes if system.chip.kind != "cpu" else None
     notes = (f"the mesh is laid out by {program.laid_by}",) if "split" in program.laid_by else ()
-    return replace(record, memory_bytes=dict(program.memory_bytes), fits=fits, notes=(*record.notes, *notes))
+    return replace(
+        record, mesh=mesh.layout, memory_bytes=dict(program.memory_bytes), fits=fits, notes=(*record.notes, *notes)
+    )
 
 
 def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:

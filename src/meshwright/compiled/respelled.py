@@ -64,7 +64,7 @@ def sliced_note(module: Module, value: Instruction, axes: Axes, mesh: Mapping[st
     computation, or is cut by offsets that depend on anything else (a loop's counter, data) has no note; one whose
     offsets come from a table that the text leaves out has one that says no more than that.
     """
-    found: list[np.ndarray] = []
+    found: list[tuple[int, np.ndarray]] = []
     for user, held in uses(module, value, _SHARES):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name or held.name in user.operands[1:]:
             return ""
@@ -75,10 +75,10 @@ def sliced_note(module: Module, value: Instruction, axes: Axes, mesh: Mapping[st
         tiles = _tiles(module, offsets, slice_sizes(user), counts, math.prod(mesh.values()))
         if tiles is None:
             return UNREAD if _come_from_tables(module, offsets) else ""
-        found.append(tiles)
-    if not found or any(not np.array_equal(tiles, found[0]) for tiles in found):
+        found.append((math.prod(counts), tiles))
+    if not found or any(count != found[0][0] or not np.array_equal(tiles, found[0][1]) for count, tiles in found):
         return ""
-    scattered = _tiled_axes(found[0], axes, mesh)
+    scattered = _tiled_axes(found[0][1], found[0][0], axes, mesh)
     if scattered is None:
         return ""
     rest = tuple(axis for axis in axes if axis not in scattered)
@@ -103,7 +103,7 @@ def is_padded(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[st
     if counts is None:
         return False
     tiles = _tiles(module, module.operands(update)[2:], sizes, counts, math.prod(mesh.values()))
-    return tiles is not None and _tiled_axes(tiles, axes, mesh) == axes
+    return tiles is not None and _tiled_axes(tiles, math.prod(counts), axes, mesh) == axes
 
 
 def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
@@ -149,8 +149,8 @@ def _tiles(
     return tile
 
 
-def _tiled_axes(tiles: np.ndarray, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
-    """The axes among some along which devices take all tiles, each another; None where there are none.
+def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
+    """The axes among some along which devices take all tiles there are, each another; None where there are none.
 
     Along the others of them all devices take the same.
     """
@@ -158,12 +158,12 @@ def _tiled_axes(tiles: np.ndarray, axes: Axes, mesh: Mapping[str, int]) -> Axes 
     # Devices with equal `group` take part in one collective.
     group = _number([index[axis] for axis in mesh if axis not in axes], tiles.size)
     for scattered in (some for size in range(len(axes), 0, -1) for some in combinations(axes, size)):
-        shares = math.prod(mesh[axis] for axis in scattered)
+        if math.prod(mesh[axis] for axis in scattered) != num_tiles:
+            continue
         place = _number([index[axis] for axis in scattered], tiles.size)
         pairs = {(g, p): t for g, p, t in zip(group.tolist(), place.tolist(), tiles.tolist(), strict=True)}
         same = all(pairs[g, p] == t for g, p, t in zip(group.tolist(), place.tolist(), tiles.tolist(), strict=True))
-        all_tiles = len({(g, t) for (g, _), t in pairs.items()}) == len(pairs) and tiles.max() == shares - 1
-        if same and all_tiles:
+        if same and len({(g, t) for (g, _), t in pairs.items()}) == len(pairs):
             return scattered
     return None
 

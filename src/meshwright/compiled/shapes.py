@@ -51,7 +51,7 @@ class Shape:
 _BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
 _NUMBER = re.compile(r"(?:bf|[fsu])(\d{1,3})")
 
-_ARRAY = re.compile(r"([a-z]\w*)\[((?:(?:<=)?\d{1,18},?)*+)\](?:\{([^{}\n]*)\})?")
+_ARRAY = re.compile(r"([a-z]\w*)\[((?:(?:<=)?\d{1,18}(?:,(?:<=)?\d{1,18})*+)?)\](?:\{([^{}\n]*)\})?")
 _NEXT = re.compile(r"(?:\s|,|/\*.*?\*/)*+")
 
 

@@ -9,6 +9,7 @@ from meshwright.cost.collective import (
 )
 from meshwright.cost.flops import StepFlops, model_flops, step_flops
 from meshwright.cost.memory import argument_bytes, parameter_elements, step_memory, step_traffic
+from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
 from meshwright.cost.roofline import (
     OpTime,
     critical_batch,
@@ -24,7 +25,10 @@ from meshwright.cost.traffic import step_collectives
 
 __all__ = [
     "CollectiveTime",
+    "Intensity",
     "OpTime",
+    "PricedProduct",
+    "PricedWay",
     "StepFlops",
     "Term",
     "argument_bytes",
@@ -41,6 +45,7 @@ __all__ = [
     "op_seconds",
     "parameter_elements",
     "pipeline_transfer_seconds",
+    "price",
     "step_collectives",
     "step_flops",
     "step_memory",

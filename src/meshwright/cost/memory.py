@@ -36,7 +36,7 @@ def step_memory(workload: Workload, mesh: MeshShape) -> dict[str, int]:
     loss = {"logits": _logits_bytes(workload, mesh), "gathered": _gathered_bytes(workload, mesh, "unembedding")}
     layer = {
         "gradients": states,
-        "working": residual_layer_bytes(workload, mesh) - saved_layer_bytes(workload, mesh),
+        "working": _working_bytes(workload, mesh),
         "gathered": _gathered_bytes(workload, mesh, "layers."),
     }
     terms = {name: int(size) for name, size in (always | max(loss, layer, key=lambda d: sum(d.values()))).items()}
@@ -67,16 +67,21 @@ def saved_layer_bytes(workload: Workload, mesh: MeshShape) -> int:
     return int(size * (2 * stream + _heads(workload, mesh) + _mlp(workload, mesh)))
 
 
+def _working_bytes(workload: Workload, mesh: MeshShape) -> float:
+    """What a layer's backward pass has live beside what was kept: all it reads, the softmax, and its gradient."""
+    softmax = (4 + dtype_bytes(workload.compute_dtype)) * _scores(workload, mesh)
+    return residual_layer_bytes(workload, mesh) - saved_layer_bytes(workload, mesh) + softmax
+
+
 def residual_layer_bytes(workload: Workload, mesh: MeshShape) -> int:
     """The bytes of all that one layer's backward reads, the gathered weights apart.
 
-    The stream around each block, in the compute dtype and normalised in float32; the gathered inputs; queries, keys
-    and values; scores in float32 and as softmax, of one chunk of queries; the mlp's two products and their own.
+    The stream before each of its two blocks, and their gathered inputs; queries, keys and values before and after
+    rotation; float32 scores of one chunk of queries; the mlp's two products and their own.
     """
     size, stream, inputs = dtype_bytes(workload.compute_dtype), _stream(workload, mesh), _inputs(workload, mesh)
-    scores = _scores(workload, mesh)
-    narrow = 2 * stream + 2 * inputs + 2 * _heads(workload, mesh) + 3 * _mlp(workload, mesh) / 2 + scores
-    return int(size * narrow + 4 * (2 * stream + scores))
+    narrow = 2 * stream + 2 * inputs + 2 * _heads(workload, mesh) + 3 * _mlp(workload, mesh) / 2
+    return int(size * narrow + 4 * _scores(workload, mesh))
 
 
 def _tokens(workload: Workload, mesh: MeshShape) -> int:
@@ -112,8 +117,9 @@ def _scores(workload: Workload, mesh: MeshShape) -> float:
 
 
 def _logits_bytes(workload: Workload, mesh: MeshShape) -> float:
-    """The logits and their gradient, float32."""
-    return 2 * 4 * _tokens(workload, mesh) * workload.model.vocab / mesh.tp
+    """The float32 logits, and their gradient as the product that follows takes it."""
+    each = 4 + dtype_bytes(workload.compute_dtype)
+    return each * _tokens(workload, mesh) * workload.model.vocab / mesh.tp
 
 
 def _gathered_bytes(workload: Workload, mesh: MeshShape, prefix: str) -> float:
@@ -137,7 +143,7 @@ def step_traffic(workload: Workload, mesh: MeshShape) -> dict[str, float]:
     layers = workload.model.num_layers
     weights = sum(_gathered_bytes(workload, mesh, p) for p in ("embedding", "unembedding"))
     weights += layers * _gathered_bytes(workload, mesh, "layers.")
-    activations = layers * residual_layer_bytes(workload, mesh) + _logits_bytes(workload, mesh) / 2
+    activations = layers * residual_layer_bytes(workload, mesh) + _logits_bytes(workload, mesh)
     states = parameter_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
     again = {"none": 0.0, "matmuls": 0.5, "block": 1.0}[workload.remat]
     forward = weights + activations

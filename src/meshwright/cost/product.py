@@ -36,7 +36,9 @@ class PricedWay:
     """A way and its times on one device, at full rate: lower bounds.
 
     collectives: those of the way with their seconds. communication_seconds: one after the other. network: of the
-    longest collective, None where there is none; memory: None where nothing is multiplied.
+    longest collective, None where there is none; memory: None where nothing is multiplied. threshold: when the way is
+    compute bound, against memory where that binds or nothing is communicated, else against its collectives; empty where
+    nothing is multiplied.
     """
 
     way: Way
@@ -155,6 +157,7 @@ def _priced(way: Way, sizes: Sizes, layout: Layout, dtype: str) -> PricedWay:
     touched = [array for product in way.products for array in (*product.operands, product.result)]
     memory_bytes = sum(sizes.local_bytes(array) for array in touched)
     op = op_seconds(way.flops, memory_bytes, system, dtype=dtype)
+    communication = math.fsum(load.time.seconds for load in loads)
     chip = hardware_intensity(system, dtype=dtype)
     return PricedWay(
         way=way,
@@ -163,10 +166,12 @@ def _priced(way: Way, sizes: Sizes, layout: Layout, dtype: str) -> PricedWay:
         ),
         flops_seconds=op.flops_seconds,
         memory_seconds=op.memory_seconds,
-        communication_seconds=math.fsum(load.time.seconds for load in loads),
+        communication_seconds=communication,
         memory=Intensity(intensity(way.flops, memory_bytes), "", chip, chip) if way.products else None,
         network=_network(way, loads, sizes) if way.products and loads else None,
-        threshold=_threshold(way, loads, [(array, chip) for array in touched], sizes),
+        threshold=_against_memory(way, [(array, chip) for array in touched], sizes)
+        if op.memory_seconds > max(op.flops_seconds, communication) or not loads
+        else _against_network(way, loads, sizes),
     )
 
 
@@ -177,16 +182,19 @@ def _network(way: Way, loads: list[_Load], sizes: Sizes) -> Intensity:
     return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
 
 
-def _threshold(way: Way, loads: list[_Load], memory: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
-    """When the way is compute bound: against its collectives or, where it has none, against memory.
+def _against_memory(way: Way, arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
+    """When the way is compute bound as far as memory goes."""
+    return f"compute bound when {inequality(way.products, arrays, sizes)} (memory)" if way.products else ""
 
-    Against collectives first with links used both ways, as in rings of very many chips, then, where that differs by a
-    percent, with those there are.
+
+def _against_network(way: Way, loads: list[_Load], sizes: Sizes) -> str:
+    """When the way is compute bound as far as its collectives go.
+
+    First with links used both ways, as in rings of very many chips; then, where that differs by a percent, with the
+    links there are.
     """
     if not way.products:
-        return "nothing is multiplied"
-    if not loads:
-        return f"compute bound when {inequality(way.products, memory, sizes)} (memory)"
+        return ""
     text = inequality(way.products, [(load.step.counted, load.hardware) for load in loads], sizes)
     if all(math.isclose(load.here, load.hardware, rel_tol=0.01) for load in loads):
         return f"compute bound when {text}"

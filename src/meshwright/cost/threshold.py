@@ -55,7 +55,8 @@ def inequality(products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArr
     """What must hold for the products to take longer than the bytes of the arrays: `M_x > 5100`.
 
     Each array comes with the flops that the chip does in the time of one of its bytes. With one product and one array
-    a bound on dims; with several arrays `5100/M_x + 2550/B_y < 1`; with several products the two sides in full.
+    a bound on dims (where all of them cancel, a bare `0.125 > 2550`: it never holds); with several arrays
+    `5100/M_x + 2550/B_y < 1`; with several products the two sides in full.
     """
     first, *others = products
     if others:
@@ -71,9 +72,11 @@ def inequality(products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArr
     if len(ratios) > 1:
         return f"{_sum([Ratio(flops / ratio.coefficient, ratio.below, ratio.above) for ratio, flops in ratios])} < 1"
     ratio, flops = ratios[0]
-    if ratio.above or not ratio.below:
+    if ratio.above:
         return f"{Ratio(1, ratio.above, ratio.below)} > {number(flops / ratio.coefficient)}"
-    return f"{_product(ratio.below)} < {number(ratio.coefficient / flops)}"
+    if ratio.below:
+        return f"{_product(ratio.below)} < {number(ratio.coefficient / flops)}"
+    return f"{ratio} > {number(flops)}"
 
 
 def _operations(product: Multiply) -> int:

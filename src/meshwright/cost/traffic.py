@@ -22,15 +22,13 @@ from meshwright.workload import (
     leaves,
     local_parameter_shape,
     parameters,
+    spec,
     token_axes,
 )
 
 
 def step_collectives(workload: Workload, mesh: MeshShape) -> tuple[Collective, ...]:
-    """Every collective of a step with more than one device in its group, in bytes per device and step.
-
-    The scalars that loss and gradient norm are summed from, some hundred bytes, are left out.
-    """
+    """Every collective of a step with more than one device in its group, in bytes per device and step."""
     moves = [
         *(
             move
@@ -68,6 +66,8 @@ def _weight(path: str, parameter: Parameter, workload: Workload, mesh: MeshShape
     yield _times(count, "reduce-scatter", stored, "backward", gathered, path)
     copies = tuple(axis for axis in token_axes() if axis not in stored)
     yield _times(count, "all-reduce", copies, "backward", size * shard, path)
+    for dim in spec(parameter.axes, mesh=mesh, what=path):
+        yield _times(1, "all-reduce", dim, "update", 4, f"norm of the gradient of {path}")
 
 
 def _stream(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
@@ -103,6 +103,8 @@ def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective
 def _loss(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
     """The softmax over a split vocab: for each token its maximum, its sum and the target's logit, in float32."""
     yield _times(3, "all-reduce", ("tp",), "forward", _tokens(workload, mesh) * 4, "softmax")
+    for axes in (RULES["sequence"], RULES["batch"]):
+        yield _times(1, "all-reduce", axes, "forward", 4, "loss")
 
 
 def _tokens(workload: Workload, mesh: MeshShape) -> int:

@@ -7,8 +7,12 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.workload import ModelConfig, num_query_chunks
+
+INTERMEDIATE = "intermediate"
+"""The name of what only the remat policy `none` keeps for backward: what products read, and attention's scores."""
 
 
 def rotate(x: Array, positions: Array, model: ModelConfig) -> Array:
@@ -56,6 +60,7 @@ def attend(query: Array, key: Array, value: Array, positions: Array) -> Array:
 def _attend_chunk(query: Array, key: Array, value: Array, positions: Array) -> Array:
     """`attend` with all scores at once."""
     scores = jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32)
+    scores = checkpoint_name(scores, INTERMEDIATE)
     visible = positions[:, None] >= jnp.arange(key.shape[1])[None, :]
     scores = jnp.where(visible, scores / math.sqrt(query.shape[-1]), -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.models.attention import attend, rotate
+from meshwright.models.attention import INTERMEDIATE, attend, rotate
 from meshwright.parallel import Layout
 from meshwright.workload import ModelConfig, Remat
 
@@ -24,6 +24,9 @@ RESIDUAL = ("batch", "residual_sequence", "activation")
 GATHERED = ("batch", "sequence", "activation")
 HEADS = ("kv_heads", "group", "head_dim")
 KV_HEADS = ("kv_heads", "head_dim")
+
+PRODUCT = "product"
+"""The name of the results of products, which the remat policies `matmuls` and `none` keep for backward."""
 
 Weights = Mapping[str, Any]
 
@@ -84,11 +87,11 @@ def block(
 ) -> tuple[Array, Cache]:
     """One layer on the residual stream x [b, s, d]: what it becomes, and all keys and values attended to."""
     with jax.named_scope("attention"):
-        h = layout.place(norm(x, weights["attention_norm"], model), *GATHERED, reduced=layout.axes("kv_heads"))
+        h = _gathered(norm(x, weights["attention_norm"], model), layout, "kv_heads")
         added, seen = attention(h, weights, positions, model, layout, cache)
-        x = x + _product(layout.place(added, *RESIDUAL))
+        x = x + checkpoint_name(layout.place(added, *RESIDUAL), PRODUCT)
     with jax.named_scope("mlp"):
-        h = layout.place(norm(x, weights["mlp_norm"], model), *GATHERED, reduced=layout.axes("mlp"))
+        h = _gathered(norm(x, weights["mlp_norm"], model), layout, "mlp")
         return x + layout.place(mlp(h, weights, layout), *RESIDUAL), seen
 
 
@@ -97,20 +100,23 @@ def attention(
 ) -> tuple[Array, Cache]:
     """What attention adds to the stream, still to be summed over the axes that split heads; and the keys and values."""
     query, key, value = (
-        _product(jnp.einsum(product, h, _weight(weights[name], layout, h.dtype, "embed", *dims)))
+        checkpoint_name(jnp.einsum(product, h, _weight(weights[name], layout, h.dtype, "embed", *dims)), PRODUCT)
         for name, product, dims in (
             ("query", "bsd,dkgh->bskgh", HEADS),
             ("key", "bsd,dkh->bskh", KV_HEADS),
             ("value", "bsd,dkh->bskh", KV_HEADS),
         )
     )
-    seen = Cache(rotate(key, positions, model), value)
+    query, key = (checkpoint_name(rotate(array, positions, model), INTERMEDIATE) for array in (query, key))
+    seen = Cache(key, value)
     if cache is not None:
         seen = cache.extended(seen, positions[0])
     # Every query sees the keys of the whole sequence, wherever it is split.
     whole = ("batch", "activation", "kv_heads", "head_dim")
-    key, value = (layout.place(array, *whole, reduced=layout.axes("sequence")) for array in seen)
-    mixed = attend(rotate(query, positions, model), key, value, positions)
+    key, value = (
+        checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
+    )
+    mixed = checkpoint_name(attend(query, key, value, positions), INTERMEDIATE)
     output = _weight(weights["output"], layout, h.dtype, *HEADS, "embed")
     partial = layout.spec(*GATHERED, unreduced=layout.axes("kv_heads"))
     return jnp.einsum("bskgh,kghd->bsd", mixed, output, out_sharding=partial), seen
@@ -119,7 +125,7 @@ def attention(
 def mlp(h: Array, weights: Weights, layout: Layout) -> Array:
     """What the SwiGLU block adds to the stream, still to be summed over the axes that split mlp."""
     gate, up = (
-        _product(jnp.einsum("bsd,df->bsf", h, _weight(weights[name], layout, h.dtype, "embed", "mlp")))
+        checkpoint_name(jnp.einsum("bsd,df->bsf", h, _weight(weights[name], layout, h.dtype, "embed", "mlp")), PRODUCT)
         for name in ("gate", "up")
     )
     down = _weight(weights["down"], layout, h.dtype, "mlp", "embed")
@@ -136,7 +142,7 @@ def norm(x: Array, scale: Array, model: ModelConfig) -> Array:
 
 def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: Layout) -> Array:
     """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
-    h = layout.place(norm(x, params["final_norm"], model), *GATHERED, reduced=layout.axes("vocab"))
+    h = _gathered(norm(x, params["final_norm"], model), layout, "vocab")
     if model.tied_embeddings:
         return jnp.einsum("bsd,vd->bsv", h, table, preferred_element_type=jnp.float32)
     table = _weight(params["unembedding"], layout, h.dtype, "embed", "vocab")
@@ -152,22 +158,21 @@ def cross_entropy(scores: Array, targets: Array) -> Array:
     return jnp.mean(jnp.log(total) - picked)
 
 
+def _gathered(h: Array, layout: Layout, splits: str) -> Array:
+    """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that."""
+    return checkpoint_name(layout.place(h, *GATHERED, reduced=layout.axes(splits)), INTERMEDIATE)
+
+
 def _weight(stored: Array, layout: Layout, dtype: Any, *names: str) -> Array:
-    """A parameter as products use it; narrowed before it is gathered, and never kept for backward."""
-    return checkpoint_name(layout.weight(stored.astype(dtype), *names), "gathered_weight")
-
-
-def _product(x: Array) -> Array:
-    """`x`, marked as what the remat policy `matmuls` keeps for backward."""
-    return checkpoint_name(x, "product")
+    """A parameter as products use it, narrowed before it is gathered."""
+    return layout.weight(stored.astype(dtype), *names)
 
 
 def _remat(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """The layer under a remat policy. None of them keeps gathered weights: that would undo their sharding."""
-    policies = jax.checkpoint_policies
-    policy = {
-        "none": policies.save_anything_except_these_names("gathered_weight"),
-        "matmuls": policies.save_only_these_names("product"),
-        "block": policies.nothing_saveable,
-    }[remat]
-    return jax.checkpoint(layer, policy=policy)
+    """The layer under a remat policy.
+
+    What is kept is named, so that gathered weights never are: that would undo their sharding. Without a policy backward
+    makes again what takes neither a product nor a collective, norms and activation functions.
+    """
+    kept = {"none": (PRODUCT, INTERMEDIATE), "matmuls": (PRODUCT,), "block": ()}[remat]
+    return jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(*kept))

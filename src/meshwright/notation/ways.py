@@ -22,7 +22,7 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.legality import Sizes, is_legal
 from meshwright.notation.names import intermediate
 from meshwright.notation.reshard import Move, reshard, reshardings
-from meshwright.notation.steps import Multiply, Way
+from meshwright.notation.steps import Communicate, Multiply, Way
 from meshwright.record import wire_bytes
 
 Layout = dict[str, tuple[str, ...]]
@@ -56,11 +56,12 @@ def sorted_ways(ways: list[Way], sizes: Sizes) -> list[Way]:
     def effort(way: Way) -> tuple[int, int, int]:
         return round(sum(_sent_bytes(way, sizes).values())), way.flops, len(way.steps)
 
-    kept: list[Way] = []
+    kept: list[tuple[set[Communicate], Way]] = []
     for way in sorted(ways, key=effort):
-        if not any(set(w.communications) <= set(way.communications) and w.flops <= way.flops for w in kept):
-            kept.append(way)
-    return kept
+        done = set(way.communications)
+        if not any(less <= done and w.flops <= way.flops for less, w in kept):
+            kept.append((done, way))
+    return [way for _, way in kept]
 
 
 def _pair(

@@ -22,7 +22,7 @@ CRITICAL = frozenset({"tp", "sp"})
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""Behind which pass a phase's collectives can hide: what is recomputed is so during the backward pass."""
+"""Behind which pass a phase's collectives can hide: what is recomputed is so in the backward pass; of the update none."""
 
 
 def predict(workload: Workload, mesh: MeshShape, system: System) -> Record:
@@ -73,14 +73,15 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
         if not _is_critical(move):
             wanted[WINDOWS[move.phase]] += move.seconds or 0.0
     for move in moves:
-        seconds, window = move.seconds or 0.0, WINDOWS[move.phase]
-        share = 1.0 if _is_critical(move) else max(0.0, 1 - free[window] / wanted[window]) if wanted[window] else 0.0
-        yield replace(move, exposed_seconds=share * seconds)
+        share = 1.0
+        if not _is_critical(move) and (whole := wanted[WINDOWS[move.phase]]):
+            share = max(0.0, 1 - free[WINDOWS[move.phase]] / whole)
+        yield replace(move, exposed_seconds=share * (move.seconds or 0.0))
 
 
 def _is_critical(move: Collective) -> bool:
-    """Whether the collective is of activations, which the next product waits for."""
-    return CRITICAL.issuperset(move.axes)
+    """Whether something waits for the collective: the next product for activations, the update for the norm."""
+    return move.phase == "update" or CRITICAL.issuperset(move.axes)
 
 
 def _bound(breakdown: Mapping[str, float], computing: Mapping[str, float]) -> Bound:

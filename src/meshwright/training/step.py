@@ -12,9 +12,10 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright.mesh import MeshShape
 from meshwright.models import loss
 from meshwright.parallel import DTYPES, Layout, abstract, initialise
-from meshwright.workload import Workload, parameters
+from meshwright.workload import Workload, parameters, workload_from_data
 
 State = dict[str, Any]
 """`params` and `optimizer`, as trees of arrays."""
@@ -102,9 +103,9 @@ def abstract_batch(workload: Workload, layout: Layout, mesh: Mesh) -> dict[str, 
     return {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in ("tokens", "targets")}
 
 
-def lower_train_step(workload: Workload, mesh: Mesh, layout: Layout) -> jax.stages.Lowered:
-    """The train step lowered for a mesh whose devices need not be there."""
-    optimizer = Optimizer()
+def lower_train_step(mesh: Mesh, *, workload: dict[str, Any]) -> jax.stages.Lowered:
+    """The train step lowered for a mesh whose devices need not be there; `workload` as `dataclasses.asdict` has it."""
+    read, layout, optimizer = workload_from_data(workload), Layout(MeshShape(**mesh.shape)), Optimizer()
     with jax.set_mesh(mesh):
-        state = abstract_state(workload, layout, optimizer, mesh)
-        return train_step(workload, layout, optimizer).lower(state, abstract_batch(workload, layout, mesh))
+        state = abstract_state(read, layout, optimizer, mesh)
+        return train_step(read, layout, optimizer).lower(state, abstract_batch(read, layout, mesh))

@@ -1,0 +1,61 @@
+"""`meshwright demo`: the main job on this machine, each step the command a user would type."""
+
+from __future__ import annotations
+
+import itertools as it
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.cli.tables import WIDTH
+from meshwright.units import show_seconds
+
+TINY = "tiny --on cpu:8 --batch 16 --seq-len 256"
+MESH = "--mesh-dim 1,2,4,1"
+SLICE = "llama3-8b --num-layers 2 --on v5e:4x4 --batch 16 --seq-len 2048"
+
+
+@dataclass(frozen=True)
+class Args:
+    """The whole story, from a plan to a sample, and a TPU slice that is not there.
+
+    Example: meshwright demo
+    """
+
+    out: Path = Path("runs/demo")
+    """The run directory of the training; a number is added where it is taken."""
+
+
+def run(args: Args) -> int:
+    """Run each step, stopping at the first that fails; the exit code of that, or 0."""
+    directory = shlex.quote(str(_free(args.out)))
+    began = time.monotonic()
+    for title, command in _story(directory):
+        print(f"\n{'─' * WIDTH}\n{title}\n$ meshwright {command}\n", flush=True)
+        done = subprocess.run([sys.executable, "-m", "meshwright.cli.main", *shlex.split(command)], check=False)
+        if done.returncode:
+            return done.returncode
+    print(f"\n{'─' * WIDTH}\ndone in {show_seconds(time.monotonic() - began)}; the run is in {directory}")
+    return 0
+
+
+def _story(directory: str) -> list[tuple[str, str]]:
+    """Each step: what it shows, and its command."""
+    return [
+        ("1  Which mesh? Every legal one for a tiny model on 8 simulated devices, priced.", f"plan {TINY} --top 5"),
+        ("2  Is the plan true? The real train step, compiled, beside it.", f"verify {TINY} {MESH}"),
+        ("3  Train it.", f"train {TINY} {MESH} --steps 200 --out {directory}"),
+        ("4  Predicted, compiled and measured.", f"verify {directory}"),
+        ("5  What it learned, from the KV cache on the same mesh.", f'generate {directory} --prompt "def "'),
+        ("6  A slice of 16 TPUs that is not here: two layers of Llama-3-8B, planned …", f"plan {SLICE} --top 5"),
+        ("7  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh-dim 1,4,4,1"),
+    ]
+
+
+def _free(directory: Path) -> Path:
+    """The directory, with a number where it is taken."""
+    names = it.chain([directory], (directory.with_name(f"{directory.name}-{n}") for n in it.count(2)))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,170 @@
+"""The picture of one sharded array: a grid of its shards, in each the devices that hold it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from meshwright.pictures.holdings import Block, Holdings
+from meshwright.pictures.sketch import GAP, Cell, Panel, Sketch
+from meshwright.units import show_bytes
+
+_MAX_PANELS = 8
+_WIDE = 9  # characters of a cell where there is room
+
+
+def array_sketch(holdings: Holdings) -> Sketch:
+    """An array of any rank as grids of shards.
+
+    The last two dims that are split make the rows and columns; there is a grid for each index of the split dims before
+    them, and dims that are not split are folded into a note once two are drawn.
+    """
+    panels = list(_panels(holdings))
+    notes = tuple(_notes(holdings))
+    if len(panels) > 1:
+        return Sketch(title=_title(holdings), panels=_few(panels), notes=notes, is_gallery=True)
+    width = _WIDE if len(panels[0].cells[0]) <= _MAX_PANELS else 0
+    return Sketch(title=_title(holdings), panels=(replace(panels[0], notes=notes, cell_width=width),))
+
+
+def thumbnail(holdings: Holdings) -> Panel:
+    """An array of rank 1 or 2 as a small grid without labels; its text is the caption, its sizes the note."""
+    panel = next(_panels(holdings))
+    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(_count(holdings),))
+
+
+def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
+    """The dims that make the rows and the columns of a grid; None where the rank is too low to have one."""
+    cuts = holdings.cuts
+    split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
+    whole = [dim for dim in range(len(cuts)) if dim not in split]
+    chosen: list[int | None] = [None, None, *sorted((whole + split)[-2:])]
+    return chosen[-2], chosen[-1]
+
+
+def device_text(devices: Sequence[int]) -> str:
+    """Device numbers in short: `0`, `0,2`, `0-3`, `0,4,…,28`."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and runs[-1][-1] == device - 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    parts = [
+        text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(device) for device in run])
+    ]
+    return ",".join(parts if len(parts) <= 4 else [*parts[:2], GAP, parts[-1]])
+
+
+def mesh_text(degrees: Mapping[str, int]) -> str:
+    """A mesh as people type it: `fsdp=2, tp=2`."""
+    return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
+
+
+def _title(holdings: Holdings) -> str:
+    """The array, its shape and the mesh."""
+    mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
+    return f"{holdings.label}   {list(holdings.shape)}{mesh}"
+
+
+def _panels(holdings: Holdings) -> Iterator[Panel]:
+    """A grid for every index of the split dims that are neither rows nor columns."""
+    row_dim, column_dim = drawn_dims(holdings)
+    cuts = holdings.cuts
+    numbers = {block: number for number, block in enumerate(holdings.shards)}
+    drawn = {row_dim, column_dim}
+    fixed = [range(1) if dim in drawn else range(len(spans)) for dim, spans in enumerate(cuts)]
+    for index in itertools.product(*fixed):
+        cells = tuple(
+            tuple(
+                _cell(holdings, numbers, _block(holdings, {**dict(enumerate(index)), row_dim: row, column_dim: column}))
+                for column in _indices(holdings, column_dim)
+            )
+            for row in _indices(holdings, row_dim)
+        )
+        leading = [dim for dim, spans in enumerate(cuts) if dim not in drawn and len(spans) > 1]
+        yield Panel(
+            cells=cells,
+            rows=tuple(_label(holdings, row_dim, row) for row in _indices(holdings, row_dim)),
+            columns=tuple(_label(holdings, column_dim, column) for column in _indices(holdings, column_dim)),
+            caption=", ".join(_caption(holdings, dim, index[dim]) for dim in leading),
+        )
+
+
+def _indices(holdings: Holdings, dim: int | None) -> range:
+    """The parts of a drawn dim; one where there is no such dim."""
+    return range(1 if dim is None else len(holdings.cuts[dim]))
+
+
+def _block(holdings: Holdings, index: Mapping[int | None, int]) -> Block:
+    """The block at some index of parts."""
+    return tuple(spans[index[dim]] for dim, spans in enumerate(holdings.cuts))
+
+
+def _cell(holdings: Holdings, numbers: Mapping[Block, int], block: Block) -> Cell:
+    """The cell of a block: the devices that hold it."""
+    devices = holdings.shards.get(block, ())
+    noun = "device" if len(devices) == 1 else "devices"
+    hold = "holds" if len(devices) == 1 else "hold"
+    hint = f"{noun} {', '.join(map(str, devices))} {hold} {holdings.block_text(block)}"
+    return Cell(device_text(devices), numbers.get(block), hint)
+
+
+def _label(holdings: Holdings, dim: int | None, index: int) -> str:
+    """A part of a dim by the coordinates that hold it, `X=0,Y=1`; by its span without a mesh; empty for the whole."""
+    if dim is None or len(holdings.cuts[dim]) == 1:
+        return ""
+    if not holdings.axes[dim]:
+        start, stop = holdings.cuts[dim][index]
+        return f"{start}:{stop}"
+    return ",".join(f"{axis}={at}" for axis, at in zip(holdings.axes[dim], _unravel(holdings, dim, index), strict=True))
+
+
+def _unravel(holdings: Holdings, dim: int, index: int) -> list[int]:
+    """The coordinate on each axis of a dim of the part with an index; the first axis counts most."""
+    coordinates = []
+    for axis in reversed(holdings.axes[dim]):
+        index, at = divmod(index, holdings.degrees[axis])
+        coordinates.insert(0, at)
+    return coordinates
+
+
+def _caption(holdings: Holdings, dim: int, index: int) -> str:
+    """A part of a dim that is not drawn: `L 0:2 (pp=0)`."""
+    start, stop = holdings.cuts[dim][index]
+    where = f" ({_label(holdings, dim, index)})" if holdings.axes[dim] else ""
+    return f"{holdings.dims[dim]} {start}:{stop}{where}"
+
+
+def _notes(holdings: Holdings) -> Iterator[str]:
+    """What the first device holds, how many shards there are, and what the grid does not show."""
+    first = holdings.holders[0]
+    yield f"device {first.device} holds {holdings.block_text(first.block)}"
+    yield _count(holdings)
+    if holdings.copied_axes:
+        yield f"copied over {', '.join(holdings.copied_axes)}"
+    if holdings.unreduced:
+        yield f"each device has its part of a sum over {', '.join(holdings.unreduced)}"
+    folded = [dim for dim, spans in enumerate(holdings.cuts) if dim not in drawn_dims(holdings) and len(spans) == 1]
+    if folded:
+        dims = ", ".join(f"{holdings.dims[dim]} ({holdings.shape[dim]})" for dim in folded)
+        yield f"not drawn, whole on every device: {dims}"
+
+
+def _count(holdings: Holdings) -> str:
+    """The number of shards and copies, and the bytes of one."""
+    shards, copies = len(holdings.shards), holdings.copies
+    counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
+    each = " of each" if shards > 1 else ""
+    return f"{counts}{each}, {show_bytes(holdings.bytes_per_device)} a device"
+
+
+def _few(panels: list[Panel]) -> tuple[Panel, ...]:
+    """The panels; of many only the first and the last, and how many are left out."""
+    if len(panels) <= _MAX_PANELS:
+        return tuple(panels)
+    kept = panels[: _MAX_PANELS // 2]
+    note = f"{GAP} {len(panels) - len(kept) - 1} left out {GAP}"
+    return (*kept, replace(panels[-1], caption=f"{note} {panels[-1].caption}"))
+

@@ -1,0 +1,74 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from meshwright.compiled import parse_hlo
+from meshwright.compiled.phases import phase_of, phases_of, scope_of, split_op_name
+
+# What JAX 0.10.2 prints, and what that is.
+NAMES = [
+    ("jit(step)/jvp(layers)/while/body/closed_call/block/mlp/reshard", "forward", "layers/block/mlp/reshard"),
+    ("jit(step)/transpose(jvp(layers))/while/body/closed_call/checkpoint/rematted_computation/mlp/dot_general",
+     "recompute", "layers/mlp/dot_general"),
+    ("jit(step)/transpose(jvp(layers))/while/body/closed_call/checkpoint/mlp/bsd,df->bsf/dot_general", "backward",
+     "layers/mlp/bsd,df->bsf/dot_general"),
+    ("jit(f)/transpose(jvp(jvp()))/checkpoint/rematted_computation/blk/dot_general", "recompute", "blk/dot_general"),
+    ("jit(step)/update/reduce_sum", "update", "update/reduce_sum"),
+    ("jit(step)/jvp(cache)/update/add", "forward", "cache/update/add"),
+    ("jit(step)/updates/add", "forward", "updates/add"),
+    ("jit(step)/jvp()/jit(silu)/mul", "forward", "mul"),
+    ("jvp(vmap(blk))/dot_general", "forward", "blk/dot_general"),
+    ("state['w']", "forward", "state['w']"),
+    ("", "forward", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op_name", "phase", "scope"), NAMES)
+def test_an_op_name_says_the_phase_and_the_scopes(op_name, phase, scope):
+    assert (phase_of(op_name), scope_of(op_name)) == (phase, scope)
+
+
+@pytest.mark.parametrize(
+    ("op_name", "names"),
+    [
+        ("jit(f)/a/b", ("jit(f)/a/b",)),
+        ("jit(f)/(a/b:c/d)", ("jit(f)/a/b", "jit(f)/c/d")),
+        ("jit(f)/jvp(x)/(a:jvp(b)/c:d)/e", ("jit(f)/jvp(x)/a/e", "jit(f)/jvp(x)/jvp(b)/c/e", "jit(f)/jvp(x)/d/e")),
+        ("jit(f)/a;jit(f)/b", ("jit(f)/a", "jit(f)/b")),
+        ("", ("",)),
+    ],
+)
+def test_op_names_that_xla_joined_are_parted_again(op_name, names):
+    assert split_op_name(op_name) == names
+
+
+def test_the_phases_of_a_compiled_remat_program_are_told_apart():
+    def block(x, w):
+        return jnp.sin(x @ w)
+
+    def loss(w, x):
+        for _ in range(3):
+            x = jax.checkpoint(block)(x, w)
+        return x.sum()
+
+    def step(w, x):
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        with jax.named_scope("update"):
+            return value, w - gradient @ gradient
+
+    x = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    module = parse_hlo(jax.jit(step).lower(x, x).compile().as_text())
+    dots = [phases_of(module, i)[0] for i in module.instructions() if i.opcode == "dot"]
+    # Each block is run again for the cosine of its product; nothing asks for the gradient of the first x.
+    counts = {phase: dots.count(phase) for phase in set(dots)}
+    assert counts == {"forward": 3, "recompute": 3, "backward": 5, "update": 1}
+
+
+def test_what_xla_itself_runs_again_is_recompute():
+    module = parse_hlo(
+        "HloModule m\n\nENTRY %main (p: f32[4]) -> f32[4] {\n  %p = f32[4]{0} parameter(0)\n"
+        '  %a = f32[4]{0} sine(%p), metadata={op_name="jit(f)/jvp()/sin"}\n'
+        '  ROOT %a.remat2 = f32[4]{0} sine(%p), metadata={op_name="jit(f)/jvp()/sin"}\n}\n'
+    )
+    main = module.computations["main"].instructions
+    assert [phases_of(module, main[name]) for name in ("a", "a.remat2")] == [("forward",), ("recompute",)]
