@@ -42,7 +42,9 @@ def test_op_names_that_xla_joined_are_parted_again(op_name, names):
     assert split_op_name(op_name) == names
 
 
-def test_the_phases_of_a_compiled_remat_program_are_told_apart():
+def test_what_is_compiled_counts_not_what_was_written():
+    """Outside of loops XLA:CPU finds that what checkpoint runs again is there already, and drops it."""
+
     def block(x, w):
         return jnp.sin(x @ w)
 
@@ -59,9 +61,8 @@ def test_the_phases_of_a_compiled_remat_program_are_told_apart():
     x = jax.ShapeDtypeStruct((32, 32), jnp.float32)
     module = parse_hlo(jax.jit(step).lower(x, x).compile().as_text())
     dots = [phases_of(module, i)[0] for i in module.instructions() if i.opcode == "dot"]
-    # Each block is run again for the cosine of its product; nothing asks for the gradient of the first x.
-    counts = {phase: dots.count(phase) for phase in set(dots)}
-    assert counts == {"forward": 3, "recompute": 3, "backward": 5, "update": 1}
+    # Nothing asks for the gradient of the first x.
+    assert {phase: dots.count(phase) for phase in set(dots)} == {"forward": 3, "backward": 5, "update": 1}
 
 
 def test_what_xla_itself_runs_again_is_recompute():

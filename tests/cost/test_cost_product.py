@@ -23,6 +23,7 @@ TENSOR_PARALLEL = "B M_x @ M_x E = B E -> RS over x -> B E_x"
 def test_tensor_parallelism_on_v6e_has_the_intensity_of_maxtexts_guide():
     product = priced(TENSOR_PARALLEL, "x=4", "B=1024,M=32768,E=8192", "v6e:4x4")
     network = product.chosen.network
+    assert network
     assert (network.dims, network.value, network.hardware) == ("M_x", 8192, pytest.approx(5100))
     assert product.chosen.bound == "compute"
     assert product.chosen.threshold == ("compute bound when M_x > 5100; here (ICI x: line of 4) when M_x > 7650")
@@ -145,6 +146,7 @@ def test_a_free_slice_takes_no_time_and_nothing_binds():
 def test_a_thin_product_is_memory_bound():
     chosen = priced("A[B, D] @ W[D, F_X] -> C[B, F_X]", "X=8", "B=16,D=8192,F=32768", "h100:8").chosen
     assert chosen.bound == "memory"
+    assert chosen.memory
     assert chosen.memory.value == pytest.approx(16, rel=0.01)
     assert chosen.threshold == "compute bound when 295/F_X + 295/B + 295/D < 1 (memory)"
 
@@ -163,4 +165,5 @@ def test_a_dtype_of_another_size_than_inferred_for_is_refused():
     with pytest.raises(MeshwrightError, match="elements of 2 bytes; int8 has 1"):
         priced(TENSOR_PARALLEL, "x=4", "B=64,M=64,E=64", "v6e:4x4", dtype="int8")
     chosen = priced(TENSOR_PARALLEL, "x=4", "B=64,M=64,E=64", "v6e:4x4", dtype="int8", element_bytes=1).chosen
+    assert chosen.network
     assert chosen.network.dims == "2·M_x"

@@ -37,7 +37,7 @@ FUNCTIONS = {
 }
 
 
-def inferred(text, mesh, dims, element_bytes=2):
+def inferred(text, mesh, dims, element_bytes: float = 2):
     """The inference of a text on a mesh."""
     return infer(parse(text, axes=mesh), Sizes(degrees=mesh, dims=dims, element_bytes=element_bytes))
 

@@ -69,8 +69,7 @@ class Devices:
         """Do one step, in place."""
         if isinstance(step, Multiply):
             left, right = (values.pop(operand.label) for operand in step.operands)
-            formula = einsum([operand.dims for operand in step.operands], step.result.dims)
-            after = {device: np.einsum(formula, left[device], right[device]) for device in self.coordinates}
+            after = {device: np.einsum(step.formula, left[device], right[device]) for device in self.coordinates}
         elif isinstance(step, Slice):
             before = values.pop(step.operand.label)
             after = {d: self.part(before[d], d, step.axes, step.target) for d in self.coordinates}
@@ -84,9 +83,12 @@ class Devices:
             case "all-gather":
                 return {d: np.concatenate([before[m] for m in groups[d]], axis=step.source) for d in groups}
             case "all-reduce":
-                return {d: sum(before[m] for m in groups[d]) for d in groups}
+                return {d: np.sum([before[m] for m in groups[d]], axis=0) for d in groups}
             case "reduce-scatter":
-                return {d: self.part(sum(before[m] for m in groups[d]), d, step.axes, step.target) for d in groups}
+                return {
+                    d: self.part(np.sum([before[m] for m in groups[d]], axis=0), d, step.axes, step.target)
+                    for d in groups
+                }
             case "all-to-all":
                 parts = {d: [self.part(before[m], d, step.axes, step.target) for m in groups[d]] for d in groups}
                 return {d: np.concatenate(parts[d], axis=step.source) for d in groups}

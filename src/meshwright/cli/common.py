@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -25,7 +26,7 @@ SEQ_LEN = 2048
 class Subject:
     """What a command is about; the model may be a plan's file, which then says all the rest."""
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A preset (tiny, llama3-8b, …), the path of a Hugging Face config.json, or a plan.yaml."""
     on: str | None = None
     """The hardware: a chip and a slice shape or a device count, as v5p:4x4x4, h100:64 or cpu:8."""

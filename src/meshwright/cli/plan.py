@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from meshwright.cli.common import Subject, read_subject
-from meshwright.cli.tables import collective_table, console, headline, mesh_name, speed, table, terms
+from meshwright.cli.tables import collective_table, console, headline, mesh_name, show, speed, table, terms
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.planner import Plan, Ranking, make_plan, rank, reason, why, write_plan
@@ -63,21 +63,21 @@ def _print(ranking: Ranking, workload: Workload, system: System, top: int) -> No
     """The answer first, then why, then the runners-up, then the terms."""
     out, best = console(), ranking.candidates[0]
     meshes = f"{ranking.num_meshes} meshes, {len(ranking.candidates)} legal, {ranking.num_fit} fit"
-    out.print(f"{headline(workload, str(system))}   {meshes}\n")
+    print(f"{headline(workload, str(system))}\n{meshes}\n")
     room = f"{show_bytes(best.memory_bytes['peak'])} of {show_bytes(system.usable_bytes)}"
     fits = "" if best.fits else "   DOES NOT FIT"
-    out.print(f"  {mesh_name(best)}   {speed(best)}   {room}   {best.bound} bound{fits}", style="bold")
+    show(out, f"  {mesh_name(best)}   {speed(best)}   {room}   {best.bound} bound{fits}", style="bold")
     for line in why(best, workload, system):
-        out.print(f"  {line}")
-    out.print()
+        print(f"  {line}")
+    print()
     columns = ("", "mesh", "step", "MFU", "memory", "bound by", "loses because")
     rows = [_row(place, record, best) for place, record in enumerate(ranking.candidates[:top], start=1)]
-    out.print(table(columns, rows, left=(1, 5, 6)))
-    out.print()
-    out.print(f" step    {terms(best.breakdown_seconds, 's')}")
-    out.print(f" memory  {terms({k: v for k, v in best.memory_bytes.items() if k != 'peak'}, 'B')}")
-    out.print()
-    out.print(collective_table(best))
+    show(out, table(columns, rows, left=(1, 5, 6)))
+    print()
+    print(terms("step", {name: show_seconds(time) for name, time in best.breakdown_seconds.items()}))
+    parts = {name: show_bytes(size) for name, size in best.memory_bytes.items() if name != "peak"}
+    print(terms("memory", parts), end="\n\n")
+    show(out, collective_table(best))
 
 
 def _row(place: int, record: Record, best: Record) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +21,18 @@ WIDTH = 100
 
 def console() -> Console:
     """Where tables go: the terminal, or plain text of `WIDTH` columns where there is none."""
-    found = Console(highlight=False, soft_wrap=False)
+    found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def show(out: Console, item: RenderableType, **options: Any) -> None:
+    """Print an item; as plain text without the spaces that fill its lines up."""
+    if out.is_terminal:
+        out.print(item, **options)
+        return
+    with out.capture() as captured:
+        out.print(item, **options)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
@@ -40,18 +52,17 @@ def mesh_name(record: Record) -> str:
     return str(MeshShape(**record.mesh))
 
 
-def headline(workload: Workload, hardware: str, purpose: str = "train") -> str:
+def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
-    return (
-        f"{workload.model.name} · {purpose} · {workload.batch} × {workload.seq_len} tokens · {workload.compute_dtype}"
-        f" · remat {workload.remat} · {hardware}"
-    )
+    tokens = f"{workload.batch} × {workload.seq_len} tokens"
+    return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 
-def terms(amounts: Mapping[str, float], unit: str) -> str:
-    """Named amounts in a row, in the unit (`s` or `B`) and prefix of the largest."""
-    show = show_seconds if unit == "s" else show_bytes
-    return "  ".join(f"{name} {show(amount)}" for name, amount in amounts.items())
+def terms(title: str, amounts: Mapping[str, str]) -> str:
+    """Named amounts in a row after a title, broken into lines under each other."""
+    words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
+    lines = textwrap.wrap(words, WIDTH, initial_indent=f" {title:<8}", subsequent_indent=" " * 9)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def speed(record: Record) -> str:

@@ -64,13 +64,13 @@ def run(args: Args) -> int:
     claim_devices(system)
     plan = make_plan(config.workload, config.mesh, system).predicted
     if not args.json:
-        console().print(f"{headline(config.workload, config.hardware)} · mesh {config.mesh} · plan: {speed(plan)}")
+        print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(plan)}", flush=True)
     with _bar(config.steps, plan, is_quiet=args.json) as on_step:
         record = train(config, directory, on_step=on_step)
     if args.json:
         print(json.dumps(record.to_json(), indent=2))
     else:
-        console().print(f"measured: {speed(record)} (plan: {speed(plan)})\n next   meshwright generate {directory}")
+        print(f"measured: {speed(record)}   (plan: {speed(plan)})\n next   meshwright generate {directory}")
     return 0
 
 
@@ -83,7 +83,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     directory = args.out or Path("runs") / plan.workload.model.name
     if (directory / "config.json").exists():
         raise MeshwrightError(
-            f"{directory} holds a run already; `meshwright train {directory} --resume` goes on, --out DIR starts another"
+            f"{directory} holds a run; `meshwright train {directory} --resume` goes on with it, --out starts another"
         )
     config = RunConfig(
         workload=plan.workload,
@@ -125,8 +125,9 @@ def _bar(steps: int, plan: Record, *, is_quiet: bool) -> Iterator[Callable[[dict
         task = progress.add_task("", total=steps, state="compiling")
 
         def on_step(row: dict[str, Any]) -> None:
+            rate = show_rate(row["tokens_per_second"], "tok/s")
             state = (
-                f"loss {row['loss']:.3f}  {show_rate(row['tokens_per_second'], 'tok/s')}  MFU {show_percent(row['mfu'])}"
+                f"loss {row['loss']:.3f}  {rate}  MFU {show_percent(row['mfu'])}"
                 f"  {show_seconds(row['step_seconds'])} (plan {show_seconds(plan.step_seconds or 0.0)})"
             )
             progress.update(task, completed=row["step"] + 1, state=state)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.common import Subject, choose_plan
-from meshwright.cli.tables import console, headline, table
+from meshwright.cli.tables import console, headline, show, table
 from meshwright.cost import argument_bytes
 from meshwright.planner import Plan
 from meshwright.record import Record
@@ -92,15 +92,15 @@ def _print(
     """The table, with a column for what was measured where there is one."""
     out = console()
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
-    out.print(f"{headline(plan.workload, plan.hardware)} · mesh {plan.mesh} · compiled by {program.compiler} {took}\n")
+    print(f"{headline(plan.workload, plan.hardware)}\nmesh {plan.mesh} · compiled by {program.compiler} {took}\n")
     columns = ["", "predicted", "compiled", *(["measured"] if measured else []), "difference", ""]
     lines = [_line(row, ["–"] if measured else []) for row in rows]
     lines += _measured_lines(plan.predicted, measured) if measured else []
-    out.print(table(columns, lines, left=(0, len(columns) - 1)))
+    show(out, table(columns, lines, left=(0, len(columns) - 1)))
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in (*plan.predicted.notes, *compiled.notes):
-        out.print(f" note: {note}")
+        print(f" note: {note}")
 
 
 def _line(row: Row, measured: list[str]) -> list[str]:

@@ -61,7 +61,13 @@ def compare(predicted: Record, compiled: Record, *, argument_bytes: int) -> tupl
     memory = compiled.memory_bytes
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
     rows = [
-        Row(quantity="flops", unit="flop", predicted=predicted.flops, compiled=compiled.flops, reason="another program than planned"),
+        Row(
+            quantity="flops",
+            unit="flop",
+            predicted=predicted.flops,
+            compiled=compiled.flops,
+            reason="another program than planned",
+        ),
         _memory("arguments", argument_bytes, memory, "small arrays are padded"),
         _memory("temporaries", temporaries, memory, "an estimate of live buffers"),
         _memory("peak", predicted.memory_bytes["peak"], memory, "by its temporaries"),
@@ -110,9 +116,7 @@ def _joined(planned: Mapping[Key, Collective], found: Mapping[Key, Collective]) 
 def _joined_row(key: Key, parts: list[Key], planned: Mapping[Key, Collective], found: Mapping[Key, Collective]) -> Row:
     """The row of an all-reduce over several axes at once: the same array that was planned to be summed over each."""
     over = " and ".join("*".join(part[1]) for part in parts)
-    return _row(
-        key, max(planned[part].bytes for part in parts), found[key].bytes, f"planned over {over} in turn"
-    )
+    return _row(key, max(planned[part].bytes for part in parts), found[key].bytes, f"planned over {over} in turn")
 
 
 def _row(key: Key, predicted: float | None, compiled: float | None, reason: str) -> Row:

@@ -69,6 +69,7 @@ def _compile(request: CompileRequest, system: System) -> CompiledProgram:
                 status = child.wait()
             finally:
                 child.kill()  # after an interrupt, which does not reach it while it is inside the compiler
+                child.wait()
         messages = _warnings(said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not answered.exists():
             raise MeshwrightError(_died(request, status, messages))

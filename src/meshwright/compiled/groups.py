@@ -117,7 +117,7 @@ def _spelled(text: str, num_devices: int) -> Groups | None:
 
 def _along(mesh: str, devices: str, grouped: str) -> Groups:
     """One group along the axes `grouped` for each index of all others, as in `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`."""
-    degrees = {axis[1]: int(axis[2]) for axis in _AXIS.finditer(mesh)}
+    degrees = {axis[1]: int(axis[2] or 0) for axis in _AXIS.finditer(mesh)}
     parts: dict[str, list[SubAxis]] = {axis: [] for axis in degrees}
     order: list[tuple[str, SubAxis]] = []
     for axis in _AXIS.finditer(grouped):

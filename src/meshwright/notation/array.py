@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError
@@ -68,7 +69,7 @@ class ShardedArray:
         """The dim that a mesh axis splits, None where it splits none."""
         return next((dim for dim, axes in zip(self.dims, self.axes, strict=True) if axis in axes), None)
 
-    def with_axes(self, **axes: tuple[str, ...]) -> ShardedArray:
+    def with_axes(self, axes: Mapping[str, tuple[str, ...]]) -> ShardedArray:
         """The same array with other mesh axes on the dims named."""
         return replace(self, axes=tuple(axes.get(d, old) for d, old in zip(self.dims, self.axes, strict=True)))
 
@@ -93,13 +94,15 @@ def subscript(axes: tuple[str, ...]) -> str:
 
 def _check_dims(label: str, dims: tuple[str, ...]) -> None:
     """Raise for a dim that is no word, is reserved, or stands twice."""
-    for position, dim in enumerate(dims):
+    seen: set[str] = set()
+    for dim in dims:
         if not _DIM.fullmatch(dim):
             raise MeshwrightError(f"{label} has a dim {dim!r}; a dim is a letter, then letters and digits")
         if dim in RESERVED:
             raise MeshwrightError(f"{label} has a dim {dim}, which is the notation's own word; call it otherwise")
-        if dim in dims[:position]:
+        if dim in seen:
             raise MeshwrightError(f"{label} has dim {dim} twice; a dim stands once in an array")
+        seen.add(dim)
 
 
 def _check_axes(array: ShardedArray) -> None:

@@ -95,6 +95,9 @@ def check_stage(before: ShardedArray, stage: Stage) -> None:
         if not set(stage.result.unreduced) <= set(before.unreduced):
             raise MeshwrightError(f"a resharding cannot leave {stage.result} unreduced; {before} is not")
         return
+    if stage.kind not in _FUNCTION or not stage.axes or len(set(stage.axes)) < len(stage.axes):
+        axes = ", ".join(stage.axes) or "no axis"
+        raise MeshwrightError(f"a {stage.kind} over {axes}; it is one of {', '.join(_FUNCTION)}, over each axis once")
     expected = after(before, stage.kind, stage.axes, stage.result)
     if not expected.lies_like(stage.result):
         raise MeshwrightError(f"{_call(before, replace(stage, result=expected))} is {expected}, not {stage.result}")

@@ -16,7 +16,7 @@ from meshwright.record import Kind
 def gathered(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
     """The array after an all-gather over `axes`, which may lie on several dims; they are the last on each."""
     _check_on_dims(array, axes, "all-gather")
-    return array.with_axes(**{dim: _without(array, dim, axes) for dim in array.dims})
+    return array.with_axes({dim: _without(array, dim, axes) for dim in array.dims})
 
 
 def reduced(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
@@ -29,7 +29,7 @@ def scattered(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedAr
     """The array after a reduce-scatter over `axes` that leaves `dim` split over them."""
     _check_unreduced(array, axes, "reduce-scatter")
     _check_dim(array, dim)
-    return reduced(array, axes).with_axes(**{dim: array.axes_of(dim) + axes})
+    return reduced(array, axes).with_axes({dim: array.axes_of(dim) + axes})
 
 
 def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: str) -> ShardedArray:
@@ -38,14 +38,14 @@ def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: s
     _check_dim(array, target)
     kept = _without(array, source, axes)
     moving = array.axes_of(source)[len(kept) :]
-    if set(moving) != set(axes) or source == target:
+    if moving != axes or source == target:
         raise MeshwrightError(f"{', '.join(axes)} cannot go from {source} to {target} in {array}")
-    return array.with_axes(**{source: kept, target: array.axes_of(target) + moving})
+    return array.with_axes({source: kept, target: array.axes_of(target) + moving})
 
 
 def sliced(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray:
     """The array when each device keeps only its part of `dim`: no communication."""
-    return array.with_axes(**{dim: array.axes_of(dim) + axes})
+    return array.with_axes({dim: array.axes_of(dim) + axes})
 
 
 def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedArray) -> ShardedArray:

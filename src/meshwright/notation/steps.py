@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import ascii_letters
 
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.expression import Chain, Product, Stage
@@ -72,6 +73,14 @@ class Multiply:
     result: ShardedArray
     flops: int
     repeated_axes: tuple[str, ...]
+
+    @property
+    def formula(self) -> str:
+        """The einsum in single letters, as `jnp.einsum` wants it: `ab,bc->ac`."""
+        dims = dict.fromkeys(dim for operand in self.operands for dim in operand.dims)
+        letters = dict(zip(dims, ascii_letters, strict=False))
+        left, right, result = ("".join(letters[d] for d in array.dims) for array in (*self.operands, self.result))
+        return f"{left},{right}->{result}"
 
     def __str__(self) -> str:
         return str(Product(self.operands, self.result))

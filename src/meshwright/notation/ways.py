@@ -7,13 +7,14 @@ for. So "gather B", "slice A and reduce C" and "gather C afterwards" are choices
 
 More than two operands are multiplied in pairs from left to right, one local einsum a pair; a dim is summed as soon as
 neither a later operand nor the result has it, and an intermediate is reduced before it is used. Of the ways to it,
-only those are followed that no other beats in flops and in the bytes over every group of axes.
+only those are followed that no other beats in flops and in the bytes over every axis.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -54,7 +55,7 @@ def sorted_ways(ways: list[Way], sizes: Sizes) -> list[Way]:
     """
 
     def effort(way: Way) -> tuple[int, int, int]:
-        return round(sum(_sent_bytes(way, sizes).values())), way.flops, len(way.steps)
+        return sum(_sent(step, sizes) for step in way.communications), way.flops, len(way.steps)
 
     kept: list[tuple[set[Communicate], Way]] = []
     for way in sorted(ways, key=effort):
@@ -127,19 +128,24 @@ def _multiply(
     )
 
 
-def _sent_bytes(way: Way, sizes: Sizes) -> dict[tuple[str, ...], float]:
-    """The bytes that one device sends over each group of axes."""
-    sent: dict[tuple[str, ...], float] = {}
+def _sent_bytes(way: Way, sizes: Sizes) -> Counter[str]:
+    """The bytes that one device sends in the collectives over each axis; those over several count for each of them."""
+    sent: Counter[str] = Counter()
     for step in way.communications:
-        sent[step.axes] = sent.get(step.axes, 0) + wire_bytes(step.kind, step.bytes, sizes.degree(step.axes))
+        sent.update(dict.fromkeys(step.axes, _sent(step, sizes)))
     return sent
 
 
+def _sent(step: Communicate, sizes: Sizes) -> int:
+    """The bytes that one device sends in a collective."""
+    return round(wire_bytes(step.kind, step.bytes, sizes.degree(step.axes)))
+
+
 def _unbeaten(ways: list[Way], sizes: Sizes) -> list[Way]:
-    """The ways that no other way to the same array beats, nor equals: in flops and in the bytes over all axes."""
-    efforts = [(_sent_bytes(way, sizes) | {(): way.flops}, way) for way in ways]
-    kept: list[tuple[dict[tuple[str, ...], float], Way]] = []
-    for effort, way in sorted(efforts, key=lambda item: sum(item[0].values())):
-        if not any(w.result == way.result and all(e[k] <= effort.get(k, 0) for k in e) for e, w in kept):
-            kept.append((effort, way))
+    """The ways that no other way to the same array beats, nor equals: in flops and in the bytes over every axis."""
+    kept: list[tuple[Counter[str], Way]] = []
+    efforts = [(_sent_bytes(way, sizes), way) for way in ways]
+    for sent, way in sorted(efforts, key=lambda effort: (effort[0].total(), effort[1].flops)):
+        if not any(w.result == way.result and w.flops <= way.flops and less <= sent for less, w in kept):
+            kept.append((sent, way))
     return [way for _, way in kept]

@@ -25,8 +25,11 @@ def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...
     Each axis of more than one device splits one dim or none; several on one dim are listed in every order, which lays
     different shards on the devices. 11 for two dims and two axes, if all degrees divide.
     """
+    order = list(sizes.degrees)
     legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
-    return tuple(sorted(legal, key=lambda candidate: len(candidate.split_axes)))
+    return tuple(
+        sorted(legal, key=lambda found: (len(found.split_axes), [order.index(axis) for axis in found.split_axes]))
+    )
 
 
 def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
@@ -41,11 +44,12 @@ def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
     panels = [thumbnail(holdings_of(sharding, sizes)) for sharding in shardings]
     left_out = sum(1 for _ in _candidates(array, sizes)) - len(shardings)
     dims = ", ".join(f"{dim}={sizes.dims[dim]}" for dim in array.dims)
-    notes = (f"{left_out} more are left out: their degrees do not divide {dims}",) if left_out else ()
+    notes = ["under each: shards × copies of each, bytes a device"]
+    notes += [f"{left_out} more are left out: their degrees do not divide {dims}"] if left_out else []
     title = f"{len(shardings)} shardings of {array.label}   {dims}   mesh {mesh_text(sizes.degrees)}"
     num_devices = math.prod(sizes.degrees.values())
     scaled = _alike(panels, num_devices) if num_devices <= _MAX_SCALED else tuple(panels)
-    return Sketch(title=title, panels=scaled, notes=notes, is_gallery=True)
+    return Sketch(title=title, panels=scaled, notes=tuple(notes), is_gallery=True)
 
 
 def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
@@ -66,8 +70,6 @@ def _alike(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
     width = num_devices * math.ceil(widest / num_devices)
     height = 2 * max(len(panel.cells) for panel in panels)
     return tuple(
-        replace(
-            panel, cell_width=width // len(panel.cells[0]) - 1, cell_height=height // len(panel.cells) - 1
-        )
+        replace(panel, cell_width=width // len(panel.cells[0]) - 1, cell_height=height // len(panel.cells) - 1)
         for panel in panels
     )

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.pictures.holdings import Block, Holdings
-from meshwright.pictures.sketch import GAP, Cell, Panel, Sketch
+from meshwright.pictures.sketch import GAP, MAX_PANELS, Cell, Panel, Sketch, few
 from meshwright.units import show_bytes
 
-_MAX_PANELS = 8
 _WIDE = 9  # characters of a cell where there is room
 
 
@@ -23,15 +22,16 @@ def array_sketch(holdings: Holdings) -> Sketch:
     panels = list(_panels(holdings))
     notes = tuple(_notes(holdings))
     if len(panels) > 1:
-        return Sketch(title=_title(holdings), panels=_few(panels), notes=notes, is_gallery=True)
-    width = _WIDE if len(panels[0].cells[0]) <= _MAX_PANELS else 0
+        return Sketch(title=_title(holdings), panels=few(panels), notes=notes, is_gallery=True)
+    width = _WIDE if len(panels[0].cells[0]) <= MAX_PANELS else 0
     return Sketch(title=_title(holdings), panels=(replace(panels[0], notes=notes, cell_width=width),))
 
 
 def thumbnail(holdings: Holdings) -> Panel:
     """An array of rank 1 or 2 as a small grid without labels; its text is the caption, its sizes the note."""
     panel = next(_panels(holdings))
-    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(_count(holdings),))
+    note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
+    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
@@ -158,13 +158,3 @@ def _count(holdings: Holdings) -> str:
     counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
     each = " of each" if shards > 1 else ""
     return f"{counts}{each}, {show_bytes(holdings.bytes_per_device)} a device"
-
-
-def _few(panels: list[Panel]) -> tuple[Panel, ...]:
-    """The panels; of many only the first and the last, and how many are left out."""
-    if len(panels) <= _MAX_PANELS:
-        return tuple(panels)
-    kept = panels[: _MAX_PANELS // 2]
-    note = f"{GAP} {len(panels) - len(kept) - 1} left out {GAP}"
-    return (*kept, replace(panels[-1], caption=f"{note} {panels[-1].caption}"))
-

@@ -1,4 +1,4 @@
-"""What each device holds of an array: the devices of the mesh, where each stands, and its slice of every dim. No JAX."""
+"""What each device holds of an array: its place on the mesh and its slice of every dim. No JAX."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Holdings:
             devices.setdefault(holder.block, []).append(holder.device)
         return {block: tuple(sorted(devices[block])) for block in sorted(devices)}
 
-    @property
+    @cached_property
     def cuts(self) -> tuple[tuple[Span, ...], ...]:
         """The spans that each dim is cut into."""
         return tuple(tuple(sorted({block[dim] for block in self.shards})) for dim in range(len(self.shape)))
@@ -75,7 +75,7 @@ class Holdings:
 
     @property
     def copies(self) -> int:
-        """How many devices hold the same values: those with the same block and the same part of the sum, if it is one."""
+        """How many devices hold the same values: the same block and, where unreduced, the same part of the sum."""
         parts = math.prod(self.degrees[axis] for axis in self.unreduced)
         return len(self.holders) // len(self.shards) // parts
 

@@ -48,7 +48,7 @@ def split_axes(sharding: Sharding, rank: int) -> Axes | None:
     """The mesh axes that split each dim, None where the sharding does not speak of a mesh."""
     if not isinstance(sharding, NamedSharding):
         return None
-    entries = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
+    entries = [*sharding.spec.partitions, *[None] * (rank - len(sharding.spec.partitions))]
     return tuple(() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)
 
 
@@ -101,8 +101,7 @@ def _places(sharding: Sharding) -> Mapping[int, Mapping[str, int]]:
 
     names = sharding.mesh.axis_names
     return {
-        device.id: dict(zip(names, position, strict=True))
-        for position, device in np.ndenumerate(sharding.mesh.devices)
+        device.id: dict(zip(names, position, strict=True)) for position, device in np.ndenumerate(sharding.mesh.devices)
     }
 
 

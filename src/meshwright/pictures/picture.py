@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Picture:
     """Some sketches, one under the other. `print` shows plain text; rich's `print` and notebooks show colours."""
 
@@ -28,6 +28,10 @@ class Picture:
 
     def __str__(self) -> str:
         return terminal.text_of(self._lines(terminal.WIDTH))
+
+    def __repr__(self) -> str:
+        # What a prompt echoes is the picture itself.
+        return str(self)
 
     def _repr_html_(self) -> str:
         """The picture as notebooks ask for it."""

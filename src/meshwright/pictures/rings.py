@@ -77,12 +77,11 @@ def ring_sketch(ring: Ring) -> Sketch:
     degree = len(ring.frames[0].held)
     around = " → ".join(map(str, [*range(degree), 0][: degree + 1])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
     panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
-    notes = (
-        f"each device sends {ring.sent} numbers in {len(ring.frames) - 1} hops, in one direction;"
-        " links carry both, so two rings can run at once, each with half of the numbers",
-    )
+    notes = [f"each device sends {_numbers(ring.sent)} in {len(ring.frames) - 1} hops, all in one direction"]
+    if ring.kind != "all-to-all":
+        notes.append("links carry both directions: two such rings can run at once, each with half of the numbers")
     title = f"ring {ring.kind} over {degree} devices   {around}"
-    return Sketch(title=title, panels=panels, notes=notes if ring.sent else ())
+    return Sketch(title=title, panels=panels, notes=tuple(notes) if ring.sent else ())
 
 
 def _still(kind: Kind, held: Held) -> Frame:
@@ -130,9 +129,7 @@ def _exchange(blocks: Held) -> Iterator[Frame]:
         sent = sum(map(len, passing[0]))
         arrived = tuple((device - hop - 1) % degree for device in range(degree))
         if hop < degree - 1:
-            held = tuple(
-                _with(slots, slot, ahead[slot][hop]) for slots, slot in zip(held, arrived, strict=True)
-            )
+            held = tuple(_with(slots, slot, ahead[slot][hop]) for slots, slot in zip(held, arrived, strict=True))
 
 
 def _with(slots: tuple[Values | None, ...], slot: int, part: Values | None) -> tuple[Values | None, ...]:
@@ -152,6 +149,11 @@ def _length(slots: tuple[Values | None, ...]) -> int:
     return next(len(part) for part in slots if part is not None)
 
 
+def _numbers(count: int) -> str:
+    """A count of numbers: `1 number`."""
+    return f"{count} number{'s' * (count != 1)}"
+
+
 def _panel(ring: Ring, hop: int) -> Panel:
     """One frame as a table."""
     frame, degree = ring.frames[hop], len(ring.frames[0].held)
@@ -166,7 +168,7 @@ def _panel(ring: Ring, hop: int) -> Panel:
     word = "from" if is_exchange else "part"
     columns = [f"{word} {slot}" for slot in range(degree)] + ["to hand on"] * is_exchange
     phase = f" ({frame.phase})" if frame.phase != ring.kind else ""
-    caption = f"hop {hop} of {len(ring.frames) - 1}{phase}: each device sent {frame.sent} numbers" if hop else "start"
+    caption = f"hop {hop} of {len(ring.frames) - 1}{phase}: each device sent {_numbers(frame.sent)}" if hop else "start"
     return Panel(
         cells=tuple(cells),
         rows=tuple(f"device {device}" for device in range(degree)),

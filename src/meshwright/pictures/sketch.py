@@ -25,6 +25,9 @@ class Cell:
 GAP = "…"
 """The label and the text of what was left out."""
 
+MAX_PANELS = 8
+"""The panels of one array or one torus that are drawn."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
@@ -79,3 +82,11 @@ def _elide(items: Sequence[Item], most: int, gap: Item) -> tuple[Item, ...]:
         return tuple(items)
     last = max(1, (most - 1) // 3)
     return (*items[: most - 1 - last], gap, *items[-last:])
+
+
+def few(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """The panels; of more than `MAX_PANELS` the first few and the last, whose caption says how many are left out."""
+    if len(panels) <= MAX_PANELS:
+        return tuple(panels)
+    kept, last = panels[: MAX_PANELS // 2], panels[-1]
+    return (*kept, replace(last, caption=f"{GAP} {len(panels) - len(kept) - 1} left out {GAP} {last.caption}"))

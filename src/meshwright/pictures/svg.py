@@ -49,20 +49,27 @@ def _sketch(sketch: Sketch) -> Box:
     """A sketch with its title and notes."""
     panels = [_panel(elide(panel, max_rows=_MAX_CELLS, max_columns=_MAX_CELLS)) for panel in sketch.panels]
     body = _flow(panels) if sketch.is_gallery else _stack(panels, gap=_GAP)
-    notes = [_text_line(note) for note in sketch.notes]
-    return _stack([_text_line(sketch.title, weight="bold"), body, *notes], gap=_GAP / 2)
+    title = _text_line(sketch.title, weight="bold")
+    return _stack([title, body, *([_notes(sketch.notes)] if sketch.notes else [])], gap=_GAP / 2)
 
 
 def _panel(panel: Panel) -> Box:
     """A panel with its caption above and its notes below."""
-    parts = [_text_line(panel.caption)] if panel.caption else []
-    return _stack([*parts, _grid(panel), *(_text_line(note) for note in panel.notes)], gap=2)
+    above = [_text_line(panel.caption)] if panel.caption else []
+    below = [_notes(panel.notes)] if panel.notes else []
+    return _stack([*above, _grid(panel), *below], gap=4)
+
+
+def _notes(notes: Sequence[str]) -> Box:
+    """Lines of text."""
+    return _stack([_text_line(note) for note in notes], gap=0)
 
 
 def _grid(panel: Panel) -> Box:
     """The cells of a panel with their labels."""
     apart = _GAP if panel.frame == "linked" else 0
-    widths, height = _widths(panel), _ROW * panel.cell_height
+    # As with widths below: a rule takes a line in the terminal, so panels of one gallery come out alike.
+    widths, height = _widths(panel), _ROW * (panel.cell_height + 1) / 2
     left = max((len(label) for label in panel.rows), default=0) * _CHAR + (10 if panel.rows else 0)
     left += apart
     top = (_LINE if any(panel.columns) else 0) + apart
@@ -82,7 +89,7 @@ def _grid(panel: Panel) -> Box:
 def _widths(panel: Panel) -> list[float]:
     """The width of each column: all alike in a grid, each its own in a table."""
     if panel.frame != "open":
-        # A rule takes a character in the terminal; with it, panels of one gallery come out alike here too.
+        # A rule takes a character in the terminal.
         return [(panel.column_width + 1) * _CHAR] * len(panel.cells[0])
     labels = panel.columns or ("",) * len(panel.cells[0])
     columns = zip(labels, zip(*panel.cells, strict=True), strict=True)
@@ -102,7 +109,7 @@ def _cell(cell: Cell, x: float, y: float, width: float, height: float, panel: Pa
     return f"<g>{hint}{rect}{_text(cell.text, x + width / 2, y + height / 2 + 5, 'middle')}</g>"
 
 
-def _links(panel: Panel, xs: list[float], ys: list[float], width: float, height: float) -> list[str]:
+def _links(panel: Panel, xs: Sequence[float], ys: Sequence[float], width: float, height: float) -> list[str]:
     """A line through each row and column of chips; a dashed end at both sides where it closes into a ring."""
     down, across = panel.wraps
     first, last = xs[0], xs[-1] + width

@@ -1,4 +1,4 @@
-"""A whole tree of parameters as a table: how each array is split, what a device holds of it, and how often it is held."""
+"""A whole tree of parameters as a table: how each array is split, what a device holds of it, and in how many copies."""
 
 from __future__ import annotations
 

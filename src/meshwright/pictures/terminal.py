@@ -36,7 +36,7 @@ def render(sketch: Sketch, width: int = WIDTH) -> Block:
     lines += [_plain(note) for note in sketch.notes]
     while lines and not lines[-1]:
         lines.pop()
-    return [(Piece(_MARGIN), *line) if line else () for line in lines]
+    return [_trimmed((Piece(_MARGIN), *line)) for line in lines]
 
 
 def text_of(lines: Block) -> str:
@@ -54,8 +54,7 @@ def _panel(panel: Panel, width: int) -> Block:
     notes = [_plain(note) for note in panel.notes]
     gap = 4
     if notes and _width(block) + gap + max(_width([note]) for note in notes) <= width:
-        # The notes begin beside the first row of cells.
-        start = min(1 + any(map(bool, panel.columns)), max(0, len(block) - len(notes)))
+        start = 1 + any(map(bool, panel.columns))  # beside the first row of cells
         block = _beside([block, [()] * start + notes], gap)
     else:
         block += notes
@@ -110,11 +109,11 @@ def _linked(panel: Panel) -> Block:
     for index, row in enumerate(panel.cells):
         pieces = [Piece(cell.text.center(width, "─"), cell.colour) for cell in row]
         lines += [between] if index else []
-        lines.append(_labelled(panel, index, *_joined(_trimmed(pieces), end, "─", end)))
+        lines.append(_labelled(panel, index, *_joined(_with_bare_ends(pieces), end, "─", end)))
     return lines + ([outside] if down else [])
 
 
-def _trimmed(pieces: list[Piece]) -> list[Piece]:
+def _with_bare_ends(pieces: list[Piece]) -> list[Piece]:
     """The chips of a row without the lines that would stick out at its two ends."""
     first, last = pieces[0], pieces[-1]
     pieces = [Piece(_blank_before(first.text), first.colour), *pieces[1:]]
@@ -174,6 +173,16 @@ def _joined(pieces: list[Piece], left: str, between: str, right: str) -> Line:
     for index, piece in enumerate(pieces):
         line += [Piece(between), piece] if index else [piece]
     return (*line, Piece(right))
+
+
+def _trimmed(line: Line) -> Line:
+    """The line without blanks at its end, unless they have a colour."""
+    while line and line[-1].colour is None:
+        text = line[-1].text.rstrip()
+        if text:
+            return (*line[:-1], Piece(text))
+        line = line[:-1]
+    return line
 
 
 def _plain(text: str) -> Line:

@@ -28,7 +28,8 @@ def _gathers(mesh: MeshShape, workload: Workload, system: System) -> str:
     placement = lay_mesh(system, mesh.layout).placement(axes)
     wanted = network_intensity(system, gather_bytes_per_second(placement), dtype=workload.compute_dtype)
     verb = "hides" if tokens >= wanted else "does not hide"
-    return f"{tokens:,} tokens a device {verb} weights and gradients over {'*'.join(axes)}, which want {math.ceil(wanted):,}"
+    over = "*".join(axes)
+    return f"{tokens:,} tokens a device {verb} weights and gradients over {over}, which want {math.ceil(wanted):,}"
 
 
 def _exposed(record: Record) -> str:
@@ -37,7 +38,8 @@ def _exposed(record: Record) -> str:
     share = exposed / (record.step_seconds or math.inf)
     if not exposed:
         return "no communication is exposed"
-    return f"{show_seconds(exposed)} of communication is exposed, {show_percent(share)} of the step, most of it over {_dearest_axes(record)}"
+    amount = f"{show_seconds(exposed)} of communication is exposed, {show_percent(share)} of the step"
+    return f"{amount}, most of it over {_dearest_axes(record)}"
 
 
 def reason(record: Record, best: Record) -> str:

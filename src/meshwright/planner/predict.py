@@ -22,7 +22,9 @@ CRITICAL = frozenset({"tp", "sp"})
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""Behind which pass a phase's collectives can hide: what is recomputed is so in the backward pass; of the update none."""
+"""Behind which pass a phase's collectives can hide: what is recomputed is so in backward; of the update none can."""
+
+SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
 
 
 def predict(workload: Workload, mesh: MeshShape, system: System) -> Record:
@@ -55,7 +57,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System) -> Record:
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
         collectives=merge(collectives),
-        notes=layout.notes,
+        notes=layout.notes + ((SIMULATED,) if system.chip.kind == "cpu" else ()),
     )
 
 

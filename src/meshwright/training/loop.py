@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from meshwright.cost import model_flops
@@ -83,11 +84,9 @@ def _steps(
         loss, norm = (metrics[name].item() for name in ("loss", "grad_norm"))
         seconds = time.perf_counter() - began
         where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": float(rate(step))}
-        yield (
-            row | {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds},
-            state,
-        )
+        row = where | {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": np.asarray(rate(step)).item()}
+        speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
+        yield row | speed | {"memory_peak_bytes": _memory_peak()}, state
 
 
 def _step_flops_at_peak(config: RunConfig) -> float:
@@ -101,21 +100,21 @@ def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     times = [row["step_seconds"] for row in here[1:] or here]
     step = statistics.median(times) if times else None
+    peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
     return Record(
         origin="measured",
         mesh=config.mesh.degrees,
         hardware=config.hardware,
         step_seconds=step,
         mfu=_step_flops_at_peak(config) / step if step else None,
-        memory_bytes=_memory(),
+        memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
     )
 
 
-def _memory() -> dict[str, int]:
-    """The most bytes that were in use on a device, where its runtime counts them; simulated devices do not."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return {"peak": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
+def _memory_peak() -> int | None:
+    """The most bytes that were in use on a device so far, where its runtime counts them; simulated devices do not."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 @contextmanager

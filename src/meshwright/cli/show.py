@@ -1,0 +1,76 @@
+"""`meshwright show`: what each device holds of an array, as a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from meshwright.cli.tables import console
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import lay_mesh, parse_system
+from meshwright.notation import ShardedArray, Sizes
+from meshwright.pictures import device_places, every_sharding, holdings_of, read_text, show
+
+
+@dataclass(frozen=True)
+class Args:
+    """What each device holds of an array, whatever its rank.
+
+    Example: meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8
+    """
+
+    array: Positional[str]
+    """The array in the notation: its dims, and the mesh axes that split each."""
+    mesh: str
+    """The degree of every mesh axis, outermost first, as X=2,Y=2."""
+    dims: str
+    """The size of every dim, as I=8,J=8."""
+    dtype: str = "bf16"
+    """The type of the elements: f32, bf16, int8, ..."""
+    all: bool = False
+    """Every legal sharding of the array on the mesh, instead of the one written."""
+    on: str | None = None
+    """The mesh on the torus of this hardware too, as v5e:4x4."""
+    svg: Path | None = None
+    """Where to write the picture, as SVG."""
+    json: bool = False
+    """Print {"array", "shape", "local_shape", "mesh", "devices": [{"device", "coordinates", "holds"}], ...} instead."""
+
+
+def run(args: Args) -> int:
+    """Show the picture, and write it where that is asked for."""
+    array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
+    picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
+    if args.svg is not None:
+        _write(args.svg, picture.svg)
+    if args.json:
+        print(json.dumps(_data(array, sizes, args), indent=2))
+        return 0
+    # A line that is still too long after what could be left out must not be folded.
+    console().print(picture, soft_wrap=True)
+    again = f'meshwright show "{args.array}" --mesh {args.mesh} --dims {args.dims}'
+    print(f"\n next   {again} {'--svg FILE' if args.all else '--all'}" if args.svg is None else f"\n wrote  {args.svg}")
+    return 0
+
+
+def _data(array: ShardedArray, sizes: Sizes, args: Args) -> dict[str, Any]:
+    """The picture as plain data: what the devices hold, the other shardings and the torus where they are asked for."""
+    data = holdings_of(array, sizes).to_json()
+    if args.all:
+        data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
+    if args.on:
+        places = device_places(lay_mesh(parse_system(args.on), sizes.degrees))
+        data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
+    return data
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None

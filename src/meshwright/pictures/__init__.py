@@ -1,0 +1,30 @@
+"""What lies where, as pictures: in a terminal, a notebook, or an SVG file. JAX is imported only for live arrays."""
+
+from meshwright.pictures.collectives import DIGITS, Exchange, run_collective
+from meshwright.pictures.gallery import every_sharding
+from meshwright.pictures.holdings import Holder, Holdings, holdings_of
+from meshwright.pictures.picture import Picture
+from meshwright.pictures.positions import device_places
+from meshwright.pictures.rings import Ring, run_ring
+from meshwright.pictures.showing import read_text, show, show_collective, show_ring
+from meshwright.pictures.table import Row, tree_rows
+
+__all__ = [
+    "DIGITS",
+    "Exchange",
+    "Holder",
+    "Holdings",
+    "Picture",
+    "Ring",
+    "Row",
+    "device_places",
+    "every_sharding",
+    "holdings_of",
+    "read_text",
+    "run_collective",
+    "run_ring",
+    "show",
+    "show_collective",
+    "show_ring",
+    "tree_rows",
+]

@@ -1,0 +1,134 @@
+"""The decoder against a plain one on one device, and on every mesh against itself on one device."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.mesh import parse_mesh
+from meshwright.models import loss
+from meshwright.parallel import Layout, build_mesh, initialise
+from meshwright.workload import PRESETS, REMATS, RopeScaling, leaves, parameters
+
+MODEL = replace(PRESETS["tiny"], embed=64, mlp=128)
+TIED = replace(MODEL, tied_embeddings=True)
+STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
+TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))
+
+MESHES = ["8,1,1,1", "1,8,1,1", "1,1,8,1", "2,2,2,1", "1,2,2,2", "1,1,1,8", "2,1,1,1", "1,2,2,1"]
+
+
+def loss_and_gradients(model, mesh_dim, *, remat="block", text=TEXT):
+    """Loss and gradients of one batch in float32, the arrays whole."""
+    num_devices = math.prod(int(degree) for degree in mesh_dim.split(","))
+    shape = parse_mesh(mesh_dim, num_devices=num_devices)
+    mesh, layout = build_mesh(shape, jax.devices()[:num_devices]), Layout(shape)
+    with jax.set_mesh(mesh):
+        params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
+        place = layout.spec("batch", "sequence")
+        batch = {"tokens": jax.device_put(text[:, :-1], place), "targets": jax.device_put(text[:, 1:], place)}
+        step = jax.jit(
+            jax.value_and_grad(lambda params: loss(params, batch, model, layout, dtype=jnp.float32, remat=remat))
+        )
+        value, gradients = jax.block_until_ready(step(params))
+    return float(value), jax.tree.map(np.asarray, gradients), jax.tree.map(np.asarray, params)
+
+
+def assert_same(found, wanted):
+    """Loss to 1e-6, each gradient to 1e-5 of its norm."""
+    assert found[0] == pytest.approx(wanted[0], rel=1e-6)
+    for (path, one), (_, other) in zip(leaves(found[1]), leaves(wanted[1]), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other), path
+
+
+def plain_loss(params, tokens, targets, model):
+    """The same decoder written out plainly: no scan, no sharding, kv heads repeated, the rotation as complex numbers."""
+
+    def norm(x, scale):
+        return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + model.norm_epsilon) * scale
+
+    def turned(x):
+        half = model.head_dim // 2
+        frequency = 1 / model.rope_theta ** (np.arange(half) / half)
+        if model.rope_scaling:
+            wave = 2 * np.pi / frequency
+            low, high = (16 / f for f in (1.0, 4.0))
+            smooth = (16 / wave - 1.0) / (4.0 - 1.0)
+            middle = (1 - smooth) * frequency / 8.0 + smooth * frequency
+            frequency = np.where(wave > low, frequency / 8.0, np.where(wave < high, frequency, middle))
+        turn = jnp.exp(1j * np.outer(np.arange(x.shape[1]), frequency))[None, :, None, :]
+        both = (x[..., :half] + 1j * x[..., half:]) * turn
+        return jnp.concatenate([both.real, both.imag], -1)
+
+    b, s = tokens.shape
+    x = params["embedding"][tokens]
+    visible = np.tril(np.ones((s, s), bool))
+    for i in range(model.num_layers):
+        w = {name: array[i] for name, array in params["layers"].items()}
+        h = norm(x, w["attention_norm"])
+        query = (h @ w["query"].reshape(model.embed, -1)).reshape(b, s, model.num_heads, model.head_dim)
+        key, value = (
+            jnp.repeat((h @ w[n].reshape(model.embed, -1)).reshape(b, s, -1, model.head_dim), model.num_groups, 2)
+            for n in ("key", "value")
+        )
+        scores = jnp.einsum("bshd,bthd->bhst", turned(query), turned(key)) / math.sqrt(model.head_dim)
+        weights = jnp.where(visible, jnp.exp(scores), 0)
+        mixed = jnp.einsum("bhst,bthd->bshd", weights / weights.sum(-1, keepdims=True), value)
+        x = x + mixed.reshape(b, s, -1) @ w["output"].reshape(-1, model.embed)
+        h = norm(x, w["mlp_norm"])
+        gate = h @ w["gate"]
+        x = x + (gate / (1 + jnp.exp(-gate)) * (h @ w["up"])) @ w["down"]
+    table = params["embedding"].T if model.tied_embeddings else params["unembedding"]
+    scores = norm(x, params["final_norm"]) @ table
+    chances = jnp.log(jnp.exp(scores).sum(-1)) - jnp.take_along_axis(scores, targets[..., None], -1)[..., 0]
+    return chances.mean()
+
+
+@pytest.mark.parametrize(
+    "model", [MODEL, TIED, replace(MODEL, rope_scaling=STRETCHED)], ids=["untied", "tied", "stretched"]
+)
+def test_the_decoder_computes_what_a_plain_one_does(model):
+    found = loss_and_gradients(model, "1,1,1,1")
+    plain = jax.value_and_grad(lambda params: plain_loss(params, TEXT[:, :-1], TEXT[:, 1:], model))
+    value, gradients = plain(jax.tree.map(jnp.asarray, found[2]))
+    assert_same(found, (float(value), jax.tree.map(np.asarray, gradients)))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Loss and gradients on one device."""
+    return loss_and_gradients(MODEL, "1,1,1,1")
+
+
+@pytest.mark.parametrize("mesh_dim", MESHES)
+def test_loss_and_gradients_do_not_depend_on_the_mesh(mesh_dim, alone):
+    assert_same(loss_and_gradients(MODEL, mesh_dim), alone)
+
+
+@pytest.mark.parametrize("mesh_dim", ["1,1,8,1", "2,2,2,1"])
+def test_tied_embeddings_do_not_depend_on_the_mesh(mesh_dim):
+    assert_same(loss_and_gradients(TIED, mesh_dim), loss_and_gradients(TIED, "1,1,1,1"))
+
+
+@pytest.mark.parametrize("remat", REMATS)
+def test_what_is_kept_for_backward_changes_no_gradient(remat, alone):
+    assert_same(loss_and_gradients(MODEL, "1,2,2,2", remat=remat), alone)
+
+
+def test_parameters_start_the_same_on_every_mesh():
+    one, eight = (loss_and_gradients(MODEL, mesh_dim)[2] for mesh_dim in ("1,1,1,1", "1,2,4,1"))
+    for (path, a), (_, b) in zip(leaves(one), leaves(eight), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=path)
+
+
+@pytest.mark.slow
+def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
+    """A sequence split over sp is cut into chunks that each have a share of every device's queries."""
+    model = replace(MODEL, num_layers=1)
+    whole = loss_and_gradients(model, "1,1,1,1")
+    monkeypatch.setattr("meshwright.models.attention.num_query_chunks", lambda seq_len: 4)
+    assert_same(loss_and_gradients(model, "1,1,1,1"), whole)
+    assert_same(loss_and_gradients(model, "1,2,2,2"), whole)

@@ -1,0 +1,68 @@
+"""Decoding with a cache against the whole forward pass, on every kind of mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.mesh import MeshShape
+from meshwright.models import embed, logits, sample, sampling_layout
+from meshwright.models.decoder import layers
+from meshwright.parallel import Layout, build_mesh, initialise
+from meshwright.workload import PRESETS, parameters
+
+MODEL = PRESETS["tiny"]
+PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)
+
+
+def greedy_without_cache(num_tokens):
+    """The likeliest continuation, the whole text read again for every token."""
+    layout = Layout(MeshShape())
+    mesh = build_mesh(MeshShape(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
+        text = PROMPT
+        for _ in range(num_tokens):
+            x, table = embed(params, jnp.asarray(text[None]), layout, jnp.float32)
+            x = layers(params["layers"], x, MODEL, layout, "block")
+            scores = logits(params, x, table, MODEL, layout)
+            text = np.append(text, int(scores[0, -1].argmax()))
+    return text[len(PROMPT) :]
+
+
+def sampled(mesh_shape, num_samples, **options):
+    """The tokens [steps, samples] drawn on a mesh."""
+    mesh = build_mesh(mesh_shape, jax.devices()[: mesh_shape.num_devices])
+    with jax.set_mesh(mesh):
+        params = initialise(parameters(MODEL), jax.random.key(0), mesh, Layout(mesh_shape), "f32")
+        prompts = np.tile(PROMPT, (num_samples, 1))
+        layout = sampling_layout(mesh_shape, num_samples)
+        return np.stack(list(sample(params, prompts, MODEL, layout, dtype=jnp.float32, **options)))
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return greedy_without_cache(4)
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "num_samples"),
+    [
+        (MeshShape(), 1),
+        (MeshShape(fsdp=2, tp=4), 1),
+        (MeshShape(dp=2, fsdp=2, tp=2), 4),
+        (MeshShape(tp=8), 2),
+        (MeshShape(fsdp=4, sp=2), 1),
+    ],
+    ids=str,
+)
+def test_a_cache_gives_the_text_that_reading_everything_again_gives(mesh_shape, num_samples, wanted):
+    found = sampled(mesh_shape, num_samples, num_tokens=4, temperature=0.0)
+    for column in found.T:
+        np.testing.assert_array_equal(column, wanted)
+
+
+def test_what_is_drawn_depends_on_the_seed_alone():
+    one, same, other = (sampled(MeshShape(tp=2), 2, num_tokens=12, temperature=1.0, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()
