@@ -1,4 +1,4 @@
-"""Small programs to compile: each function takes a mesh and plain arguments and returns what `jax.jit(...).lower` does."""
+"""Small programs to compile: each function takes a mesh and plain arguments and returns a `jax.stages.Lowered`."""
 
 from typing import Any
 

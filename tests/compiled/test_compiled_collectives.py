@@ -1,4 +1,5 @@
 """The collectives of small programs, against what their reshards ask for, counted by hand."""
+# ruff: noqa: E501 - HLO prints an instruction in a line
 
 import math
 
@@ -315,6 +316,24 @@ def test_sends_between_slices_are_noted_and_not_counted():
     assert (traffic.collectives, traffic.notes) == ((), ("send: 1 a step, not among the collectives",))
 
 
+def test_a_permute_of_several_arrays_has_the_bytes_of_all_and_one_in_place_of_its_own():
+    pairs = "source_target_pairs={{0,1},{1,0}}"
+    traffic = read(
+        entry(
+            f"%both = (f32[4,8]{{1,0}}, f32[4,8]{{1,0}}) collective-permute(%p, %p), channel_id=1, {pairs}",
+            "%at = s32[] constant(0)",
+            f"ROOT %placed = f32[4,8]{{1,0}} collective-permute(%p, %p, %at, %at), channel_id=2, {pairs}",
+        )
+    )
+    assert [c.bytes for c in traffic.collectives] == [2 * 4 * 32, 4 * 32]
+
+
+def test_pieces_of_an_all_to_all_are_one_array():
+    pieces = ", ".join(["f32[4,8]{1,0}"] * 4)
+    traffic = read(entry(f"ROOT %a2a = ({pieces}) all-to-all(%p, %p, %p, %p), replica_groups={ROWS}"))
+    assert [(c.kind, c.bytes, c.array) for c in traffic.collectives] == [("all-to-all", 4 * 4 * 32, "f32[4,4,8]")]
+
+
 def test_a_permute_without_pairs_moves_nothing():
     assert read(entry("ROOT %cp = f32[4,8]{1,0} collective-permute(%p), source_target_pairs={}")).collectives == ()
 
@@ -331,6 +350,20 @@ def test_an_op_name_that_the_compiler_left_out_is_taken_from_who_uses_a_gather_a
         )
     )
     assert [(c.kind, c.phase) for c in traffic.collectives] == [("all-reduce", "backward"), ("all-gather", "recompute")]
+
+
+def test_each_array_of_a_combined_sum_without_op_name_is_what_its_operand_is_made_of():
+    traffic = read(
+        ADD
+        + entry(
+            '%first = f32[4,8]{1,0} negate(%p), metadata={op_name="jit(f)/transpose(jvp(mlp))/neg"}',
+            "%copied = f32[4,8]{1,0} copy(%first)",
+            '%second = f32[4,8]{1,0} sine(%p), metadata={op_name="jit(f)/update/sin"}',
+            f"%ar = (f32[4,8]{{1,0}}, f32[4,8]{{1,0}}) all-reduce(%copied, %second), replica_groups={ROWS}, to_apply=%add",
+            "ROOT %out = f32[4,8]{1,0} get-tuple-element(%ar), index=1",
+        )
+    )
+    assert [(c.phase, c.source) for c in traffic.collectives] == [("backward", "(mlp/neg)"), ("update", "(update/sin)")]
 
 
 def test_the_bytes_of_a_mesh_of_other_axes_are_read_as_well():

@@ -98,8 +98,10 @@ def test_the_conditions_of_compiled_scans_give_the_trips_the_backend_knows():
         text = program.compile().as_text()
         known = parse_hlo(text)
         bare = parse_hlo(re.sub(r'"known_trip_count":\{"n":"\d+"\}', "", text))
-        for module in (known, bare):
-            found.append(sorted(str(trip_count(module, i)) for i in module.instructions() if i.opcode == "while"))
+        found += [
+            sorted(str(trip_count(module, i)) for i in module.instructions() if i.opcode == "while")
+            for module in (known, bare)
+        ]
     assert found == [["6", "6"], ["6", "6"], ["3", "5"], ["3", "5"], ["7"], ["7"]]
 
 

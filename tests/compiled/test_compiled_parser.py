@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - HLO prints an instruction in a line
 import time
 
 import pytest

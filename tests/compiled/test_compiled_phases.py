@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.compiled import parse_hlo
-from meshwright.compiled.phases import phase_of, phases_of, scope_of, split_op_name
+from meshwright.compiled.phases import describe, phase_of, scope_of, split_op_name
 
 # What JAX 0.10.2 prints, and what that is.
 NAMES = [
@@ -60,7 +60,7 @@ def test_what_is_compiled_counts_not_what_was_written():
 
     x = jax.ShapeDtypeStruct((32, 32), jnp.float32)
     module = parse_hlo(jax.jit(step).lower(x, x).compile().as_text())
-    dots = [phases_of(module, i)[0] for i in module.instructions() if i.opcode == "dot"]
+    dots = [describe(module, i)[0].phase for i in module.instructions() if i.opcode == "dot"]
     # Nothing asks for the gradient of the first x.
     assert {phase: dots.count(phase) for phase in set(dots)} == {"forward": 3, "backward": 5, "update": 1}
 
@@ -72,4 +72,4 @@ def test_what_xla_itself_runs_again_is_recompute():
         '  ROOT %a.remat2 = f32[4]{0} sine(%p), metadata={op_name="jit(f)/jvp()/sin"}\n}\n'
     )
     main = module.computations["main"].instructions
-    assert [phases_of(module, main[name]) for name in ("a", "a.remat2")] == [("forward",), ("recompute",)]
+    assert [describe(module, main[name])[0].phase for name in ("a", "a.remat2")] == ["forward", "recompute"]

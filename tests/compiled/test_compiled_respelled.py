@@ -1,4 +1,5 @@
 """When an all-reduce is a reduce-scatter or an all-gather in other words, and when it only looks like one."""
+# ruff: noqa: E501 - HLO prints an instruction in a line
 
 import compiled_toys as toys
 import jax
@@ -90,9 +91,9 @@ def test_a_sum_over_two_axes_that_is_sliced_along_the_outer_one_is_both():
     assert found.note == SLICED_IN_PART.format(scattered="fsdp", rest="tp")
 
 
-def padded(x, *, size=16, shift=0, fill=0.0):
-    place = (jax.lax.axis_index("tp") + shift) * x.shape[0]
-    return jax.lax.psum(jax.lax.dynamic_update_slice_in_dim(jnp.full((size, 8), fill), x, place, 0), "tp")
+def padded(x, *, size=16, fill=0.0, reduce=jax.lax.psum):
+    place = jax.lax.axis_index("tp") * x.shape[0]
+    return reduce(jax.lax.dynamic_update_slice_in_dim(jnp.full((size, 8), fill), x, place, 0), "tp")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,7 @@ def padded(x, *, size=16, shift=0, fill=0.0):
         (lambda x: padded(x, fill=1.0), ""),  # not into zeros
         (lambda x: padded(x, size=32), ""),  # a part of the array stays empty
         (lambda x: jax.lax.psum(jnp.zeros((16, 8)).at[:4].set(x), "tp"), ""),  # all into the same place
+        (lambda x: padded(x, reduce=jax.lax.pmax), ""),  # no sum: what is negative would be lost
     ],
 )
 def test_an_all_reduce_is_an_all_gather_only_where_every_device_writes_its_own_tile_into_zeros(function, note):

@@ -45,7 +45,7 @@ def assert_same(found, wanted):
 
 
 def plain_loss(params, tokens, targets, model):
-    """The same decoder written out plainly: no scan, no sharding, kv heads repeated, the rotation as complex numbers."""
+    """The same decoder written out plainly: no scan, no sharding, kv heads repeated, rotation by complex numbers."""
 
     def norm(x, scale):
         return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + model.norm_epsilon) * scale

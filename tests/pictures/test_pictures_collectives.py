@@ -99,7 +99,12 @@ def test_before_and_after_stand_side_by_side():
 @pytest.mark.parametrize(
     ("kind", "values", "degree", "message"),
     [
-        ("all-gather", [1, 2, 3], 2, "3 values for a all-gather over 2 devices; give a multiple of 2"),
+        (
+            "all-gather",
+            [1, 2, 3],
+            2,
+            "3 values cannot be cut evenly by all-gather over 2 devices; give a multiple of 2",
+        ),
         ("all-to-all", [1, 2], 2, "give a multiple of 4"),
         ("all-gather", [], 2, "0 values"),
         ("broadcast", [1, 2], 2, "'broadcast' is no collective"),
@@ -110,6 +115,12 @@ def test_before_and_after_stand_side_by_side():
 def test_what_cannot_be_run_is_refused(kind, values, degree, message):
     with pytest.raises(MeshwrightError, match=message):
         run_collective(kind, values, degree=degree)
+
+
+def test_only_the_ring_cuts_the_parts_of_an_all_reduce():
+    assert run_collective("all-reduce", [1, 2, 3, 4, 5, 6], degree=2).after == ((5, 7, 9),) * 2
+    with pytest.raises(MeshwrightError, match="give a multiple of 4"):
+        run_ring("all-reduce", [1, 2, 3, 4, 5, 6], degree=2)
 
 
 def test_a_permute_is_no_ring_algorithm():

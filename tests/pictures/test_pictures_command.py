@@ -41,6 +41,11 @@ def test_the_command_prints_the_picture_and_how_to_go_on(capsys):
     assert end == ' next   meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8 --all\n'
 
 
+def test_all_shows_every_sharding(capsys):
+    assert run(arguments(all=True)) == 0
+    assert "11 shardings of A" in capsys.readouterr().out
+
+
 def test_the_picture_is_also_written_as_svg(tmp_path, capsys):
     path = tmp_path / "a.svg"
     assert run(arguments(svg=path, on="v5e:2x2")) == 0
@@ -80,6 +85,16 @@ def test_a_mesh_shape_will_do_for_a_mesh():
 def test_a_live_array_brings_its_own_mesh_and_shape(others):
     with pytest.raises(MeshwrightError, match="go with text in the notation"):
         show(jax.device_put(np.zeros(4)), **others)
+
+
+def test_an_array_without_a_mesh_is_not_laid_on_a_torus():
+    with pytest.raises(MeshwrightError, match="lies on a mesh; this one lies on none"):
+        show(jax.device_put(np.zeros(4)), on="v5e:1x1")
+
+
+def test_degrees_in_a_mapping_are_checked_as_in_text():
+    with pytest.raises(MeshwrightError, match="X=0; it is a whole number from 1"):
+        show("A[I_X]", mesh={"X": 0}, dims={"I": 4})
 
 
 def test_a_tree_is_not_laid_on_a_torus():

@@ -8,9 +8,12 @@ from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.parallel import Layout, abstract, abstract_mesh
 from meshwright.pictures import show, tree_rows
-from meshwright.pictures.live import live_holdings
+from meshwright.pictures.live import live_holdings, type_text
 from meshwright.units import show_bytes
+from meshwright.workload import load_model, num_parameters, parameters
 
 SPECS = [
     ((8, 8, 6), P("X", ("Y", "Z"))),
@@ -98,7 +101,11 @@ def test_a_tree_has_a_row_for_every_array(mesh):
     rows = {row.path: row for row in tree_rows(tree)}
     assert list(rows) == ["layers.0.w", "layers.1.w", "scale", "seen", "step"]
     first, second = rows["layers.0.w"], rows["layers.1.w"]
-    assert (first.dtype, first.spec, first.local_shape) == ("bfloat16", "P('X', ('Y', 'Z'))", (4, 4))
+    assert (first.type, first.spec, first.local_shape) == (
+        "bfloat16[8@X,16@(Y,Z)]",
+        "P('X', ('Y', 'Z'))",
+        (4, 4),
+    )
     assert (first.total_bytes, first.bytes_per_device, first.copies) == (256, 32, 1)
     assert (second.spec, second.local_shape, second.bytes_per_device, second.copies) == (
         "P('X', None)",
@@ -107,10 +114,27 @@ def test_a_tree_has_a_row_for_every_array(mesh):
         4,
     )
     assert (rows["scale"].copies, rows["scale"].bytes_per_device) == (8, 64)
-    assert (rows["seen"].spec, rows["seen"].bytes_per_device, rows["step"].dtype) == ("not placed", 0, "int")
+    assert (rows["seen"].spec, rows["seen"].bytes_per_device, rows["step"].type) == ("not placed", 0, "int")
     lines = str(show(tree)).splitlines()
-    assert "5 arrays" in lines[0]
-    assert lines[3].split() == f"layers.0.w bfloat16[8,16] P('X', ('Y', 'Z')) [4,4] {show_bytes(32)} 1".split()
+    assert lines[0].startswith("  5 arrays")
+    assert lines[3].split() == f"layers.0.w bfloat16[8@X,16@(Y,Z)] [4,4] {show_bytes(32)} 1".split()
+    assert lines[6].split() == ["seen", "int64[4]", "not", "placed", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("spec", [P("X", None), P(("X", "Z"), "Y"), P(), P("Y", unreduced={"X"})])
+def test_types_are_written_as_jax_writes_them(mesh, spec):
+    sharding = NamedSharding(mesh.abstract_mesh, spec)
+    array = jax.core.ShapedArray((8, 4), jnp.float32, sharding=sharding)
+    assert type_text(array, sharding) == str(array)
+
+
+def test_the_parameters_of_a_model_are_a_table_that_fits_the_screen():
+    shape = MeshShape(fsdp=2, tp=2, sp=2)
+    tree = abstract(parameters(load_model("tiny")), abstract_mesh(shape), Layout(shape), "bf16")
+    text = str(show(tree))
+    assert max(map(len, text.splitlines())) <= 100
+    placed = sum(row.bytes_per_device * 8 // row.copies for row in tree_rows(tree))
+    assert placed == sum(row.total_bytes for row in tree_rows(tree)) == 2 * num_parameters(load_model("tiny"))
 
 
 def test_a_tree_without_arrays_is_refused():

@@ -57,10 +57,10 @@ def test_each_shard_has_its_own_colour_and_says_who_holds_it():
         group.find(f"{SVG}title").text: group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None
     }
     assert list(cells) == [
-        "devices 0, 1 hold A[0:4, 0:4]",
-        "devices 2, 3 hold A[0:4, 4:8]",
-        "devices 4, 5 hold A[4:8, 0:4]",
-        "devices 6, 7 hold A[4:8, 4:8]",
+        "devices 0,1 hold A[0:4, 0:4]",
+        "devices 2,3 hold A[0:4, 4:8]",
+        "devices 4,5 hold A[4:8, 0:4]",
+        "devices 6,7 hold A[4:8, 4:8]",
     ]
     assert [cell.find(f"{SVG}rect").get("fill") for cell in cells.values()] == [fill(index) for index in range(4)]
     assert [cell.find(f"{SVG}text").text for cell in cells.values()] == ["0,1", "2,3", "4,5", "6,7"]

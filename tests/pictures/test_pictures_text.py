@@ -52,6 +52,11 @@ def test_a_vector_is_a_row_and_the_first_axis_of_a_dim_counts_most():
     assert str(show("A[I_YX]", mesh="X=2,Y=2,Z=2", dims="I=8")) == ROW
 
 
+def test_labels_are_the_coordinates_of_those_that_hold_a_part():
+    header = str(show("A[I_XY]", mesh="X=2,Y=3", dims="I=6")).splitlines()[2]
+    assert header.split() == ["X=0,Y=0", "X=0,Y=1", "X=0,Y=2", "X=1,Y=0", "X=1,Y=1", "X=1,Y=2"]
+
+
 def test_higher_ranks_have_a_grid_for_each_part_of_the_leading_dims():
     assert str(show("A[L_Z, I_X, J_Y, K]", mesh="X=2,Y=2,Z=2", dims="L=4,I=8,J=8,K=3")) == STACK
 

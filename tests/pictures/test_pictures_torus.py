@@ -121,6 +121,15 @@ def test_links_that_wrap_are_dotted_at_both_ends():
     assert "dotted links close x, y into rings" in text
 
 
+def test_x_runs_down_and_y_across_each_wrapping_on_its_own():
+    lines = picture("v5e:8x16", {"X": 8, "Y": 16}).splitlines()
+    rows = [line for line in lines if line.startswith("  x=")]
+    assert len(rows) == 8
+    assert all(row.count("╌") == 2 for row in rows)
+    assert not any("┆" in line for line in lines)
+    assert "  dotted links close y into rings" in lines
+
+
 def test_a_part_of_a_pod_has_no_links_that_wrap():
     text = picture("v5e:4x4", {"X": 4, "Y": 4})
     assert OPEN in text

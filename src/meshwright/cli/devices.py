@@ -15,8 +15,8 @@ def claim_devices(system: System) -> None:
     """Have JAX show the devices of `system`, or raise where they are not there. To be called before JAX uses any."""
     if system.chip.kind == "cpu":
         count = f"--xla_force_host_platform_device_count={system.num_devices}"
-        # Read when the backend starts. Of two settings of one flag XLA takes the last: a person's own stays in force.
-        os.environ["XLA_FLAGS"] = " ".join([count, PATIENCE, os.environ.get("XLA_FLAGS", "")])
+        # Read when the backend starts; of two settings of one flag XLA takes the last.
+        os.environ["XLA_FLAGS"] = " ".join([PATIENCE, os.environ.get("XLA_FLAGS", ""), count])
     import jax
 
     if system.chip.kind == "cpu":

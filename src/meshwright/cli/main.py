@@ -13,6 +13,7 @@ COMMANDS = {
     "verify": "compile the train step of a plan with the real XLA compiler and hold it against the plan",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "generate": "write text with a model that was trained",
+    "show": "what each device holds of a sharded array, as a picture",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
 }
 

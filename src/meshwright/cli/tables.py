@@ -19,10 +19,10 @@ WIDTH = 100
 """The columns that every screen fits."""
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Where tables go: the terminal, or plain text of `WIDTH` columns where there is none."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    found = Console(highlight=False, stderr=stderr)
+    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=WIDTH)
 
 
 def show(out: Console, item: RenderableType, **options: Any) -> None:

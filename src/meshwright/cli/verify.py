@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,13 +11,12 @@ import tyro
 
 from meshwright.cli.common import Subject, choose_plan
 from meshwright.cli.tables import console, headline, show, table
-from meshwright.cost import argument_bytes
 from meshwright.planner import Plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.compiled import CompiledProgram, Row
+    from meshwright.compiled import Row, Verification
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,16 @@ class Args:
 
 def run(args: Args) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
-    from meshwright.compiled import CompileRequest, compare, compile_in_child, in_plans_terms, read_program
+    from meshwright.compiled import verify
 
     plan, measured = _plan_and_measured(args)
-    out = console()
-    with out.status(f"compiling for {plan.hardware}"):
-        request = CompileRequest(
-            function="meshwright.training.step:lower_train_step",
-            hardware=plan.hardware,
-            mesh=plan.mesh.layout,
-            arguments={"workload": asdict(plan.workload)},
-            effort=args.effort,
-        )
-        program = compile_in_child(request)
-    compiled = in_plans_terms(read_program(program, plan.mesh, plan.hardware))
-    rows = compare(plan.predicted, compiled, argument_bytes=argument_bytes(plan.workload, plan.mesh))
+    with console(stderr=True).status(f"compiling for {plan.hardware}"):
+        found = verify(plan, effort=args.effort)
     if args.json:
-        print(json.dumps(_json(plan.predicted, compiled, measured, rows), indent=2))
+        print(json.dumps(_json(plan.predicted, found, measured), indent=2))
     else:
-        _print(plan, program, compiled, measured, rows)
-    return int(args.tolerance is not None and any(row.exceeds(args.tolerance) for row in rows))
+        _print(plan, found, measured)
+    return int(args.tolerance is not None and any(row.exceeds(args.tolerance) for row in found.rows))
 
 
 def _plan_and_measured(args: Args) -> tuple[Plan, Record | None]:
@@ -78,28 +67,26 @@ def _plan_and_measured(args: Args) -> tuple[Plan, Record | None]:
     return plan, measured(config, read_metrics(directory))
 
 
-def _json(predicted: Record, compiled: Record, measured: Record | None, rows: tuple[Row, ...]) -> dict[str, Any]:
+def _json(predicted: Record, found: Verification, measured: Record | None) -> dict[str, Any]:
     """All of it as plain data."""
-    records: dict[str, Any] = {"predicted": predicted.to_json(), "compiled": compiled.to_json()}
+    records: dict[str, Any] = {"predicted": predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
-    return records | {"differences": [row.to_json() for row in rows if not row.is_equal]}
+    return records | {"differences": [row.to_json() for row in found.rows if not row.is_equal]}
 
 
-def _print(
-    plan: Plan, program: CompiledProgram, compiled: Record, measured: Record | None, rows: tuple[Row, ...]
-) -> None:
+def _print(plan: Plan, found: Verification, measured: Record | None) -> None:
     """The table, with a column for what was measured where there is one."""
-    out = console()
+    program, rows = found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     print(f"{headline(plan.workload, plan.hardware)}\nmesh {plan.mesh} · compiled by {program.compiler} {took}\n")
     columns = ["", "predicted", "compiled", *(["measured"] if measured else []), "difference", ""]
     lines = [_line(row, ["–"] if measured else []) for row in rows]
     lines += _measured_lines(plan.predicted, measured) if measured else []
-    show(out, table(columns, lines, left=(0, len(columns) - 1)))
+    show(console(), table(columns, lines, left=(0, len(columns) - 1)))
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
-    for note in (*plan.predicted.notes, *compiled.notes):
+    for note in (*plan.predicted.notes, *found.compiled.notes):
         print(f" note: {note}")
 
 

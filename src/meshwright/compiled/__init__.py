@@ -11,6 +11,7 @@ from meshwright.compiled.report import read_hlo, read_program
 from meshwright.compiled.respelled import PADDED, PROMOTED, SLICED, SLICED_IN_PART, UNREAD, meant
 from meshwright.compiled.shapes import Shape
 from meshwright.compiled.targets import Effort, check_compiler, compiler_name
+from meshwright.compiled.verify import Verification, verify
 
 __all__ = [
     "PADDED",
@@ -28,6 +29,7 @@ __all__ = [
     "Row",
     "Shape",
     "Traffic",
+    "Verification",
     "cache_directory",
     "check_compiler",
     "compare",
@@ -40,4 +42,5 @@ __all__ = [
     "read_collectives",
     "read_hlo",
     "read_program",
+    "verify",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from meshwright.compiled.groups import Axes, Groups, axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.compiled.loops import count_runs
-from meshwright.compiled.phases import described_by, phases_of, scope_of, split_op_name
+from meshwright.compiled.phases import describe
 from meshwright.compiled.respelled import PADDED, PROMOTED, is_padded, promoted_from, sliced_note
 from meshwright.compiled.shapes import Shape
-from meshwright.record import KINDS, Collective, Kind
+from meshwright.record import KINDS, Collective, Kind, Phase
 
 _KINDS: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "ragged-all-to-all": "all-to-all"}
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
@@ -80,18 +81,19 @@ def _entries(
         for number in range(len(shapes))
     ]
     moves = kind in _MOVES or all(PADDED in note for note in notes)
-    phases = phases_of(module, instruction, number=len(shapes), moves=moves)
+    descriptions = describe(module, instruction, number=len(shapes), moves=moves)
     mixed = "" if axes is not None else f"its groups are no product of mesh axes: {_shorten(instruction)}"
+    phases: list[Phase] = [description.phase for description in descriptions]
     for phase, note in dict.fromkeys(zip(phases, notes, strict=True)):
-        alike = [s for s, p, n in zip(shapes, phases, notes, strict=True) if (p, n) == (phase, note)]
+        alike = [i for i in range(len(shapes)) if (phases[i], notes[i]) == (phase, note)]
         yield Collective(
             kind="reduce-scatter" if scattered else kind,
             axes=axes or (),
             phase=phase,
-            bytes=times * sum(shape.bytes for shape in alike),
+            bytes=times * sum(shapes[i].bytes for i in alike),
             count=times,
-            array=_arrays(alike),
-            source=_place(described_by(module, instruction, moves=moves)),
+            array=_arrays([shapes[i] for i in alike]),
+            source=descriptions[alike[0]].place,
             note="; ".join(filter(None, (note, mixed))),
         )
 
@@ -100,10 +102,7 @@ def _groups(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
     """The groups of a collective, or the pairs of a permute."""
     if instruction.opcode.startswith("collective-permute"):
         return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))
-    num_devices = 1
-    for degree in mesh.values():
-        num_devices *= degree
-    return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=num_devices)
+    return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=math.prod(mesh.values()))
 
 
 def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
@@ -113,10 +112,19 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
     if instruction.opcode == "all-gather-start":
         return list(instruction.shape.elements[1].arrays())
     arrays = [array for operand in module.operands(instruction) for array in operand.shape.arrays() if array.bytes]
-    if "all-to-all" in instruction.opcode and len(arrays) > 1:
+    if instruction.opcode.startswith("all-to-all") and len(arrays) > 1:
         # Its operands are the pieces of one array, one for each device.
         return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
-    return arrays[:1] if instruction.opcode.startswith("collective-permute") else arrays
+    if instruction.opcode.startswith("ragged-all-to-all") or _permutes_in_place(instruction):
+        return arrays[:1]  # the others are where to put it, and offsets
+    return arrays
+
+
+def _permutes_in_place(instruction: Instruction) -> bool:
+    """Whether a permute has one array, whatever its operands; a combined one has a tuple of them."""
+    started = instruction.opcode == "collective-permute-start" and instruction.shape.elements
+    made = instruction.shape.elements[0] if started else instruction.shape
+    return instruction.opcode.startswith("collective-permute") and made.dtype != "tuple"
 
 
 def _note(module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]) -> str:
@@ -126,11 +134,12 @@ def _note(module: Module, instruction: Instruction, number: int, of: int, axes: 
         return ""
     notes = []
     operand = module.operands(instruction)[number]
+    reducer = next(iter(instruction.called("to_apply")), "")
     if instruction.opcode.startswith("all-reduce"):
-        padded = is_padded(module, operand, axes, mesh)
+        sums = module.root(reducer).opcode in ("add", "or")
+        padded = sums and is_padded(module, operand, axes, mesh)
         notes.append(PADDED if padded else sliced_note(module, result, axes, mesh))
-    reducers = instruction.called("to_apply")
-    if dtype := promoted_from(module, operand, result, reducers[0] if reducers else ""):
+    if dtype := promoted_from(module, operand, result, reducer):
         notes.append(PROMOTED.format(dtype=dtype))
     return "; ".join(filter(None, notes))
 
@@ -166,12 +175,6 @@ def _arrays(shapes: list[Shape]) -> str:
     """The largest array, and how many more there are: `bf16[512,256] and 2 more`."""
     largest = max(shapes, key=lambda shape: shape.bytes)
     return f"{largest} and {len(shapes) - 1} more" if len(shapes) > 1 else str(largest)
-
-
-def _place(described: Instruction) -> str:
-    """Where an instruction comes from: `train/step.py:88 (layers/mlp/dot_general)`."""
-    scope = scope_of(split_op_name(described.op_name)[0])
-    return " ".join(filter(None, (described.source, f"({scope})" if scope else "")))
 
 
 def _shorten(instruction: Instruction) -> str:

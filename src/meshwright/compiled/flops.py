@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.compiled.loops import count_runs
-from meshwright.compiled.phases import phases_of
+from meshwright.compiled.phases import describe
 from meshwright.errors import MeshwrightError
 from meshwright.record import Phase
 
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d{1,18})')
 _WINDOW_FIELD = re.compile(r"(\w+)=(\S+)")
+
+_LARGEST_WINDOW = 1 << 20  # the positions of a window are gone through one by one
 
 _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
 _KERNELS = ("tpu_custom_call", "__gpu$", "__cublas$", "__cudnn$", "__onednn$", "mosaic_gpu", "triton")
@@ -56,7 +58,7 @@ def count_flops(module: Module) -> Flops:
         if flops is None:
             unknown[_target(instruction)] += times
         elif flops:
-            by_phase[phases_of(module, instruction)[0]] += times * flops
+            by_phase[describe(module, instruction)[0].phase] += times * flops
     notes = [f"{count} calls a step of {target} have no known flops" for target, count in unknown.items()]
     return Flops(by_phase=dict(by_phase), notes=(*runs.notes, *notes))
 
@@ -114,6 +116,10 @@ def _meetings(inputs: int, kernel: int, outputs: int, window: Mapping[str, tuple
     """
     stride, pad = window.get("stride", (1,))[0], window.get("pad", (0,))[0]
     holes, spread = window.get("lhs_dilate", (1,))[0], window.get("rhs_dilate", (1,))[0]
+    if max(kernel, holes) > _LARGEST_WINDOW:
+        raise MeshwrightError(
+            f"a convolution has a window of {kernel} with holes of {holes}, larger than any program's"
+        )
     count = 0
     for k in range(kernel):
         first = k * spread - pad

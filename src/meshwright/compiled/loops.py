@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.compiled.dataflow import element, evaluate
+from meshwright.compiled.dataflow import element
+from meshwright.compiled.evaluate import evaluate
 from meshwright.compiled.hlo import Instruction, Module
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d{1,18})"')

@@ -8,6 +8,7 @@ JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general`
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.record import Phase
@@ -80,18 +81,46 @@ def described_by(module: Module, instruction: Instruction, *, moves: bool = Fals
     return instruction
 
 
-def phases_of(module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False) -> tuple[Phase, ...]:
-    """The phase of each of a number of arrays that an instruction makes.
+@dataclass(frozen=True)
+class Description:
+    """What is said of one array of an instruction: the path it was made under, and the place in the source."""
+
+    op_name: str
+    source: str
+    again: bool
+
+    @property
+    def phase(self) -> Phase:
+        """The phase it is made in; recompute also for what XLA's own rematerialization runs again."""
+        phase = phase_of(self.op_name)
+        if self.again and phase == "forward":
+            return "recompute"
+        return phase
+
+    @property
+    def place(self) -> str:
+        """Source and scopes: `train/step.py:88 (layers/mlp/dot_general)`."""
+        scope = scope_of(self.op_name)
+        return " ".join(filter(None, (self.source, f"({scope})" if scope else "")))
+
+
+def describe(
+    module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
+) -> tuple[Description, ...]:
+    """What is said of each of a number of arrays that an instruction makes.
 
     XLA joins the op_names of what it combines in the order of their arrays; where there are not as many, the first
-    speaks for all. What XLA's own rematerialization runs again (`fusion.7.remat`) is recompute.
+    speaks for all. Where it leaves the op_name out, what each operand of a computation is made of speaks for it.
     """
-    names = split_op_name(described_by(module, instruction, moves=moves).op_name)
+    again = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
+    if not instruction.op_name and not moves and number == len(instruction.operands) > 1:
+        speakers = [described_by(module, operand) for operand in module.operands(instruction)]
+        return tuple(Description(split_op_name(one.op_name)[0], one.source, again) for one in speakers)
+    speaker = described_by(module, instruction, moves=moves)
+    names = split_op_name(speaker.op_name)
     if len(names) != number or not instruction.op_name:
         names = names[:1] * number
-    again = _XLA_REMAT.search(instruction.name)
-    phases: list[Phase] = [phase_of(name) for name in names]
-    return tuple("recompute" for _ in phases) if again and set(phases) == {"forward"} else tuple(phases)
+    return tuple(Description(name, speaker.source, again) for name in names)
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:

@@ -15,7 +15,8 @@ from itertools import combinations
 
 import numpy as np
 
-from meshwright.compiled.dataflow import VIEWS, evaluate, origin, slice_sizes, uses
+from meshwright.compiled.dataflow import VIEWS, origin, uses
+from meshwright.compiled.evaluate import evaluate, slice_sizes
 from meshwright.compiled.groups import Axes
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.record import Collective

@@ -59,15 +59,22 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
     return Exchange(kind, before, tuple(parts[device] for device in mesh.devices))
 
 
-def split_values(kind: Kind, values: Sequence[int], degree: int) -> tuple[Values, ...]:
-    """The values that each of `degree` devices begins with. Raises where the collective could not cut them evenly."""
+def split_values(
+    kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
+) -> tuple[Values, ...]:
+    """The values that each of `degree` devices begins with; the kinds in `cut_again` cut each device's part once more.
+
+    Raises where the values cannot be cut evenly.
+    """
     if kind not in KINDS:
         raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
     if degree < 1:
         raise MeshwrightError(f"a collective runs over 1 device or more, not {degree}")
-    unit = degree * degree if kind in ("reduce-scatter", "all-reduce", "all-to-all") else degree
+    unit = degree * degree if kind in cut_again else degree
     if not values or len(values) % unit:
-        raise MeshwrightError(f"{len(values)} values for a {kind} over {degree} devices; give a multiple of {unit}")
+        raise MeshwrightError(
+            f"{len(values)} values cannot be cut evenly by {kind} over {degree} devices; give a multiple of {unit}"
+        )
     size = len(values) // degree
     return tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.pictures.holdings import Block, Holdings
+from meshwright.pictures.holdings import Block, Holdings, Span
 from meshwright.pictures.sketch import GAP, MAX_PANELS, Cell, Panel, Sketch, few
 from meshwright.units import show_bytes
 
@@ -69,72 +69,55 @@ def _title(holdings: Holdings) -> str:
 
 
 def _panels(holdings: Holdings) -> Iterator[Panel]:
-    """A grid for every index of the split dims that are neither rows nor columns."""
+    """A grid for every part of the split dims that are neither rows nor columns."""
     row_dim, column_dim = drawn_dims(holdings)
-    cuts = holdings.cuts
     numbers = {block: number for number, block in enumerate(holdings.shards)}
-    drawn = {row_dim, column_dim}
-    fixed = [range(1) if dim in drawn else range(len(spans)) for dim, spans in enumerate(cuts)]
-    for index in itertools.product(*fixed):
-        cells = tuple(
-            tuple(
-                _cell(holdings, numbers, _block(holdings, {**dict(enumerate(index)), row_dim: row, column_dim: column}))
-                for column in _indices(holdings, column_dim)
-            )
-            for row in _indices(holdings, row_dim)
-        )
-        leading = [dim for dim, spans in enumerate(cuts) if dim not in drawn and len(spans) > 1]
+    leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
+    for spans in itertools.product(*(holdings.cuts[dim] for dim in leading)):
+        fixed = dict(zip(leading, spans, strict=True))
         yield Panel(
-            cells=cells,
-            rows=tuple(_label(holdings, row_dim, row) for row in _indices(holdings, row_dim)),
-            columns=tuple(_label(holdings, column_dim, column) for column in _indices(holdings, column_dim)),
-            caption=", ".join(_caption(holdings, dim, index[dim]) for dim in leading),
+            cells=tuple(
+                tuple(
+                    _cell(holdings, numbers, {**fixed, row_dim: row, column_dim: column})
+                    for column in _spans(holdings, column_dim)
+                )
+                for row in _spans(holdings, row_dim)
+            ),
+            rows=_labels(holdings, row_dim),
+            columns=_labels(holdings, column_dim),
+            caption=", ".join(_caption(holdings, dim, fixed[dim]) for dim in leading if len(holdings.cuts[dim]) > 1),
         )
 
 
-def _indices(holdings: Holdings, dim: int | None) -> range:
-    """The parts of a drawn dim; one where there is no such dim."""
-    return range(1 if dim is None else len(holdings.cuts[dim]))
+def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
+    """The parts of a drawn dim; one that stands for nothing where there is no such dim."""
+    return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
-def _block(holdings: Holdings, index: Mapping[int | None, int]) -> Block:
-    """The block at some index of parts."""
-    return tuple(spans[index[dim]] for dim, spans in enumerate(holdings.cuts))
-
-
-def _cell(holdings: Holdings, numbers: Mapping[Block, int], block: Block) -> Cell:
-    """The cell of a block: the devices that hold it."""
+def _cell(holdings: Holdings, numbers: Mapping[Block, int], spans: Mapping[int | None, Span]) -> Cell:
+    """The cell of the block that has these spans: the devices that hold it."""
+    block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
-    noun = "device" if len(devices) == 1 else "devices"
-    hold = "holds" if len(devices) == 1 else "hold"
-    hint = f"{noun} {', '.join(map(str, devices))} {hold} {holdings.block_text(block)}"
-    return Cell(device_text(devices), numbers.get(block), hint)
+    noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
+    text = device_text(devices)
+    return Cell(text, numbers.get(block), f"{noun} {text} {verb} {holdings.block_text(block)}")
 
 
-def _label(holdings: Holdings, dim: int | None, index: int) -> str:
-    """A part of a dim by the coordinates that hold it, `X=0,Y=1`; by its span without a mesh; empty for the whole."""
+def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
+    """The parts of a dim by the coordinates that hold them, `X=0,Y=1`, or by their spans; a whole dim has no label."""
     if dim is None or len(holdings.cuts[dim]) == 1:
-        return ""
+        return ("",)
     if not holdings.axes[dim]:
-        start, stop = holdings.cuts[dim][index]
-        return f"{start}:{stop}"
-    return ",".join(f"{axis}={at}" for axis, at in zip(holdings.axes[dim], _unravel(holdings, dim, index), strict=True))
+        return tuple(f"{start}:{stop}" for start, stop in holdings.cuts[dim])
+    at = {holder.block[dim]: holder.coordinates for holder in holdings.holders}
+    return tuple(",".join(f"{axis}={at[span][axis]}" for axis in holdings.axes[dim]) for span in holdings.cuts[dim])
 
 
-def _unravel(holdings: Holdings, dim: int, index: int) -> list[int]:
-    """The coordinate on each axis of a dim of the part with an index; the first axis counts most."""
-    coordinates = []
-    for axis in reversed(holdings.axes[dim]):
-        index, at = divmod(index, holdings.degrees[axis])
-        coordinates.insert(0, at)
-    return coordinates
-
-
-def _caption(holdings: Holdings, dim: int, index: int) -> str:
+def _caption(holdings: Holdings, dim: int, span: Span) -> str:
     """A part of a dim that is not drawn: `L 0:2 (pp=0)`."""
-    start, stop = holdings.cuts[dim][index]
-    where = f" ({_label(holdings, dim, index)})" if holdings.axes[dim] else ""
-    return f"{holdings.dims[dim]} {start}:{stop}{where}"
+    label = _labels(holdings, dim)[holdings.cuts[dim].index(span)]
+    where = f" ({label})" if holdings.axes[dim] else ""
+    return f"{holdings.dims[dim]} {span[0]}:{span[1]}{where}"
 
 
 def _notes(holdings: Holdings) -> Iterator[str]:

@@ -38,7 +38,7 @@ def live_holdings(array: Any, *, name: str = "array") -> Holdings:
         shape=shape,
         axes=axes or ((),) * len(shape),
         degrees=degrees,
-        unreduced=tuple(sorted(named.spec.unreduced)) if named else (),
+        unreduced=unreduced_axes(sharding),
         element_bytes=array.dtype.itemsize,
         holders=_holders(sharding, shape, axes),
     )
@@ -57,8 +57,28 @@ def spec_text(sharding: Sharding, rank: int) -> str:
     axes = split_axes(sharding, rank)
     if axes is None:
         return type(sharding).__name__
-    entries = ", ".join(repr(split[0] if len(split) == 1 else split or None) for split in axes)
-    return f"P({entries})"
+    entries = [repr(split[0] if len(split) == 1 else split or None) for split in axes]
+    if unreduced := unreduced_axes(sharding):
+        entries.append(f"unreduced={{{', '.join(map(repr, unreduced))}}}")
+    return f"P({', '.join(entries)})"
+
+
+def type_text(array: Any, sharding: Sharding) -> str:
+    """The type of an array with its sharding in it, as JAX prints it: `float32[8@X,16]`."""
+    axes = split_axes(sharding, len(array.shape)) or ((),) * len(array.shape)
+    dims = [f"{size}@{_together(split)}" if split else str(size) for size, split in zip(array.shape, axes, strict=True)]
+    unreduced = unreduced_axes(sharding)
+    return f"{array.dtype}[{','.join(dims)}]" + (f"{{U:{_together(unreduced)}}}" if unreduced else "")
+
+
+def _together(axes: tuple[str, ...]) -> str:
+    """Mesh axes as a type shows them: `X`, `(X,Y)`."""
+    return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
+
+
+def unreduced_axes(sharding: Sharding) -> tuple[str, ...]:
+    """The mesh axes over which the values of an array are still a sum to be taken."""
+    return tuple(sorted(sharding.spec.unreduced)) if isinstance(sharding, NamedSharding) else ()
 
 
 def check_concrete(array: Any, name: str) -> None:

@@ -96,7 +96,7 @@ def _hand_made_order(layout: Layout) -> list[int] | None:
         return list(_RING_OF_CUBE)
     if chip == "tpu7x" and max(shape[:2]) <= 2 and count % 8 == 0 and count <= 32:
         return _repeated(_RING_OF_TWO_CORES, count)
-    if chip in ("v2", "v3"):
+    if chip == "v3":
         return _repeated(_RING_OF_TWO_CORES, count) if count == 8 or degrees[-1] == 8 else list(range(count))
     return None
 

@@ -60,7 +60,7 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
     """A collective over a ring of `degree` devices, the values cut evenly over them. A permute is no ring algorithm."""
     if kind not in RING_KINDS:
         raise MeshwrightError(f"{kind} has no ring algorithm; those with one are {', '.join(RING_KINDS)}")
-    parts = split_values(kind, values, degree)
+    parts = split_values(kind, values, degree, cut_again=("reduce-scatter", "all-reduce", "all-to-all"))
     if kind == "all-gather":
         start = tuple(tuple(part if slot == i else None for slot in range(degree)) for i, part in enumerate(parts))
         return Ring(kind, (_still(kind, start), *_gather(start)))
@@ -75,7 +75,7 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
 def ring_sketch(ring: Ring) -> Sketch:
     """A ring collective as a table of devices and slots after each hop; what has just arrived is marked."""
     degree = len(ring.frames[0].held)
-    around = " → ".join(map(str, [*range(degree), 0][: degree + 1])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
+    around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
     panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
     notes = [f"each device sends {_numbers(ring.sent)} in {len(ring.frames) - 1} hops, all in one direction"]
     if ring.kind != "all-to-all":
@@ -115,7 +115,7 @@ def _scatter(held: Held) -> Iterator[Frame]:
         yield Frame("reduce-scatter", held, ((),) * degree, arrived, _length(held[0]))
 
 
-def _exchange(blocks: Held) -> Iterator[Frame]:
+def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
     """The frames of an all-to-all: block j of device i goes to slot i of device j."""
     degree = len(blocks)
     held: Held = tuple(_with((None,) * degree, device, blocks[device][device]) for device in range(degree))
@@ -124,7 +124,7 @@ def _exchange(blocks: Held) -> Iterator[Frame]:
     arrived: tuple[int | None, ...] = (None,) * degree
     sent = 0
     for hop in range(degree):
-        passing = tuple(tuple(part for part in ahead[device - hop][hop:] if part) for device in range(degree))
+        passing = tuple(tuple(ahead[device - hop][hop:]) for device in range(degree))
         yield Frame("all-to-all", held, passing, arrived, sent)
         sent = sum(map(len, passing[0]))
         arrived = tuple((device - hop - 1) % degree for device in range(degree))

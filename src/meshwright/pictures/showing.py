@@ -15,6 +15,7 @@ from meshwright.pictures.grid import array_sketch
 from meshwright.pictures.holdings import Holdings, holdings_of
 from meshwright.pictures.picture import Picture
 from meshwright.pictures.rings import ring_sketch, run_ring
+from meshwright.pictures.sketch import Sketch
 from meshwright.pictures.table import table_sketch, tree_rows
 from meshwright.pictures.torus import torus_sketch
 from meshwright.record import Kind
@@ -82,8 +83,13 @@ def read_text(
 
 
 def _numbers(numbers: Numbers) -> Mapping[str, int]:
-    """Numbers by name."""
-    return parse_numbers(numbers) if isinstance(numbers, str) else numbers
+    """Numbers by name, all from 1."""
+    if isinstance(numbers, str):
+        return parse_numbers(numbers)
+    for name, number in numbers.items():
+        if number < 1:
+            raise MeshwrightError(f"{name}={number}; it is a whole number from 1")
+    return numbers
 
 
 def _live(what: Any) -> Holdings | None:
@@ -95,6 +101,10 @@ def _live(what: Any) -> Holdings | None:
     return live_holdings(what)
 
 
-def _torus(on: str | None, degrees: Mapping[str, int]) -> tuple:
+def _torus(on: str | None, degrees: Mapping[str, int]) -> tuple[Sketch, ...]:
     """The sketch of the mesh on a system, if one is asked for."""
-    return () if on is None else (torus_sketch(parse_system(on), degrees),)
+    if on is None:
+        return ()
+    if not degrees:
+        raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
+    return (torus_sketch(parse_system(on), degrees),)

@@ -11,15 +11,15 @@ from meshwright.errors import MeshwrightError
 from meshwright.pictures.sketch import Cell, Panel, Sketch
 from meshwright.units import show_bytes
 
-COLUMNS = ("array", "type", "spec", "a device holds", "bytes a device", "copies")
+COLUMNS = ("array", "type", "a device holds", "bytes a device", "copies")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One array of a tree. An array that is placed nowhere has the spec `not placed`, and no bytes on a device."""
+    """One array of a tree: its type as JAX prints it, and its spec. One placed nowhere has no bytes on a device."""
 
     path: str
-    dtype: str
+    type: str
     shape: tuple[int, ...]
     spec: str
     local_shape: tuple[int, ...]
@@ -50,24 +50,38 @@ def _row(path: str, leaf: Any) -> Row:
     """The row of one leaf."""
     from jax.sharding import Sharding
 
-    from meshwright.pictures.live import check_concrete, live_holdings, spec_text
+    from meshwright.pictures.live import check_concrete, live_holdings, spec_text, type_text
 
     check_concrete(leaf, path)
-    shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
     sharding = getattr(leaf, "sharding", None)
-    size = math.prod(shape) * (dtype.itemsize if dtype is not None else 0)
-    name = str(dtype) if dtype is not None else type(leaf).__name__
     if not isinstance(sharding, Sharding):
-        return Row(path, name, shape, "not placed", (), size, 0, 0)
+        return _unplaced(path, leaf)
     held = live_holdings(leaf, name=path)
-    spec = spec_text(sharding, len(shape))
-    return Row(path, name, shape, spec, held.local_shape, size, held.bytes_per_device, held.copies)
+    return Row(
+        path=path,
+        type=type_text(leaf, sharding),
+        shape=held.shape,
+        spec=spec_text(sharding, len(held.shape)),
+        local_shape=held.local_shape,
+        total_bytes=math.ceil(math.prod(held.shape) * held.element_bytes),
+        bytes_per_device=held.bytes_per_device,
+        copies=held.copies,
+    )
+
+
+def _unplaced(path: str, leaf: Any) -> Row:
+    """The row of a leaf that no device holds: an array of the host, a plain number, an abstract array."""
+    shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
+    if dtype is None:
+        return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
+    text = f"{dtype}[{','.join(map(str, shape))}]"
+    return Row(path, text, shape, "not placed", (), math.prod(shape) * dtype.itemsize, 0, 0)
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    """The cells of a row."""
-    kind = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+    """The cells of a row; a spec without a mesh stands beside the type, which cannot say it."""
+    kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
-        return row.path, kind, row.spec, "-", "-", "-"
+        return row.path, kind, "-", "-", "-"
     local = f"[{','.join(map(str, row.local_shape))}]"
-    return row.path, kind, row.spec, local, show_bytes(row.bytes_per_device), str(row.copies)
+    return row.path, kind, local, show_bytes(row.bytes_per_device), str(row.copies)

@@ -89,12 +89,12 @@ def _ruled(panel: Panel) -> Block:
     """Cells in a grid of rules."""
     width, count = panel.column_width, len(panel.cells[0])
     rules = [left + middle.join(["─" * width] * count) + right for left, middle, right in ("┌┬┐", "├┼┤", "└┴┘")]
-    lines = _header(panel, width, " ")
+    lines = _header(panel, width)
     for index, row in enumerate(panel.cells):
         lines.append(_labelled(panel, None, Piece(rules[1 if index else 0])))
         for line in range(panel.cell_height):
             is_text = line == (panel.cell_height - 1) // 2
-            pieces = [Piece((cell.text if is_text else "").center(width), cell.colour) for cell in row]
+            pieces = [(Piece((cell.text if is_text else "").center(width), cell.colour),) for cell in row]
             lines.append(_labelled(panel, index if is_text else None, *_joined(pieces, "│", "│", "│")))
     return [*lines, _labelled(panel, None, Piece(rules[2]))]
 
@@ -105,25 +105,19 @@ def _linked(panel: Panel) -> Block:
     down, across = panel.wraps
     end = "╌" if across else " "
     between, outside = (_labelled(panel, None, Piece(" " + " ".join([sign.center(width)] * count))) for sign in "│┆")
-    lines = _header(panel, width, " ") + ([outside] if down else [])
+    lines = _header(panel, width) + ([outside] if down else [])
     for index, row in enumerate(panel.cells):
-        pieces = [Piece(cell.text.center(width, "─"), cell.colour) for cell in row]
+        chips = [_chip(cell, width, column > 0, column < count - 1) for column, cell in enumerate(row)]
         lines += [between] if index else []
-        lines.append(_labelled(panel, index, *_joined(_with_bare_ends(pieces), end, "─", end)))
+        lines.append(_labelled(panel, index, *_joined(chips, end, "─", end)))
     return lines + ([outside] if down else [])
 
 
-def _with_bare_ends(pieces: list[Piece]) -> list[Piece]:
-    """The chips of a row without the lines that would stick out at its two ends."""
-    first, last = pieces[0], pieces[-1]
-    pieces = [Piece(_blank_before(first.text), first.colour), *pieces[1:]]
-    return [*pieces[:-1], Piece(_blank_before(pieces[-1].text[::-1])[::-1], last.colour)]
-
-
-def _blank_before(text: str) -> str:
-    """The text with spaces for the line before it."""
-    rest = text.lstrip("─")
-    return " " * (len(text) - len(rest)) + rest
+def _chip(cell: Cell, width: int, is_linked_left: bool, is_linked_right: bool) -> Line:
+    """A chip in the middle of its column, with its part of the links to its neighbours."""
+    before, _, after = cell.text.center(width).partition(cell.text)
+    left, right = ("─" if is_linked else " " for is_linked in (is_linked_left, is_linked_right))
+    return Piece(left * len(before)), Piece(cell.text, cell.colour), Piece(right * len(after))
 
 
 def _open(panel: Panel) -> Block:
@@ -138,7 +132,7 @@ def _open(panel: Panel) -> Block:
         header = "  ".join(label.ljust(width) for label, width in zip(labels, widths, strict=True))
         lines.append(_labelled(panel, None, Piece(header)))
     for index, row in enumerate(panel.cells):
-        pieces = [Piece(_marked(cell).ljust(width), cell.colour) for cell, width in zip(row, widths, strict=True)]
+        pieces = [(Piece(_marked(cell).ljust(width), cell.colour),) for cell, width in zip(row, widths, strict=True)]
         lines.append(_labelled(panel, index, *_joined(pieces, "", "  ", "")))
     return lines
 
@@ -148,11 +142,11 @@ def _marked(cell: Cell) -> str:
     return f"›{cell.text}" if cell.is_marked else cell.text
 
 
-def _header(panel: Panel, width: int, between: str) -> Block:
+def _header(panel: Panel, width: int) -> Block:
     """The line of column labels, if any is not empty."""
     if not any(panel.columns):
         return []
-    return [_labelled(panel, None, Piece(" " + between.join(label.center(width) for label in panel.columns)))]
+    return [_labelled(panel, None, Piece(" " + " ".join(label.center(width) for label in panel.columns)))]
 
 
 def _labelled(panel: Panel, row: int | None, *pieces: Piece) -> Line:
@@ -167,11 +161,11 @@ def _label_width(panel: Panel) -> int:
     return max((len(label) for label in panel.rows), default=0)
 
 
-def _joined(pieces: list[Piece], left: str, between: str, right: str) -> Line:
-    """Pieces with something before, between and after them."""
-    line = [Piece(left)]
-    for index, piece in enumerate(pieces):
-        line += [Piece(between), piece] if index else [piece]
+def _joined(cells: list[Line], left: str, between: str, right: str) -> Line:
+    """The cells of a row with something before, between and after them."""
+    line: Line = (Piece(left),)
+    for index, cell in enumerate(cells):
+        line += ((Piece(between),) if index else ()) + cell
     return (*line, Piece(right))
 
 

@@ -1,0 +1,181 @@
+"""A run from start to end: data, loop, checkpoints, resuming, and what was measured."""
+
+import json
+import signal
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.parallel import Layout, build_mesh
+from meshwright.training import (
+    Checkpoints,
+    Optimizer,
+    RunConfig,
+    abstract_state,
+    load_corpus,
+    read_config,
+    read_metrics,
+    train,
+)
+from meshwright.training.data import Batches
+from meshwright.training.generate import generate
+from meshwright.workload import PRESETS, Workload
+
+WORKLOAD = Workload(
+    model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"
+)
+CONFIG = RunConfig(
+    workload=WORKLOAD,
+    mesh=MeshShape(fsdp=2, tp=4),
+    hardware="cpu:8",
+    optimizer=Optimizer(warmup_steps=2, decay_steps=6),
+    steps=6,
+)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A run of 6 steps without a pause."""
+    directory = tmp_path_factory.mktemp("run")
+    train(CONFIG, directory)
+    return directory
+
+
+def final_params(directory, config):
+    """The parameters at the end of a run, whole."""
+    mesh, layout = build_mesh(config.mesh, jax.devices()[: config.mesh.num_devices]), Layout(config.mesh)
+    with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints:
+        state = checkpoints.restore(checkpoints.latest, abstract_state(WORKLOAD, layout, config.optimizer, mesh))
+    return jax.tree.map(np.asarray, state["params"])
+
+
+def test_a_run_leaves_its_config_a_line_a_step_and_a_checkpoint(unbroken):
+    assert read_config(unbroken) == CONFIG
+    rows = read_metrics(unbroken)
+    assert [row["step"] for row in rows] == list(range(6))
+    assert {"loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "mfu"} <= set(rows[0])
+    with Checkpoints(unbroken) as checkpoints:
+        assert checkpoints.latest == 6
+
+
+def test_the_loss_starts_near_that_of_chance_and_falls(unbroken):
+    losses = [row["loss"] for row in read_metrics(unbroken)]
+    assert losses[0] == pytest.approx(np.log(256), abs=0.6)
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_resumed_on_another_mesh_ends_where_an_unbroken_one_does(unbroken, tmp_path):
+    train(replace(CONFIG, steps=3), tmp_path)
+    moved = replace(CONFIG, mesh=MeshShape(dp=2, fsdp=2), hardware="cpu:4")
+    with pytest.MonkeyPatch.context() as patch:
+        devices = jax.devices()[:4]
+        patch.setattr("meshwright.training.loop.build_mesh", lambda shape: build_mesh(shape, devices))
+        record = train(moved, tmp_path)
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(6))
+    assert record.mesh["dp"] == 2
+    one, other = final_params(unbroken, CONFIG), final_params(tmp_path, moved)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_an_interrupted_run_finishes_its_step_saves_and_goes_on(unbroken, tmp_path):
+    def interrupt(row):
+        if row["step"] == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    train(CONFIG, tmp_path, on_step=interrupt)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest == 2
+    train(CONFIG, tmp_path)
+    wanted, found = ([row["loss"] for row in read_metrics(d)] for d in (unbroken, tmp_path))
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_checkpoints_are_kept_as_often_as_asked(tmp_path):
+    train(replace(CONFIG, steps=4, save_every=2), tmp_path)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == [2, 4]
+        assert checkpoints.latest == 4
+
+
+def test_a_run_that_has_taken_its_steps_says_so(unbroken):
+    with pytest.raises(MeshwrightError, match="has taken 6 steps already"):
+        train(CONFIG, unbroken)
+
+
+def test_what_is_measured_is_the_median_step_of_the_mesh(unbroken):
+    from meshwright.training import measured
+
+    times = sorted(row["step_seconds"] for row in read_metrics(unbroken)[1:])
+    record = measured(CONFIG, read_metrics(unbroken))
+    assert record.step_seconds == times[2]
+    assert record.tokens_per_second == pytest.approx(WORKLOAD.tokens / times[2])
+    assert 0 < record.mfu < 1
+
+
+def test_text_follows_from_the_last_checkpoint(unbroken):
+    options = {"prompt": b"def ", "num_samples": 2, "num_tokens": 5, "temperature": 0.0, "seed": 0}
+    text = np.stack(list(generate(unbroken, CONFIG, CONFIG.mesh, **options)))
+    assert text.shape == (5, 2)
+    assert (text[:, 0] == text[:, 1]).all()
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_generate_from(tmp_path):
+    options = {"prompt": b"def ", "num_samples": 1, "num_tokens": 1, "temperature": 0.0, "seed": 0}
+    with pytest.raises(MeshwrightError, match="has no checkpoint yet"):
+        next(generate(tmp_path, CONFIG, CONFIG.mesh, **options))
+
+
+def test_a_half_written_last_line_of_metrics_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0}) + '\n{"step": 1, "lo')
+    assert read_metrics(tmp_path) == [{"step": 0}]
+
+
+def test_a_directory_that_is_no_run_is_told(tmp_path):
+    with pytest.raises(MeshwrightError, match="no run in"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"steps": 1}')
+    with pytest.raises(MeshwrightError, match="is not the config of a run"):
+        read_config(tmp_path)
+
+
+def batches(corpus, seed=0):
+    mesh = build_mesh(MeshShape(dp=8))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("dp"))
+    return Batches(corpus, WORKLOAD, sharding, seed=seed)
+
+
+def test_targets_are_the_tokens_one_further_and_a_batch_depends_on_its_step_alone():
+    corpus = np.arange(8 * 32 * 5 + 1, dtype=np.uint32).astype(np.uint8)
+    one, other = batches(corpus), batches(corpus)
+    np.testing.assert_array_equal(np.asarray(one[0]["tokens"])[:, 1:], np.asarray(one[0]["targets"])[:, :-1])
+    for step in (3, 0, 7):
+        np.testing.assert_array_equal(one[step]["tokens"], other[step]["tokens"])
+    assert (np.asarray(one[0]["tokens"]) != np.asarray(batches(corpus, seed=1)[0]["tokens"])).any()
+
+
+def test_an_epoch_reads_every_window_once():
+    count = 40
+    corpus = np.repeat(np.arange(count + 1, dtype=np.uint8), 32)[: 32 * count + 1]
+    found = np.concatenate([np.asarray(batches(corpus)[step]["tokens"])[:, 0] for step in range(count // 8)])
+    assert sorted(found) == list(range(count))
+
+
+def test_a_corpus_shorter_than_a_sequence_is_told():
+    with pytest.raises(MeshwrightError, match="the text has 10 bytes; a sequence of 32 wants 33"):
+        batches(np.zeros(10, np.uint8))
+
+
+def test_text_comes_from_files_folders_or_the_standard_library(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.md").write_text("two")
+    (tmp_path / "c.bin").write_bytes(b"\0\0")
+    assert load_corpus((str(tmp_path),)).tobytes() == b"one\ntwo"
+    assert load_corpus((str(tmp_path / "a.txt"),)).tobytes() == b"one"
+    assert b"def " in load_corpus(()).tobytes()
+    with pytest.raises(MeshwrightError, match="no text file"):
+        load_corpus((str(tmp_path / "none.txt"),))

@@ -1,0 +1,177 @@
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.workload import (
+    PRESETS,
+    RULES,
+    Parameter,
+    Workload,
+    check_mesh,
+    leaves,
+    load_model,
+    local_parameter_shape,
+    map_leaves,
+    num_parameters,
+    num_query_chunks,
+    parameters,
+    spec,
+    token_axes,
+    workload_from_data,
+)
+
+# Published counts: Llama 2 and 3 model cards, and the index files of their weights.
+COUNTS = [
+    ("llama2-7b", 6_738_415_616),
+    ("llama2-13b", 13_015_864_320),
+    ("llama2-70b", 68_976_648_192),
+    ("llama3-8b", 8_030_261_248),
+    ("llama3-70b", 70_553_706_496),
+    ("llama3-405b", 405_853_388_800),
+]
+
+LLAMA_3_2_1B = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rms_norm_eps": 1e-05,
+    "hidden_act": "silu",
+}
+
+REFUSED = [
+    ({"model_type": "bert"}, "model_type 'bert'"),
+    ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ({"attention_bias": True}, "attention_bias=True"),
+    ({"sliding_window": 4096}, "sliding_window=4096"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling of type 'yarn'"),
+    ({"num_key_value_heads": 5}, "num_heads=32 and num_kv_heads=5"),
+    ({"vocab_size": 0}, "vocab=0"),
+]
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS)
+def test_a_preset_has_as_many_parameters_as_were_published(name, count):
+    assert num_parameters(PRESETS[name]) == count
+
+
+def test_a_hugging_face_config_is_read(tmp_path):
+    """Llama-3.2-1B: 1,235,814,400 parameters, embeddings tied (its model card)."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2_1B))
+    for path in (tmp_path, tmp_path / "config.json"):
+        model = load_model(str(path))
+        assert num_parameters(model) == 1_235_814_400
+        assert model.rope_scaling.factor == 32.0
+        assert model.num_groups == 4
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
+def test_a_config_that_would_be_computed_otherwise_is_refused_by_name(changes, said, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2_1B | changes))
+    with pytest.raises(MeshwrightError) as error:
+        load_model(str(tmp_path))
+    assert said in str(error.value)
+
+
+def test_a_config_without_a_size_names_it(tmp_path):
+    data = {key: value for key, value in LLAMA_3_2_1B.items() if key != "hidden_size"}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    with pytest.raises(MeshwrightError, match="no 'hidden_size'"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_file_that_is_no_config_is_told(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(MeshwrightError):
+        load_model(str(tmp_path / "config.json"))
+
+
+def test_an_unknown_model_is_told_with_the_nearest():
+    with pytest.raises(MeshwrightError, match="did you mean llama3-8b"):
+        load_model("llama3-8bb")
+
+
+def test_every_logical_axis_of_every_model_has_a_rule():
+    for model in PRESETS.values():
+        for _, parameter in leaves(parameters(model)):
+            assert set(parameter.axes) <= set(RULES)
+
+
+def test_the_spec_of_a_weight_follows_from_the_rules():
+    mesh = MeshShape(dp=2, fsdp=4, tp=2)
+    assert spec(("embed", "mlp"), mesh=mesh) == (("fsdp",), ("tp",))
+    assert spec(("batch", "residual_sequence", "activation"), mesh=mesh) == (("dp", "fsdp"), ("tp",), ())
+    assert token_axes() == ("dp", "fsdp", "sp")
+
+
+def test_a_dim_without_a_rule_an_unknown_axis_and_an_axis_used_twice_are_errors():
+    mesh = MeshShape(fsdp=2)
+    with pytest.raises(MeshwrightError, match="dim 'colour', for which there is no rule"):
+        spec(("colour",), mesh=mesh)
+    with pytest.raises(MeshwrightError, match="rule for 'embed' names axis 'model'"):
+        spec(("embed",), mesh=mesh, rules={"embed": ("model",)})
+    with pytest.raises(MeshwrightError, match="wants axis fsdp on dims embed and mlp"):
+        spec(("embed", "mlp"), mesh=mesh, rules={"embed": ("fsdp",), "mlp": ("fsdp",)})
+
+
+def test_a_local_shape_divides_each_dim_by_its_axes_or_says_why_not():
+    query = Parameter(shape=(2, 64, 8, 2, 16), axes=("layers", "embed", "kv_heads", "group", "head_dim"))
+    assert local_parameter_shape(query, mesh=MeshShape(fsdp=4, tp=2)) == (2, 16, 4, 2, 16)
+    with pytest.raises(MeshwrightError, match=r"tp=3 cannot split kv_heads of layers.query=8"):
+        local_parameter_shape(query, mesh=MeshShape(tp=3), what="layers.query")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        (MeshShape(pp=2), "pp=2, which would split nothing"),
+        (MeshShape(ep=2), "ep=2, which would split nothing"),
+        (MeshShape(dp=3), "batch 16 is not a multiple of dp*fsdp = 3*1 = 3; use 15 or 18"),
+        (MeshShape(tp=16), "tp=16 cannot split vocab of embedding=257"),
+        (MeshShape(sp=7), "sequence length 64 is not a multiple of sp = 7"),
+    ],
+    ids=str,
+)
+def test_a_mesh_that_cannot_split_the_workload_is_told_with_the_numbers(mesh, said):
+    workload = Workload(model=replace(PRESETS["tiny"], vocab=257), batch=16, seq_len=64)
+    with pytest.raises(MeshwrightError) as error:
+        check_mesh(workload, mesh)
+    assert said in str(error.value)
+
+
+def test_a_workload_survives_plain_data():
+    workload = Workload(model=PRESETS["llama3-8b"], batch=8, seq_len=128, remat="none")
+    assert workload_from_data(json.loads(json.dumps(asdict(workload)))) == workload
+
+
+def test_a_workload_of_nothing_or_of_an_unknown_policy_is_refused():
+    for changes in ({"batch": 0}, {"seq_len": 0}, {"remat": "some"}):
+        with pytest.raises(MeshwrightError):
+            Workload(**({"model": PRESETS["tiny"], "batch": 1, "seq_len": 1} | changes))
+
+
+def test_trees_are_mapped_by_path():
+    tree = {"a": 1, "b": {"c": 2}}
+    assert list(leaves(tree)) == [("a", 1), ("b.c", 2)]
+    assert map_leaves(lambda path, leaf: f"{path}{leaf}", tree) == {"a": "a1", "b": {"c": "b.c2"}}
+
+
+def test_long_sequences_are_cut_into_whole_chunks():
+    assert [num_query_chunks(s) for s in (256, 1024, 2048, 8192, 1500)] == [1, 1, 2, 8, 1]
