@@ -21,9 +21,9 @@ from meshwright.compiled.groups import Axes
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.record import Collective
 
-SLICED = "reduce-scatter spelled as all-reduce + slice"
-SLICED_IN_PART = "reduce-scatter over {scattered} and all-reduce over {rest} spelled as all-reduce + slice"
-PADDED = "all-gather spelled as all-reduce of shards in zeros"
+SLICED = "as all-reduce + slice"
+SLICED_IN_PART = "reduce-scatter over {scattered} and all-reduce over {rest}, done as one and sliced"
+PADDED = "as all-reduce of shards in zeros"
 PROMOTED = "promoted from {dtype} by the CPU compiler"
 UNREAD = "sliced afterwards by offsets that the text leaves out"
 
@@ -110,17 +110,18 @@ def is_padded(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[st
 def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
     """The 16-bit dtype that a collective's f32 data has before and after it; '' where the program itself wants f32.
 
-    The rule: the operand is converted from that dtype, and either XLA named the reduction `..._promoted`, or every use
-    of the result begins by converting back.
+    The rule: XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
+    result begins by converting back. A conversion that was fused away leaves the one 16-bit dtype of the program.
     """
     if operand.shape.dtype != "f32":
         return ""
     made = origin(module, operand)
     narrow = module.operand(made).shape.dtype if made.opcode == "convert" else ""
+    if reducer.endswith("_promoted"):
+        halves = {instruction.shape.dtype for instruction in module.instructions()}.intersection(_HALVES)
+        return narrow if narrow in _HALVES else halves.pop() if len(halves) == 1 else ""
     if narrow not in _HALVES:
         return ""
-    if reducer.endswith("_promoted"):
-        return narrow
     through = VIEWS | {"slice", "dynamic-slice"}
     back = [user.opcode == "convert" and user.shape.dtype == narrow for user, _ in uses(module, result, through)]
     return narrow if back and all(back) else ""
