@@ -13,7 +13,7 @@ from meshwright.models import loss
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, REMATS, RopeScaling, leaves, parameters
 
-MODEL = replace(PRESETS["tiny"], embed=64, mlp=128)
+MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)
 STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
 TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))

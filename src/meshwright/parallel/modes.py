@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.notation import Communicate, Multiply, ShardedArray, Slice, Way
-from meshwright.parallel.terms import Shape, product_of_terms, spec, spec_of_terms, term_axes, term_dims
+from meshwright.parallel.terms import Shape, product_of_terms, spec, spec_of_terms, sum_of_terms, term_dims
 
 Mode = Literal["auto", "explicit", "manual"]
 Operands = tuple[ShardedArray, ...]
@@ -44,8 +44,9 @@ def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
         return constrained(product_of_terms(step, left, right, mesh.shape, lay), step.result)
 
     def move(step: Communicate | Slice, value: Array) -> Array:
-        taken = [i for i, axis in enumerate(term_axes(step.operand)) if axis not in step.result.unreduced]
-        return constrained(value.sum(tuple(taken)), step.result)
+        if isinstance(step, Slice):
+            value = constrained(lax.optimization_barrier(value), step.operand)
+        return constrained(sum_of_terms(step, value, mesh.shape, lay), step.result)
 
     return lambda *values: _carry_out(way, operands, values, multiply, move)
 
@@ -65,7 +66,7 @@ def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
         return added(product_of_terms(step, left, right, mesh.shape, lay), step.result)
 
     def move(step: Communicate | Slice, value: Array) -> Array:
-        return jax.reshard(value, spec(step.result))
+        return jax.reshard(_apart(step, value), spec(step.result))
 
     def body(*values: Array) -> Array:
         held = [added(terms, array) for terms, array in zip(values, operands, strict=True)]
@@ -108,6 +109,14 @@ def _carry_out(
             held[step.result.label] = move(step, held.pop(step.operand.label))
     (result,) = held.values()
     return result
+
+
+def _apart(step: Communicate | Slice, value: Array) -> Array:
+    """The value that a step begins with, where the step is a slice one that the compiler makes no single slice with.
+
+    A reduce-scatter over Y and a slice over X would otherwise become an all-reduce and a slice over both (JAX 0.10.2).
+    """
+    return lax.optimization_barrier(value) if isinstance(step, Slice) else value
 
 
 def _has_sum_of_one(step: Multiply) -> bool:

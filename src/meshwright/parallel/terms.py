@@ -15,9 +15,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from meshwright.notation import Multiply, ShardedArray, Sizes
+from meshwright.notation import Communicate, Multiply, ShardedArray, Sizes, Slice
 
 Shape = tuple[int, ...]
+Move = Communicate | Slice
+Lay = Callable[[Array, Shape, P], Array]
+"""Gives a value another shape and says in which spec it then lies."""
 
 
 def spec(array: ShardedArray) -> P:
@@ -53,9 +56,7 @@ def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
     return terms
 
 
-def product_of_terms(
-    step: Multiply, left: Array, right: Array, degrees: Mapping[str, int], lay: Callable[[Array, Shape, P], Array]
-) -> Array:
+def product_of_terms(step: Multiply, left: Array, right: Array, degrees: Mapping[str, int], lay: Lay) -> Array:
     """A product with the terms of the sum that it leaves in dims of their own.
 
     A dim summed over mesh axes is reshaped into those axes and the rest, which changes no device's part; the axes then
@@ -77,3 +78,19 @@ def product_of_terms(
         formulas.append(text)
         values.append(lay(value, tuple(shape), P(*parts)))
     return jnp.einsum(f"{','.join(formulas)}->{''.join(letters[axis] for axis in axes)}{output}", *values)
+
+
+def sum_of_terms(step: Move, value: Array, degrees: Mapping[str, int], lay: Lay) -> Array:
+    """A value with those of its terms added up that a step takes the sum of.
+
+    They are first made one dim: of a sum over several the partitioner makes an all-reduce for each (JAX 0.10.2).
+    """
+    axes = term_axes(step.operand)
+    taken = tuple(axis for axis in axes if axis not in step.result.unreduced)
+    if not taken:
+        return value
+    kept = tuple(axis for axis in axes if axis not in taken)
+    value = jnp.moveaxis(value, [axes.index(axis) for axis in taken], range(len(taken)))
+    shape = (-1, *value.shape[len(taken) :])
+    parts = (taken, *kept, *(held or None for held in step.operand.axes))
+    return lay(value, shape, P(*parts)).sum(0)

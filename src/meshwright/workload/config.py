@@ -75,7 +75,7 @@ def _llama(
     )
 
 
-_TINY = ModelConfig(name="tiny", num_layers=2, embed=128, mlp=384, num_heads=16, num_kv_heads=8, head_dim=16, vocab=256)
+_TINY = ModelConfig(name="tiny", num_layers=2, embed=128, mlp=384, num_heads=8, num_kv_heads=8, head_dim=16, vocab=256)
 
 PRESETS: Mapping[str, ModelConfig] = {
     model.name: model
