@@ -11,8 +11,8 @@ from meshwright.hardware import System
 # Simulated devices share a few cores, so one may reach a collective long after the others; XLA gives up after 40 s.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
-PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
-"""What JAX calls each kind of chip."""
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""What JAX is asked for: the kind of chip, and the CPU, which is always there, so that it finds something."""
 
 
 def claim_devices(system: System) -> None:
@@ -27,7 +27,7 @@ def claim_devices(system: System) -> None:
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
     try:
-        count, why = len(jax.devices()), ""
+        count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
     except RuntimeError as error:
         count, why = 0, f" ({str(error).splitlines()[0]})"
     if count < system.num_devices:
