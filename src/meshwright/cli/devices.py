@@ -25,7 +25,7 @@ def claim_devices(system: System) -> None:
 
     # Another platform's plugin, installed to compile for it, would look for its devices and complain.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
+    logging.getLogger("jax").setLevel(logging.CRITICAL)
     try:
         count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
     except RuntimeError as error:
