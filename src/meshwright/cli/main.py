@@ -13,6 +13,8 @@ COMMANDS = {
     "verify": "compile the train step of a plan with the real XLA compiler and hold it against the plan",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "generate": "write text with a model that was trained",
+    "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
+    "collective": "what one collective takes on a fabric, and what it does to real numbers",
     "show": "what each device holds of a sharded array, as a picture",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
 }
@@ -48,7 +50,7 @@ def _run(module: object, name: str, words: Sequence[str]) -> int:
 
 def _help() -> str:
     """What there is."""
-    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
     return "\n".join(
         ["usage: meshwright COMMAND …", "", *lines, "", "meshwright COMMAND --help says what a command takes."]
     )

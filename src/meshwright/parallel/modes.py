@@ -1,7 +1,8 @@
-"""The three modes of JAX, each as a function that carries out the steps of a way.
+"""The modes of JAX, each as a function that carries out the steps of a way.
 
 auto: einsums, and a constraint on what each step leaves; the partitioner finds the collectives. explicit: shardings in
 types; each step leaves a value of its type. manual: the program of one device, every collective called by name.
+overlapped: as manual, with collective matmul for each product that has a collective to overlap with.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Communicate, Multiply, ShardedArray, Slice, Way
+from meshwright.notation import Communicate, Multiply, ShardedArray, Slice, Step, Way
+from meshwright.parallel.overlapped import gather_product, product_scatter
+from meshwright.parallel.pairing import Overlap, PairedStep, paired
 from meshwright.parallel.terms import Shape, product_of_terms, spec, spec_of_terms, sum_of_terms, term_dims
 
-Mode = Literal["auto", "explicit", "manual"]
+Mode = Literal["auto", "explicit", "manual", "overlapped"]
 Operands = tuple[ShardedArray, ...]
 Body = Callable[..., Array]
 """A function of the operands, each with the terms of its sum in dims of their own."""
 
-MODES: tuple[Mode, ...] = ("auto", "explicit", "manual")
+MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
@@ -40,15 +43,15 @@ def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
     def constrained(value: Array, array: ShardedArray) -> Array:
         return lay(value, value.shape, spec_of_terms(array))
 
-    def multiply(step: Multiply, left: Array, right: Array) -> Array:
-        return constrained(product_of_terms(step, left, right, mesh.shape, lay), step.result)
-
-    def move(step: Communicate | Slice, value: Array) -> Array:
+    def do(step: Step, *values: Array) -> Array:
+        if isinstance(step, Multiply):
+            return constrained(product_of_terms(step, *values, degrees=mesh.shape, lay=lay), step.result)
+        (value,) = values
         if isinstance(step, Slice):
-            value = constrained(lax.optimization_barrier(value), step.operand)
-        return constrained(sum_of_terms(step, value, mesh.shape, lay), step.result)
+            value = constrained(_held_back(value), step.operand)
+        return constrained(sum_of_terms(step, value, lay=lay), step.result)
 
-    return lambda *values: _carry_out(way, operands, values, multiply, move)
+    return lambda *values: _carry_out(way.steps, operands, values, do)
 
 
 def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
@@ -60,66 +63,64 @@ def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
     def added(terms: Array, array: ShardedArray) -> Array:
         return lax.reduce_sum(terms, term_dims(array), out_sharding=spec(array))
 
-    def multiply(step: Multiply, left: Array, right: Array) -> Array:
-        if not _has_sum_of_one(step):
-            return jnp.einsum(step.formula, left, right, out_sharding=spec(step.result))
-        return added(product_of_terms(step, left, right, mesh.shape, lay), step.result)
-
-    def move(step: Communicate | Slice, value: Array) -> Array:
-        return jax.reshard(_apart(step, value), spec(step.result))
+    def do(step: Step, *values: Array) -> Array:
+        if not isinstance(step, Multiply):
+            (value,) = values
+            return jax.reshard(_held_back(value) if isinstance(step, Slice) else value, spec(step.result))
+        if _sums_one_alone(step):
+            return added(product_of_terms(step, *values, degrees=mesh.shape, lay=lay), step.result)
+        return jnp.einsum(step.formula, *values, out_sharding=spec(step.result))
 
     def body(*values: Array) -> Array:
         held = [added(terms, array) for terms, array in zip(values, operands, strict=True)]
-        return _carry_out(way, operands, held, multiply, move)
+        return _carry_out(way.steps, operands, held, do)
 
     return body
 
 
 def manual(operands: Operands, way: Way, mesh: Mesh) -> Body:
     """A way in manual mode."""
+    return _per_device(way.steps, operands, way.result, mesh)
 
-    def multiply(step: Multiply, left: Array, right: Array) -> Array:
-        return jnp.einsum(step.formula, left, right)
 
-    def move(step: Communicate | Slice, shard: Array) -> Array:
-        return _cut(step, shard) if isinstance(step, Slice) else _communicate(step, shard)
+def overlapped(operands: Operands, way: Way, mesh: Mesh) -> Body:
+    """A way in manual mode, its products overlapping with their collectives where they can."""
+    return _per_device(paired(way.steps), operands, way.result, mesh)
+
+
+def _per_device(steps: Sequence[PairedStep], operands: Operands, result: ShardedArray, mesh: Mesh) -> Body:
+    """The program of each device, whose values are shards."""
 
     def body(*shards: Array) -> Array:
         held = [shard.squeeze(term_dims(array)) for shard, array in zip(shards, operands, strict=True)]
-        return _carry_out(way, operands, held, multiply, move)
+        return _carry_out(steps, operands, held, _do_locally)
 
     specs = tuple(spec_of_terms(array) for array in operands)
-    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=spec(way.result))
+    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=spec(result))
 
 
 def _carry_out(
-    way: Way,
-    operands: Operands,
-    values: Sequence[Array],
-    multiply: Callable[[Multiply, Array, Array], Array],
-    move: Callable[[Communicate | Slice, Array], Array],
+    steps: Sequence[PairedStep], operands: Operands, values: Sequence[Array], do: Callable[..., Array]
 ) -> Array:
     """The result of the steps, each of which finds its operands by their labels."""
     held = {array.label: value for array, value in zip(operands, values, strict=True)}
-    for step in way.steps:
-        if isinstance(step, Multiply):
-            left, right = (held.pop(operand.label) for operand in step.operands)
-            held[step.result.label] = multiply(step, left, right)
-        else:
-            held[step.result.label] = move(step, held.pop(step.operand.label))
+    for step in steps:
+        read = step.operands if isinstance(step, Multiply | Overlap) else (step.operand,)
+        held[step.result.label] = do(step, *(held.pop(array.label) for array in read))
     (result,) = held.values()
     return result
 
 
-def _apart(step: Communicate | Slice, value: Array) -> Array:
-    """The value that a step begins with, where the step is a slice one that the compiler makes no single slice with.
+def _held_back(value: Array) -> Array:
+    """A value that the compiler may not slice before it is whole.
 
-    A reduce-scatter over Y and a slice over X would otherwise become an all-reduce and a slice over both (JAX 0.10.2).
+    It would make one slice of that of a reduce-scatter and of one that follows, and the reduce-scatter an all-reduce
+    (JAX 0.10.2).
     """
-    return lax.optimization_barrier(value) if isinstance(step, Slice) else value
+    return lax.optimization_barrier(value)
 
 
-def _has_sum_of_one(step: Multiply) -> bool:
+def _sums_one_alone(step: Multiply) -> bool:
     """Whether mesh axes split a summed dim that only one operand has.
 
     Such a sum `jnp.einsum` takes before it multiplies, and cannot leave to take (JAX 0.10.2).
@@ -127,6 +128,26 @@ def _has_sum_of_one(step: Multiply) -> bool:
     left, right = step.operands
     shared = {axis for dim in set(left.dims) & set(right.dims) for axis in left.axes_of(dim)}
     return not set(step.result.unreduced) <= shared
+
+
+def _do_locally(step: PairedStep, *shards: Array) -> Array:
+    """What a step makes of the shards of one device."""
+    if isinstance(step, Multiply):
+        return jnp.einsum(step.formula, *shards)
+    if isinstance(step, Overlap):
+        return _overlap(step, *shards)
+    (shard,) = shards
+    return _cut(step, shard) if isinstance(step, Slice) else _communicate(step, shard)
+
+
+def _overlap(step: Overlap, left: Array, right: Array) -> Array:
+    """A product that overlaps with its collective."""
+    axes, letter = step.collective.axes, step.letter
+    if not step.is_gather:
+        return product_scatter(step.formula, left, right, axes=axes, dim=letter)
+    if step.collective.operand == step.operands[1]:
+        left, right = right, left
+    return gather_product(step.formula, left, right, axes=axes, dim=letter)
 
 
 def _communicate(step: Communicate, shard: Array) -> Array:

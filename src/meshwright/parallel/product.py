@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.notation import Inference, ShardedArray, Sizes, Way
-from meshwright.parallel.modes import Mode, automatic, explicit, manual
+from meshwright.parallel.modes import Mode, automatic, explicit, manual, overlapped
 from meshwright.parallel.terms import as_terms, shape_of_terms, spec_of_terms, term_dims
 
 
@@ -74,7 +74,7 @@ def compile_product(
     _check_mesh(mesh, inference.sizes.degrees)
     axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
     mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))
-    body = {"auto": automatic, "explicit": explicit, "manual": manual}[mode]
+    body = {"auto": automatic, "explicit": explicit, "manual": manual, "overlapped": overlapped}[mode]
     abstract = [
         jax.ShapeDtypeStruct(
             shape_of_terms(array, inference.sizes), dtype, sharding=NamedSharding(mesh, spec_of_terms(array))

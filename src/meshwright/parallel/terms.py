@@ -56,7 +56,7 @@ def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
     return terms
 
 
-def product_of_terms(step: Multiply, left: Array, right: Array, degrees: Mapping[str, int], lay: Lay) -> Array:
+def product_of_terms(step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], lay: Lay) -> Array:
     """A product with the terms of the sum that it leaves in dims of their own.
 
     A dim summed over mesh axes is reshaped into those axes and the rest, which changes no device's part; the axes then
@@ -80,7 +80,7 @@ def product_of_terms(step: Multiply, left: Array, right: Array, degrees: Mapping
     return jnp.einsum(f"{','.join(formulas)}->{''.join(letters[axis] for axis in axes)}{output}", *values)
 
 
-def sum_of_terms(step: Move, value: Array, degrees: Mapping[str, int], lay: Lay) -> Array:
+def sum_of_terms(step: Move, value: Array, *, lay: Lay) -> Array:
     """A value with those of its terms added up that a step takes the sum of.
 
     They are first made one dim: of a sum over several the partitioner makes an all-reduce for each (JAX 0.10.2).

@@ -1,0 +1,153 @@
+"""`meshwright collective`: what one collective takes on a fabric, and what it does to real numbers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tyro
+
+from meshwright.cli.devices import claim_devices
+from meshwright.cost import CollectiveTime, collective_seconds
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import Placement, System, lay_mesh, parse_system
+from meshwright.notation import parse_numbers
+from meshwright.record import Kind, wire_bytes
+from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
+
+KINDS: dict[str, Kind] = {
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-reduce": "all-reduce",
+    "all-to-all": "all-to-all",
+    "permute": "collective-permute",
+}
+
+COUNTED: dict[Kind, str] = {
+    "all-gather": "the gathered array",
+    "reduce-scatter": "the array to be summed",
+    "all-reduce": "the array to be summed",
+    "all-to-all": "what a device holds",
+    "collective-permute": "what a device holds",
+}
+"""What --bytes are those of."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """The time of one collective on the links its mesh axes run over, and what decides it.
+
+    Example: meshwright collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M
+    Timed on the devices that are there: … all-reduce --mesh X=8 --axis X --on cpu:8 --bytes 1M --bench
+    """
+
+    kind: tyro.conf.Positional[Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"]]
+    """The collective."""
+    mesh: str
+    """The degree of every mesh axis, outermost first, as X=4,Y=2."""
+    axis: str
+    """The mesh axis it runs over, or several, as X,Y."""
+    on: str
+    """The hardware, as v5e:4x4 or h100:8."""
+    bytes: str
+    """The bytes of the array as one device sees it, as 64M: gathered, or to be summed, or held."""
+    run: bool = False
+    """Show what it does to small numbers, before and after, on simulated devices; and its ring, hop by hop."""
+    bench: bool = False
+    """Time it on the devices that are there, beside the model."""
+    json: bool = False
+    """Print the answer as data."""
+
+
+def run(args: Args) -> int:
+    """Price the collective; show or time it where that is asked for."""
+    degrees, axes = parse_numbers(args.mesh), tuple(axis.strip() for axis in args.axis.split(","))
+    system, nbytes = parse_system(args.on), parse_count(args.bytes)
+    layout = lay_mesh(system, degrees)
+    placement = layout.placement(axes)
+    found = collective_seconds(KINDS[args.kind], nbytes, placement)
+    measured = _bench(args, system, degrees, axes, nbytes) if args.bench else None
+    if args.json:
+        print(json.dumps(_data(found, placement, measured), indent=2))
+        return 0
+    _print(args, found, placement, layout.notes)
+    if measured is not None:
+        _print_measured(found, placement, measured)
+    if args.run:
+        _show(args.kind, placement.degree)
+    return 0
+
+
+def _data(found: CollectiveTime, placement: Placement, measured: float | None) -> dict[str, Any]:
+    """The answer as plain data."""
+    answer: dict[str, Any] = {
+        "kind": found.kind,
+        "axes": list(placement.axes),
+        "degree": placement.degree,
+        "bytes": found.bytes,
+        "wire_bytes": wire_bytes(found.kind, found.bytes, placement.degree),
+        "seconds": found.seconds,
+        "bandwidth_seconds": found.bandwidth_seconds,
+        "latency_seconds": found.latency_seconds,
+        "regime": found.regime,
+        "placement": str(placement),
+        "binds": found.binds,
+    }
+    return answer | ({"measured_seconds": measured} if measured is not None else {})
+
+
+def _print(args: Args, found: CollectiveTime, placement: Placement, notes: tuple[str, ...]) -> None:
+    """The time first, then the way it comes about."""
+    sent = wire_bytes(found.kind, found.bytes, placement.degree)
+    print(f"{args.kind} over {'*'.join(placement.axes)} = {placement.degree} on {args.on}   {placement}\n")
+    print(f"  {show_seconds(found.seconds)}, decided by {found.binds or 'nothing: one device'}\n")
+    print(
+        f" bytes      {show_bytes(found.bytes)}, {COUNTED[found.kind]}; in a ring each device sends {show_bytes(sent)}"
+    )
+    print(f" bandwidth  {show_seconds(found.bandwidth_seconds)}")
+    for term in found.terms:
+        print(f"            {show_seconds(term.seconds)} in {term.text}")
+    print(f" latency    {show_seconds(found.latency_seconds)}, all hops however small the array")
+    for note in notes:
+        print(f" note: {note}")
+
+
+def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:
+    """The median time of the collective on the devices that are there, float32, after one run that compiles."""
+    from meshwright.parallel import build_exchange
+
+    claim_devices(system)
+    exchange, array = build_exchange(KINDS[args.kind], degrees, axes, nbytes)
+    exchange(array).block_until_ready()
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        exchange(array).block_until_ready()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _print_measured(found: CollectiveTime, placement: Placement, measured: float) -> None:
+    """Achieved beside modelled: times, and the bytes that each device sends in them."""
+    sent = wire_bytes(found.kind, found.bytes, placement.degree)
+    ratio = f"{measured / found.seconds:.2f} x the model" if found.seconds else "the model has no time for one device"
+    print(f"\n measured   {show_seconds(measured)}, {ratio}")
+    for name, seconds in (("achieved", measured), ("model", found.seconds)):
+        if seconds:
+            print(f" {name:<11}{show_rate(sent / seconds, 'B/s')} sent by each device")
+
+
+def _show(kind: str, degree: int) -> None:
+    """The collective on small numbers, really run on simulated devices, and its ring where it has one."""
+    from meshwright.pictures import show_collective, show_ring
+
+    if degree > 8:
+        raise MeshwrightError(f"--run shows up to 8 devices; {degree} would fill the screen: take a smaller mesh")
+    claim_devices(parse_system(f"cpu:{degree}"))
+    name = KINDS[kind]
+    print(f"\n{show_collective(name, degree=degree)}")
+    if name != "collective-permute":
+        print(f"\n{show_ring(name, degree=degree)}")

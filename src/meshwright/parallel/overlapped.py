@@ -1,0 +1,273 @@
+"""Collective matmul: products that overlap with their own collective, as rings of permutes under `shard_map`.
+
+`gather_product` is an all-gather and then a product, a shard at a time: while one shard is multiplied, the next is on
+its way. `product_scatter` is a product and then a reduce-scatter, a share at a time: while the sum of one share is on
+its way, the next term of it is multiplied. Each is the transpose of the other, so backward overlaps as well.
+
+Source: S. Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+Models, ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.errors import MeshwrightError
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The devices along some mesh axes in a row that closes, and the dim, a letter of the einsum, split over them.
+
+    is_two_way: each shard travels in halves, one each way, so that both links of a device carry half.
+    """
+
+    axes: tuple[str, ...]
+    dim: str
+    is_two_way: bool
+
+
+@dataclass(frozen=True)
+class Einsum:
+    """The letters of an einsum of two arrays."""
+
+    left: str
+    right: str
+    out: str
+
+    @property
+    def formula(self) -> str:
+        """As `jnp.einsum` wants it."""
+        return f"{self.left},{self.right}->{self.out}"
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A part of each shard, from `start` on, and the way it travels: to the next device (+1) or the one before (-1)."""
+
+    start: int
+    size: int
+    step: int
+
+
+def gather_product(
+    formula: str, shard: Array, other: Array, *, axes: str | tuple[str, ...], dim: str, is_two_way: bool = True
+) -> Array:
+    """`einsum(formula, all_gather(shard), other)`: `dim` of the first operand is split over the mesh axes.
+
+    To be called under `shard_map`. Products and sums are float32, the result has the operands' dtype. Every letter of
+    the formula is in two of its three arrays, or in all; else MeshwrightError.
+    """
+    ring = Ring(_as_tuple(axes), dim, is_two_way)
+    einsum = _read(formula, dim, of="left")
+    return _gather_product(einsum, ring, *_alike(ring, shard, other))
+
+
+def product_scatter(
+    formula: str, left: Array, right: Array, *, axes: str | tuple[str, ...], dim: str, is_two_way: bool = True
+) -> Array:
+    """`psum_scatter(einsum(formula, left, right))`: each device is left its share of `dim`, summed over the mesh axes.
+
+    As `gather_product`. What travels is in the operands' dtype, as in the reduce-scatter of the plain product.
+    """
+    ring = Ring(_as_tuple(axes), dim, is_two_way)
+    einsum = _read(formula, dim, of="out")
+    left, right = _alike(ring, left, right)
+    size, degree = _size(einsum, ring, left, right), lax.axis_size(ring.axes)
+    if size % degree:
+        raise MeshwrightError(
+            f"dim {dim} of {formula} has size {size}, no multiple of the {degree} devices of the ring"
+        )
+    return _product_scatter(einsum, ring, left, right)
+
+
+def can_overlap(formula: str, dim: str) -> bool:
+    """Whether `gather_product` and `product_scatter` take a formula and a dim of it."""
+    inputs, _, out = formula.partition("->")
+    arrays = [*inputs.split(","), out]
+    return len(arrays) == 3 and dim in inputs and all(sum(d in a for a in arrays) > 1 for d in formula if d.isalpha())
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gather_product(einsum: Einsum, ring: Ring, shard: Array, other: Array) -> Array:
+    """`gather_product`, with its backward."""
+    (result,) = _gather((einsum,), ring, shard, (other,))
+    return result
+
+
+def _gather_product_forward(
+    einsum: Einsum, ring: Ring, shard: Array, other: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    """The result, and the shards for backward: what was gathered is not kept."""
+    return _gather_product(einsum, ring, shard, other), (shard, other)
+
+
+def _gather_product_backward(
+    einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    """The gradient of the shard is a `product_scatter`, that of the other operand gathers the shard again."""
+    shard, other = kept
+    of_shard = _scatter(Einsum(einsum.out, einsum.right, einsum.left), ring, gradient, other)
+    (of_other,) = _gather((Einsum(einsum.left, einsum.out, einsum.right),), ring, shard, (gradient,))
+    return of_shard.astype(shard.dtype), of_other.astype(other.dtype)
+
+
+_gather_product.defvjp(_gather_product_forward, _gather_product_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product_scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
+    """`product_scatter`, with its backward."""
+    return _scatter(einsum, ring, left, right)
+
+
+def _product_scatter_forward(
+    einsum: Einsum, ring: Ring, left: Array, right: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    """The result, and the operands for backward."""
+    return _product_scatter(einsum, ring, left, right), (left, right)
+
+
+def _product_scatter_backward(
+    einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    """Both gradients need the gradient of the whole result: one ring gathers it for both products."""
+    left, right = kept
+    einsums = (Einsum(einsum.out, einsum.right, einsum.left), Einsum(einsum.out, einsum.left, einsum.right))
+    of_left, of_right = _gather(einsums, ring, gradient, (right, left))
+    return of_left.astype(left.dtype), of_right.astype(right.dtype)
+
+
+_product_scatter.defvjp(_product_scatter_forward, _product_scatter_backward)
+
+
+def _gather(einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The products of what the ring gathers, the first operand of each einsum, with other arrays.
+
+    After `hop` hops a lane that travels forward brings the shard of the device so many places before.
+    """
+    degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
+    dim = einsums[0].left.index(ring.dim)
+    size = shard.shape[dim]
+    lanes = _lanes(size, ring)
+    parts = [lax.slice_in_dim(shard, lane.start, lane.start + lane.size, axis=dim) for lane in lanes]
+    totals: list[Array | None] = [None] * len(einsums)
+    for hop in range(degree):
+        coming = [_pass_on(part, lane, ring) for part, lane in zip(parts, lanes, strict=True) if hop < degree - 1]
+        for index, (part, lane) in enumerate(zip(parts, lanes, strict=True)):
+            offset = (place - hop * lane.step) % degree * size + lane.start
+            products = [
+                _product(einsum, ring, part, other, offset) for einsum, other in zip(einsums, others, strict=True)
+            ]
+            products, coming[index : index + 1] = lax.optimization_barrier((products, coming[index : index + 1]))
+            totals = [
+                _total(einsum, ring, total, value, offset, degree * size)
+                for einsum, total, value in zip(einsums, totals, products, strict=True)
+            ]
+        parts = coming
+    return tuple(
+        total.astype(jnp.result_type(shard, other))
+        for total, other in zip(totals, others, strict=True)
+        if total is not None
+    )
+
+
+def _product(einsum: Einsum, ring: Ring, part: Array, other: Array, offset: Array) -> Array:
+    """The product with a part of the first operand, which begins at `offset` of its gathered dim."""
+    size = part.shape[einsum.left.index(ring.dim)]
+    value = _multiply(einsum, part, _cut(other, einsum.right, ring.dim, offset, size))
+    return value.astype(jnp.result_type(part, other)) if ring.dim in einsum.out else value
+
+
+def _total(einsum: Einsum, ring: Ring, total: Array | None, value: Array, offset: Array, whole: int) -> Array:
+    """The result so far with one more product: put at its place, or added where the gathered dim is summed."""
+    if ring.dim not in einsum.out:
+        return value if total is None else total + value
+    dim = einsum.out.index(ring.dim)
+    if total is None:
+        total = lax.full_like(value, 0, shape=(*value.shape[:dim], whole, *value.shape[dim + 1 :]))
+    return lax.dynamic_update_slice_in_dim(total, value, offset, dim)
+
+
+def _scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
+    """The share of this device of the product, summed over the ring.
+
+    A lane's sum for a device begins at the device after it, goes round, and gets its last term where it belongs.
+    """
+    degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
+    size, dtype = _size(einsum, ring, left, right) // degree, jnp.result_type(left, right)
+    lanes = _lanes(size, ring)
+    totals: list[Array] = []
+    for hop in range(degree):
+        coming = [_pass_on(total.astype(dtype), lane, ring) for total, lane in zip(totals, lanes, strict=False)]
+        terms = []
+        for lane in lanes:
+            offset = (place + lane.step * (degree - 1 - hop)) % degree * size + lane.start
+            operands = (
+                _cut(x, d, ring.dim, offset, lane.size) for x, d in ((left, einsum.left), (right, einsum.right))
+            )
+            terms.append(_multiply(einsum, *operands))
+        terms, coming = lax.optimization_barrier((terms, coming))
+        totals = [term + sent for term, sent in zip(terms, coming, strict=True)] if hop else terms
+    return lax.concatenate(totals, einsum.out.index(ring.dim)).astype(dtype)
+
+
+def _multiply(einsum: Einsum, left: Array, right: Array) -> Array:
+    """The product, in float32 at least."""
+    dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
+    return jnp.einsum(einsum.formula, left, right, preferred_element_type=dtype)
+
+
+def _cut(value: Array, dims: str, dim: str, offset: Array, size: int) -> Array:
+    """The part of a value from `offset` of a dim on; all of one without that dim."""
+    return lax.dynamic_slice_in_dim(value, offset, size, dims.index(dim)) if dim in dims else value
+
+
+def _pass_on(value: Array, lane: _Lane, ring: Ring) -> Array:
+    """What the neighbour sends when every device sends its value on."""
+    degree = lax.axis_size(ring.axes)
+    return lax.ppermute(value, ring.axes, [(device, (device + lane.step) % degree) for device in range(degree)])
+
+
+def _lanes(size: int, ring: Ring) -> tuple[_Lane, ...]:
+    """The lanes of a shard of some size: the whole of it forward, or a half each way."""
+    forward = (size + 1) // 2 if ring.is_two_way else size
+    lanes = (_Lane(0, forward, 1), _Lane(forward, size - forward, -1))
+    return tuple(lane for lane in lanes if lane.size)
+
+
+def _alike(ring: Ring, *values: Array) -> list[Array]:
+    """The values, as varying over the same mesh axes: a gradient is then of the type that its operand has."""
+    axes = {*ring.axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
+    missing = [tuple(axes - jax.typeof(value).manual_axis_type.varying) for value in values]
+    return [lax.pcast(v, m, to="varying") if m else v for v, m in zip(values, missing, strict=True)]
+
+
+def _size(einsum: Einsum, ring: Ring, left: Array, right: Array) -> int:
+    """The size of the ring's dim in the product."""
+    value, dims = (left, einsum.left) if ring.dim in einsum.left else (right, einsum.right)
+    return value.shape[dims.index(ring.dim)]
+
+
+def _read(formula: str, dim: str, *, of: str) -> Einsum:
+    """The einsum that a formula is, checked."""
+    if not can_overlap(formula, dim):
+        raise MeshwrightError(
+            f"{formula!r} cannot overlap over {dim!r}: it is an einsum of two arrays, each letter in two arrays or more"
+        )
+    inputs, _, out = formula.partition("->")
+    left, right = inputs.split(",")
+    einsum = Einsum(left, right, out)
+    if dim not in getattr(einsum, of):
+        raise MeshwrightError(f"dim {dim!r} is not in {getattr(einsum, of)!r} of {formula!r}")
+    return einsum
+
+
+def _as_tuple(axes: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One axis, or several, as several."""
+    return (axes,) if isinstance(axes, str) else tuple(axes)
