@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-PLAN = "plan llama3-8b --on v5p:4x4x4 --batch 512 --seq-len 8192".split()
+PLAN = ["plan", "llama3-8b", "--on", "v5p:4x4x4", "--batch", "512", "--seq-len", "8192"]
 CASES = {
     "python": ["-c", "pass"],
     "plan": ["-m", "meshwright.cli.main", *PLAN],

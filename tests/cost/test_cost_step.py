@@ -14,7 +14,9 @@ from meshwright.record import merge
 from meshwright.training import lower_train_step
 from meshwright.workload import PRESETS, Workload, num_parameters
 
-TINY = Workload(model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32")
+TINY = Workload(
+    model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32"
+)
 
 STEPS = [
     ("1,1,1,1", TINY),

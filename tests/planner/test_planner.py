@@ -4,9 +4,9 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan, predict, rank, read_plan, reason, why, write_plan
-from meshwright.workload import PRESETS, Workload
+from meshwright.mesh import AXES, MeshShape
+from meshwright.planner import find_best, make_plan, predict, price, rank, read_plan, reason, why, write_plan
+from meshwright.workload import PRESETS, Experts, Strategy, Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
 V5P = parse_system("v5p:4x4x4")
@@ -102,3 +102,56 @@ def test_the_reasons_have_numbers():
     record = predict(LLAMA, MeshShape(fsdp=64), V5P)
     first = why(record, LLAMA, V5P)[0]
     assert first == "why: 65,536 tokens a device hides weights and gradients over fsdp, which want 850"
+
+
+MOE = replace(TINY, model=replace(TINY.model, num_layers=4, experts=Experts(count=8, num_active=2, mlp=192)))
+SPACES = [(TINY, "cpu:8"), (MOE, "h100:16"), (replace(LLAMA, batch=64), "v5p:2x2x4"), (LLAMA, "a100-80gb:16")]
+
+
+@pytest.mark.parametrize(("workload", "hardware"), SPACES, ids=[hardware for _, hardware in SPACES])
+def test_the_search_finds_what_pricing_every_mesh_finds(workload, hardware):
+    system = parse_system(hardware)
+    best, first = find_best(workload, system), rank(workload, system, AXES).candidates[0]
+    assert (best.step_seconds, best.fits) == (first.step_seconds, first.fits)
+
+
+def test_a_mesh_that_cannot_run_yet_says_that_it_is_planned_only():
+    record = price(TINY, MeshShape(dp=4, pp=2), parse_system("cpu:8"))
+    assert any(note.startswith("planned only: ") and "pp=1" in note for note in record.notes)
+    assert not any("planned only" in note for note in price(TINY, MeshShape(dp=8), parse_system("cpu:8")).notes)
+    experts = price(MOE, MeshShape(fsdp=8), parse_system("h100:8"))
+    assert any("experts=Experts(count=8" in note for note in experts.notes)
+
+
+def test_the_search_over_all_axes_says_what_is_planned_only():
+    """175 billion parameters on 64 A100s of 80 GB: 2.8 TB of parameters, moments and gradients for 5.4 TB of memory."""
+    best = find_best(Workload(model=PRESETS["gpt3-175b"], batch=64, seq_len=2048), parse_system("a100-80gb:64"))
+    assert best.fits
+    assert any(note.startswith("planned only: ") for note in best.notes)
+
+
+@pytest.mark.parametrize(("parts", "stages", "virtual"), [(1, 2, 1), (8, 4, 1), (32, 8, 1), (8, 4, 2), (16, 2, 4)])
+def test_a_pipeline_works_m_of_m_plus_p_minus_1_over_v(parts, stages, virtual):
+    """GPipe and 1F1B (arXiv:1811.06965), interleaved (arXiv:2104.04473, section 2.2); links taken as free."""
+    workload = replace(LLAMA, model=replace(LLAMA.model, num_layers=32, vocab=8))
+    strategy = Strategy(num_microbatches=parts, virtual_stages=virtual)
+    record = predict(workload, MeshShape(pp=stages), parse_system("h100:8"), strategy)
+    spent = record.breakdown_seconds
+    worked = spent["forward"] + spent["recompute"] + spent["backward"] + spent["exposed communication"]
+    assert worked / (worked + spent["pipeline bubble"]) == pytest.approx(parts / (parts + (stages - 1) / virtual))
+    assert sum(spent.values()) == pytest.approx(record.step_seconds)
+
+
+def test_collectives_over_tp_that_overlap_are_not_exposed():
+    exposed, hidden = (
+        predict(LLAMA, MeshShape(fsdp=16, tp=4), V5P, Strategy(overlaps_tp=overlaps)) for overlaps in (False, True)
+    )
+    assert exposed.breakdown_seconds["exposed communication"] > hidden.breakdown_seconds["exposed communication"]
+    assert exposed.collectives[0].seconds == hidden.collectives[0].seconds
+
+
+def test_experts_exchange_their_tokens_over_ep_and_split_their_weights():
+    one, four = (predict(MOE, MeshShape(dp=8 // ep, ep=ep), parse_system("h100:8")) for ep in (1, 4))
+    assert four.memory_bytes["parameters"] < one.memory_bytes["parameters"]
+    assert four.flops == one.flops
+    assert {move.kind for move in four.collectives if move.axes == ("ep",)} >= {"all-to-all"}

@@ -11,10 +11,12 @@ from meshwright.workload import (
     Parameter,
     Workload,
     check_mesh,
+    check_runnable,
     leaves,
     load_model,
     local_parameter_shape,
     map_leaves,
+    num_active_parameters,
     num_parameters,
     num_query_chunks,
     parameters,
@@ -23,7 +25,9 @@ from meshwright.workload import (
     workload_from_data,
 )
 
-# Published counts: Llama 2 and 3 model cards, and the index files of their weights.
+# Published counts: model cards, and the index files of the weights on Hugging Face. GPT-3: the sizes of table 2.1 of
+# arXiv:2005.14165 make 174.6B, as arXiv:2104.04473 has it. PaLM: arXiv:2204.02311, table 1, 540.35B. DeepSeek-V3:
+# arXiv:2412.19437, 671B, 37B of them active. BLOOM: arXiv:2211.05100, table 3.
 COUNTS = [
     ("llama2-7b", 6_738_415_616),
     ("llama2-13b", 13_015_864_320),
@@ -31,6 +35,14 @@ COUNTS = [
     ("llama3-8b", 8_030_261_248),
     ("llama3-70b", 70_553_706_496),
     ("llama3-405b", 405_853_388_800),
+    ("gpt2-xl", 1_557_611_200),
+    ("gpt3-175b", 174_615_846_912),
+    ("palm-540b", 540_358_649_856),
+    ("bloom-176b", 176_247_271_424),
+    ("mixtral-8x7b", 46_702_792_704),
+    ("deepseek-v3", 671_026_404_352),
+    ("qwen3-8b", 8_190_735_360),
+    ("gemma-7b", 8_537_680_896),
 ]
 
 LLAMA_3_2_1B = {
@@ -57,9 +69,7 @@ LLAMA_3_2_1B = {
 
 REFUSED = [
     ({"model_type": "bert"}, "model_type 'bert'"),
-    ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-    ({"attention_bias": True}, "attention_bias=True"),
-    ({"sliding_window": 4096}, "sliding_window=4096"),
+    ({"hidden_act": "tanh"}, "activation 'tanh'"),
     ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling of type 'yarn'"),
     ({"num_key_value_heads": 5}, "num_heads=32 and num_kv_heads=5"),
     ({"vocab_size": 0}, "vocab=0"),
@@ -69,6 +79,12 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "count"), COUNTS)
 def test_a_preset_has_as_many_parameters_as_were_published(name, count):
     assert num_parameters(PRESETS[name]) == count
+
+
+@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("deepseek-v3", 37.6), ("llama3-8b", 8.03)])
+def test_active_parameters_leave_out_idle_experts(name, billions):
+    """Mixtral: 12.9B active (arXiv:2401.04088). DeepSeek-V3: 37B, which leaves out the table that is looked up in."""
+    assert num_active_parameters(PRESETS[name]) == pytest.approx(billions * 1e9, rel=3e-3)
 
 
 def test_a_hugging_face_config_is_read(tmp_path):
@@ -82,7 +98,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_a_config_that_would_be_computed_otherwise_is_refused_by_name(changes, said, tmp_path):
+def test_a_config_that_is_not_known_is_refused_by_name(changes, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2_1B | changes))
     with pytest.raises(MeshwrightError) as error:
         load_model(str(tmp_path))
@@ -118,7 +134,7 @@ def test_the_spec_of_a_weight_follows_from_the_rules():
     mesh = MeshShape(dp=2, fsdp=4, tp=2)
     assert spec(("embed", "mlp"), mesh=mesh) == (("fsdp",), ("tp",))
     assert spec(("batch", "residual_sequence", "activation"), mesh=mesh) == (("dp", "fsdp"), ("tp",), ())
-    assert token_axes() == ("dp", "fsdp", "sp")
+    assert token_axes() == ("dp", "fsdp", "ep", "sp")
 
 
 def test_a_dim_without_a_rule_an_unknown_axis_and_an_axis_used_twice_are_errors():
@@ -141,7 +157,7 @@ def test_a_local_shape_divides_each_dim_by_its_axes_or_says_why_not():
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [
-        (MeshShape(pp=2), "pp=2, which would split nothing"),
+        (MeshShape(pp=4), "pp=4 stages for the 2 layers of tiny, so that some would split nothing; use pp in 1 to 2"),
         (MeshShape(ep=2), "ep=2, which would split nothing"),
         (MeshShape(dp=3), "batch 16 is not a multiple of dp*fsdp = 3*1 = 3; use 15 or 18"),
         (MeshShape(tp=16), "tp=16 cannot split vocab of embedding=257"),
@@ -175,3 +191,17 @@ def test_trees_are_mapped_by_path():
 
 def test_long_sequences_are_cut_into_whole_chunks():
     assert [num_query_chunks(s) for s in (256, 1024, 2048, 8192, 1500)] == [1, 1, 2, 8, 1]
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "palm-540b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b", "gemma-7b"])
+def test_a_model_that_the_decoder_would_compute_otherwise_is_planned_and_not_run(name):
+    with pytest.raises(MeshwrightError, match="it can be planned, but what runs is a Llama-style decoder"):
+        check_runnable(PRESETS[name], MeshShape())
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama2-7b", "llama3-405b"])
+def test_llama_style_models_run_and_not_over_pp_or_ep(name):
+    check_runnable(PRESETS[name], MeshShape(dp=2, fsdp=2, tp=2, sp=2))
+    for axis in ("pp", "ep"):
+        with pytest.raises(MeshwrightError, match=f"does not split over {axis} yet; use {axis}=1"):
+            check_runnable(PRESETS[name], MeshShape(**{axis: 2}))

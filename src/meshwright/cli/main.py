@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "write text with a model that was trained",
     "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
     "collective": "what one collective takes on a fabric, and what it does to real numbers",
+    "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",
     "show": "what each device holds of a sharded array, as a picture",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
 }

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
     ModelConfig,
+    Parameter,
     Workload,
+    active_share,
     leaves,
-    local_parameter_shape,
     num_query_chunks,
     parameters,
+    token_axes,
+    used_shape,
 )
 
 
@@ -34,7 +37,7 @@ class StepFlops:
         return self.forward + self.recompute + self.backward
 
 
-NEVER_RECOMPUTED = ("layers.down", "unembedding", "embedding")
+NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedding")
 """Weights whose product backward never needs again: nothing behind it in its block, or no block at all."""
 
 
@@ -49,32 +52,40 @@ def model_flops(workload: Workload) -> float:
 
 
 def step_flops(workload: Workload, mesh: MeshShape) -> StepFlops:
-    """The flops that one device executes in a step."""
-    tokens = workload.tokens / mesh.degree(("dp", "fsdp", "sp"))
+    """The flops that one device executes in a step; over pp, the mean of its stages."""
+    tokens = workload.tokens / mesh.degree(token_axes())
     # An unused embedding table has no product; each device multiplies by its own part of a weight.
-    products = {path: 2 * tokens * size for path, size in _weights(workload.model, mesh)}
-    scores = tokens * _score_flops(workload) / mesh.tp
+    products = {path: 2 * tokens * size / mesh.pp for path, size in _weights(workload.model, mesh)}
+    scores = tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
     again = {"none": 0.0, "matmuls": scores, "block": scores}[workload.remat]
     if workload.remat == "block":
-        again += sum(flops for path, flops in products.items() if path not in NEVER_RECOMPUTED)
+        again += sum(flops for path, flops in products.items() if path.rpartition(".")[2] not in NEVER_RECOMPUTED)
     if num_query_chunks(workload.seq_len) > 1:
         again += scores / 2  # Each chunk makes its scores, half of attention's products, once more.
     forward = sum(products.values()) + scores
     return StepFlops(forward=forward, recompute=again, backward=2 * forward)
 
 
-def _weights(model: ModelConfig, mesh: MeshShape) -> list[tuple[str, int]]:
-    """Each weight that multiplies activations, and the number of elements of it that one device multiplies by."""
-    found = []
-    for path, parameter in leaves(parameters(model)):
-        if "norm" in parameter.axes or (path == "embedding" and not model.tied_embeddings):
-            continue
-        stored = math.prod(local_parameter_shape(parameter, mesh=mesh, what=path))
-        found.append((path, stored * mesh.degree(("fsdp", "sp"))))
-    return found
+def _weights(model: ModelConfig, mesh: MeshShape) -> list[tuple[str, float]]:
+    """Each weight that multiplies activations, and the elements of it that one device multiplies a token by."""
+    return [
+        (
+            path,
+            math.prod(used_shape(parameter, mesh, path))
+            * active_share(parameter, model)
+            * _experts_degree(parameter, mesh),
+        )
+        for path, parameter in leaves(parameters(model))
+        if parameter.role == "product"
+    ]
+
+
+def _experts_degree(parameter: Parameter, mesh: MeshShape) -> int:
+    """The devices whose tokens come to the experts of one."""
+    return mesh.ep if "expert" in parameter.axes else 1
 
 
 def _score_flops(workload: Workload) -> float:
     """The flops of attention scores and their product with the values, a token, forward, over all layers."""
     model = workload.model
-    return 4 * model.num_layers * model.num_heads * model.head_dim * workload.seq_len
+    return 2 * model.num_layers * model.num_heads * (model.query_key_dim + model.value_dim) * workload.seq_len

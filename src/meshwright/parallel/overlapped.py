@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from meshwright.errors import MeshwrightError
@@ -53,6 +55,14 @@ class _Lane:
     start: int
     size: int
     step: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A product, and where its part of the gathered dim begins."""
+
+    offset: Array
+    value: Array
 
 
 def gather_product(
@@ -156,42 +166,40 @@ def _gather(einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple
     size = shard.shape[dim]
     lanes = _lanes(size, ring)
     parts = [lax.slice_in_dim(shard, lane.start, lane.start + lane.size, axis=dim) for lane in lanes]
-    totals: list[Array | None] = [None] * len(einsums)
+    dtypes = [jnp.result_type(shard, other) for other in others]
+    pieces: list[list[_Piece]] = [[] for _ in einsums]
     for hop in range(degree):
         coming = [_pass_on(part, lane, ring) for part, lane in zip(parts, lanes, strict=True) if hop < degree - 1]
-        for index, (part, lane) in enumerate(zip(parts, lanes, strict=True)):
+        for number, (part, lane) in enumerate(zip(parts, lanes, strict=True)):
             offset = (place - hop * lane.step) % degree * size + lane.start
-            products = [
-                _product(einsum, ring, part, other, offset) for einsum, other in zip(einsums, others, strict=True)
-            ]
-            products, coming[index : index + 1] = lax.optimization_barrier((products, coming[index : index + 1]))
-            totals = [
-                _total(einsum, ring, total, value, offset, degree * size)
-                for einsum, total, value in zip(einsums, totals, products, strict=True)
-            ]
+            products = [_term(einsum, ring, part, other, offset) for einsum, other in zip(einsums, others, strict=True)]
+            if coming:
+                products, coming[number] = _together(products, coming[number])
+            for found, product in zip(pieces, products, strict=True):
+                found.append(_Piece(offset, product))
         parts = coming
     return tuple(
-        total.astype(jnp.result_type(shard, other))
-        for total, other in zip(totals, others, strict=True)
-        if total is not None
+        _joined(einsum, ring, found, size * degree).astype(dtype)
+        for einsum, found, dtype in zip(einsums, pieces, dtypes, strict=True)
     )
 
 
-def _product(einsum: Einsum, ring: Ring, part: Array, other: Array, offset: Array) -> Array:
-    """The product with a part of the first operand, which begins at `offset` of its gathered dim."""
+def _term(einsum: Einsum, ring: Ring, part: Array, other: Array, offset: Array) -> Array:
+    """The product with a part of the gathered dim, which begins at `offset`: in float32 where it will be added up."""
     size = part.shape[einsum.left.index(ring.dim)]
     value = _multiply(einsum, part, _cut(other, einsum.right, ring.dim, offset, size))
     return value.astype(jnp.result_type(part, other)) if ring.dim in einsum.out else value
 
 
-def _total(einsum: Einsum, ring: Ring, total: Array | None, value: Array, offset: Array, whole: int) -> Array:
-    """The result so far with one more product: put at its place, or added where the gathered dim is summed."""
+def _joined(einsum: Einsum, ring: Ring, pieces: list[_Piece], whole: int) -> Array:
+    """Products over all parts of the gathered dim as one: each at its place, or their sum where the dim is summed."""
     if ring.dim not in einsum.out:
-        return value if total is None else total + value
-    dim = einsum.out.index(ring.dim)
-    if total is None:
-        total = lax.full_like(value, 0, shape=(*value.shape[:dim], whole, *value.shape[dim + 1 :]))
-    return lax.dynamic_update_slice_in_dim(total, value, offset, dim)
+        return sum((piece.value for piece in pieces[1:]), start=pieces[0].value)
+    dim, like = einsum.out.index(ring.dim), pieces[0].value
+    joined = lax.full_like(like, 0, shape=(*like.shape[:dim], whole, *like.shape[dim + 1 :]))
+    for piece in pieces:
+        joined = lax.dynamic_update_slice_in_dim(joined, piece.value, piece.offset, dim)
+    return joined
 
 
 def _scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
@@ -212,7 +220,7 @@ def _scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
                 _cut(x, d, ring.dim, offset, lane.size) for x, d in ((left, einsum.left), (right, einsum.right))
             )
             terms.append(_multiply(einsum, *operands))
-        terms, coming = lax.optimization_barrier((terms, coming))
+        terms, coming = _together(terms, coming)
         totals = [term + sent for term, sent in zip(terms, coming, strict=True)] if hop else terms
     return lax.concatenate(totals, einsum.out.index(ring.dim)).astype(dtype)
 
@@ -228,10 +236,22 @@ def _cut(value: Array, dims: str, dim: str, offset: Array, size: int) -> Array:
     return lax.dynamic_slice_in_dim(value, offset, size, dims.index(dim)) if dim in dims else value
 
 
+def _together(left: Any, right: Any) -> tuple[Any, Any]:
+    """Both values, neither to be used before the other is there.
+
+    Else XLA for GPUs sends shard after shard before the first product, and that for TPUs adds what arrives to a term
+    inside the fusion that computes it, so that nothing overlaps (JAX 0.10.2; benchmarks/overlapped_matmul.py shows it).
+    """
+    return lax.optimization_barrier((left, right))
+
+
 def _pass_on(value: Array, lane: _Lane, ring: Ring) -> Array:
     """What the neighbour sends when every device sends its value on."""
-    degree = lax.axis_size(ring.axes)
-    return lax.ppermute(value, ring.axes, [(device, (device + lane.step) % degree) for device in range(degree)])
+    # `lax.ppermute` numbers the devices in the order of the mesh, whatever that of its axes (JAX 0.10.2).
+    axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
+    numbers = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(axis) for axis in axes])
+    row = numbers.transpose([axes.index(axis) for axis in ring.axes]).ravel()
+    return lax.ppermute(value, axes, list(zip(row.tolist(), np.roll(row, -lane.step).tolist(), strict=True)))
 
 
 def _lanes(size: int, ring: Ring) -> tuple[_Lane, ...]:

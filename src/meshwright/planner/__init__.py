@@ -3,6 +3,18 @@
 from meshwright.planner.explain import reason, why
 from meshwright.planner.plan import Plan, make_plan, read_plan, write_plan
 from meshwright.planner.predict import predict
-from meshwright.planner.search import Ranking, rank
+from meshwright.planner.search import Ranking, find_best, price, rank
 
-__all__ = ["Plan", "Ranking", "make_plan", "predict", "rank", "read_plan", "reason", "why", "write_plan"]
+__all__ = [
+    "Plan",
+    "Ranking",
+    "find_best",
+    "make_plan",
+    "predict",
+    "price",
+    "rank",
+    "read_plan",
+    "reason",
+    "why",
+    "write_plan",
+]

@@ -46,7 +46,7 @@ def reason(record: Record, best: Record) -> str:
     """The one reason why `record` loses against `best`, in a few words with its numbers."""
     if not record.fits:
         return f"wants {show_bytes(record.memory_bytes['peak'])}"
-    gaps = {name: time - best.breakdown_seconds[name] for name, time in record.breakdown_seconds.items()}
+    gaps = {name: time - best.breakdown_seconds.get(name, 0.0) for name, time in record.breakdown_seconds.items()}
     slowest = max(gaps, key=gaps.__getitem__)
     if record is best or gaps[slowest] <= 0:
         return "-" if record is best else "as fast, with less memory left"

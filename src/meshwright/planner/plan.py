@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.predict import predict
+from meshwright.planner.search import price
 from meshwright.record import Record, record_from_json
 from meshwright.workload import Workload, check_mesh, workload_from_data
 
@@ -35,7 +35,7 @@ class Plan:
 def make_plan(workload: Workload, mesh: MeshShape, system: System) -> Plan:
     """The plan of a workload on a mesh of a system; a mesh that cannot split the workload is an error."""
     check_mesh(workload, mesh)
-    return Plan(workload=workload, hardware=str(system), mesh=mesh, predicted=predict(workload, mesh, system))
+    return Plan(workload=workload, hardware=str(system), mesh=mesh, predicted=price(workload, mesh, system))
 
 
 def plan_to_data(plan: Plan) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import BYTES, Batches, load_corpus
 from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
 from meshwright.training.step import State, abstract_state, initial_state, train_step
-from meshwright.workload import check_mesh
+from meshwright.workload import check_mesh, check_runnable
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -35,6 +35,7 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
     mesh may be another than the one before. `on_step` is told of every step.
     """
+    check_runnable(config.workload.model, config.mesh)
     check_mesh(config.workload, config.mesh)
     if config.workload.model.vocab < BYTES:
         raise MeshwrightError(

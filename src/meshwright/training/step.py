@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwright.mesh import MeshShape
 from meshwright.models import loss
 from meshwright.parallel import DTYPES, Layout, abstract, initialise
-from meshwright.workload import Workload, parameters, workload_from_data
+from meshwright.workload import Workload, check_runnable, parameters, workload_from_data
 
 State = dict[str, Any]
 """`params` and `optimizer`, as trees of arrays."""
@@ -106,6 +106,7 @@ def abstract_batch(workload: Workload, layout: Layout, mesh: Mesh) -> dict[str, 
 def lower_train_step(mesh: Mesh, *, workload: dict[str, Any]) -> jax.stages.Lowered:
     """The train step lowered for a mesh whose devices need not be there; `workload` as `dataclasses.asdict` has it."""
     read, layout, optimizer = workload_from_data(workload), Layout(MeshShape(**mesh.shape)), Optimizer()
+    check_runnable(read.model, layout.mesh)
     with jax.set_mesh(mesh):
         state = abstract_state(read, layout, optimizer, mesh)
         return train_step(read, layout, optimizer).lower(state, abstract_batch(read, layout, mesh))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeVar, Union
+from functools import cache
+from typing import TypeVar, Union
 
 from meshwright.workload.config import ModelConfig
+from meshwright.workload.declaration import Parameter, Role, Stack
 
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
@@ -15,62 +16,34 @@ Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
 """Leaves under names, at any depth; as a JAX pytree, a dict."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameter:
-    """One array of a model: `axes` names each dim logically, `init` how it starts.
-
-    init: `ones`, or `normal` with standard deviation `scale`.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    init: Literal["ones", "normal"] = "normal"
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        assert len(self.shape) == len(self.axes), (self.shape, self.axes)
-
-    @property
-    def size(self) -> int:
-        """The number of its elements."""
-        return math.prod(self.shape)
-
-
+@cache
 def parameters(model: ModelConfig) -> Tree[Parameter]:
     """The declaration of every parameter of `model`; those of the layers are stacked, dim `layers` first.
 
-    Query heads stay grouped by the kv head they share, [embed, kv_heads, group, head_dim], so that splitting kv_heads
-    splits both alike. Products that add to the residual stream start smaller by sqrt(2 layers), as GPT-2 does it.
+    Layers with experts are stacked apart from those with a plain mlp: under `layers` stand the kind that a model is
+    made of, under `dense_layers` the plain ones of a model of experts.
     """
-    D, F, V = model.embed, model.mlp, model.vocab
-    K, G, H = model.num_kv_heads, model.num_groups, model.head_dim
-    residual = 1 / math.sqrt(2 * model.num_layers)
-
-    def stacked(shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int, gain: float = 1.0) -> Parameter:
-        return Parameter(shape=(model.num_layers, *shape), axes=("layers", *axes), scale=gain / math.sqrt(fan_in))
-
-    def norm(*shape: int) -> Parameter:
-        return Parameter(shape=(*shape, D), axes=("layers", "norm")[-len(shape) - 1 :], init="ones")
-
-    head_axes = ("kv_heads", "group", "head_dim")
+    D, V = model.embed, model.vocab
+    table_role: Role = "product" if model.tied_embeddings else "table"
     tree: dict[str, Parameter | dict[str, Parameter]] = {
         # Tied, the table is the unembedding too, and has to start as one; the first norm undoes the scale.
         "embedding": Parameter(
-            shape=(V, D), axes=("vocab", "embed"), scale=1 / math.sqrt(D) if model.tied_embeddings else 1.0
+            shape=(V, D),
+            axes=("vocab", "embed"),
+            scale=1 / math.sqrt(D) if model.tied_embeddings else 1.0,
+            role=table_role,
         ),
-        "layers": {
-            "attention_norm": norm(model.num_layers),
-            "query": stacked((D, K, G, H), ("embed", *head_axes), D),
-            "key": stacked((D, K, H), ("embed", "kv_heads", "head_dim"), D),
-            "value": stacked((D, K, H), ("embed", "kv_heads", "head_dim"), D),
-            "output": stacked((K, G, H, D), (*head_axes, "embed"), K * G * H, residual),
-            "mlp_norm": norm(model.num_layers),
-            "gate": stacked((D, F), ("embed", "mlp"), D),
-            "up": stacked((D, F), ("embed", "mlp"), D),
-            "down": stacked((F, D), ("mlp", "embed"), F, residual),
-        },
-        "final_norm": norm(),
     }
+    if model.positions == "learned":
+        tree["positions"] = Parameter(shape=(model.max_positions, D), axes=("positions", "embed"), role="table")
+    if model.embedding_norm:
+        tree |= Stack(model).norm("embedding_norm")
+    if model.experts and model.num_dense_layers:
+        dense = Stack(model, model.num_dense_layers)
+        tree["dense_layers"] = dense.attention() | dense.mlp()
+    stack = Stack(model, model.num_layers - model.num_dense_layers if model.experts else model.num_layers)
+    tree["layers"] = stack.attention() | (stack.experts() if model.experts else stack.mlp())
+    tree |= Stack(model).norm("final_norm")
     if not model.tied_embeddings:
         tree["unembedding"] = Parameter(shape=(D, V), axes=("embed", "vocab"), scale=1 / math.sqrt(D))
     return tree
@@ -98,3 +71,15 @@ def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: s
 def num_parameters(model: ModelConfig) -> int:
     """The number of parameters of `model`."""
     return sum(parameter.size for _, parameter in leaves(parameters(model)))
+
+
+def num_active_parameters(model: ModelConfig) -> int:
+    """The parameters of `model` that work on a token: of its experts, those that a token is sent to."""
+    return sum(int(parameter.size * active_share(parameter, model)) for _, parameter in leaves(parameters(model)))
+
+
+def active_share(parameter: Parameter, model: ModelConfig) -> float:
+    """The share of a parameter that works on a token: 1 but for experts, of which some do."""
+    if model.experts is None or "expert" not in parameter.axes:
+        return 1.0
+    return model.experts.num_active / model.experts.count

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
-from meshwright.workload.parameters import Parameter
+from meshwright.workload.declaration import Parameter
 
 Spec = tuple[tuple[str, ...], ...]
 """The mesh axes that split each dim of an array, the axes of degree 1 left out."""
@@ -23,15 +23,23 @@ RULES: Rules = {
     "head_dim": (),
     "mlp": ("tp",),
     "vocab": ("tp",),
+    "expert": ("ep",),
+    "latent_input": ("fsdp", "sp"),
+    "latent": (),
+    "router": (),
+    "positions": (),
     # Activations. Between products the residual stream is split over tp along the sequence (sequence parallelism).
-    "batch": ("dp", "fsdp"),
+    "batch": ("dp", "fsdp", "ep"),
     "sequence": ("sp",),
     "residual_sequence": ("sp", "tp"),
     "activation": (),
 }
-"""Weights: stored over fsdp and sp, split over tp along heads, mlp and vocab. Tokens: split over dp, fsdp and sp."""
+"""Weights: stored over fsdp and sp, split over tp along heads, mlp and vocab; experts split over ep.
 
-IN_USE = {"embed": "activation"}
+Tokens: split over dp, fsdp, ep and sp.
+"""
+
+IN_USE = {"embed": "activation", "latent_input": "activation"}
 """Logical axes that only store a parameter in shards: for use, that dim is gathered and lies as this one does."""
 
 
@@ -71,3 +79,12 @@ def local_parameter_shape(
     for name, size, axes in zip(parameter.axes, parameter.shape, found, strict=True):
         check_divides(f"{name} of {what}", size, mesh, axes)
     return local_shape(parameter.shape, found, mesh.degrees)
+
+
+def used_shape(parameter: Parameter, mesh: MeshShape, what: str = "a parameter") -> tuple[int, ...]:
+    """The shape of a parameter as one device multiplies by it: gathered over the axes that merely store it."""
+    stored = local_parameter_shape(parameter, mesh=mesh, what=what)
+    return tuple(
+        size * (mesh.degree(RULES[name]) if name in IN_USE else 1)
+        for name, size in zip(parameter.axes, stored, strict=True)
+    )

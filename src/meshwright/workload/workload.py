@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload.config import ModelConfig, RopeScaling
+from meshwright.workload.config import ModelConfig, model_from_data
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "matmuls", "block"]
@@ -57,7 +57,5 @@ def num_query_chunks(seq_len: int) -> int:
 
 def workload_from_data(data: dict[str, Any]) -> Workload:
     """The workload that `dataclasses.asdict` took apart."""
-    model = dict(data["model"])
-    scaling = model.pop("rope_scaling")
     rest = {key: value for key, value in data.items() if key != "model"}
-    return Workload(model=ModelConfig(**model, rope_scaling=scaling and RopeScaling(**scaling)), **rest)
+    return Workload(model=model_from_data(data["model"]), **rest)

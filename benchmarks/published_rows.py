@@ -1,0 +1,238 @@
+"""A published measurement, as a row of the schema that `published_runs.py` scores, in the planner's words.
+
+What a row does not say is taken as its kind of software had it then: the rules are below, each with its reason, and
+are about software, not about single rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.cost import step_memory
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import Chip, System, load_chip, make_system
+from meshwright.mesh import MeshShape
+from meshwright.workload import Experts, ModelConfig, Remat, Strategy, Workload, check_mesh
+
+Row = Mapping[str, Any]
+
+_NICS = re.compile(r"(\d+)\s*x\s*(\d+) ?Gb/s")
+"""The network cards of a node: `8x200Gb/s`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What ran: a workload on a mesh of a system, in some way."""
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+    system: System
+
+
+def read_setting(row: Row) -> Setting:
+    """The setting of a row; one that the planner has no words for is a `MeshwrightError`."""
+    if row["kind"] != "train":
+        raise MeshwrightError(f"{row['kind']} is not planned yet; train is")
+    system, mesh = _system(row), _mesh(row)
+    workload = Workload(
+        model=_model(row["model"]),
+        batch=_batch(row),
+        seq_len=row["seq_len"],
+        remat="block",
+    )
+    check_mesh(workload, replace(mesh, pp=1))
+    return _first_that_fits(list(_settings(row, workload, mesh, system)))
+
+
+def measured_seconds(row: Row) -> float | None:
+    """The step time of a row: as it says or was derived, else from tokens a second, else from its flops; None without.
+
+    Flops count as the row's convention says: 6 a weight and token, and 12 or (causal) 6 x layers x heads x head_dim x
+    seq_len a token for scores.
+    """
+    measured, derived = row["measured"], row.get("derived") or {}
+    for said in (measured.get("step_time_s"), derived.get("step_time_s")):
+        if said:
+            return float(said)
+    tokens, devices = row["tokens_per_step"], row["num_devices"]
+    if rate := measured.get("tokens_per_s_per_device"):
+        return tokens / rate / devices
+    if not (tflops := measured.get("tflops_per_device")):
+        return None
+    model, convention = row["model"], row.get("flops_convention") or ""
+    scores = model["layers"] * model["heads"] * model["head_dim"] * row["seq_len"]
+    factor = 6 if "causal half" in convention else 0 if "no attention" in convention else 12
+    passes = 4 / 3 if "hfu" in convention else 1
+    return passes * tokens * (6 * model["params"] + factor * scores) / (tflops * 1e12 * devices)
+
+
+def model_flops_seconds(row: Row) -> float:
+    """The time of a row's model flops, 6 a parameter and token and the scores, at its chip's stated peak."""
+    model = row["model"]
+    scores = 12 * model["layers"] * model["heads"] * model["head_dim"] * row["seq_len"]
+    flops = row["tokens_per_step"] * (6 * _active(model) + scores)
+    return flops / (row["num_devices"] * row["hardware"]["peak_bf16_tflops"] * 1e12)
+
+
+def _active(model: Row) -> float:
+    """The parameters that work on a token."""
+    return (model.get("moe") or {}).get("active_params") or model["params"]
+
+
+def _model(said: Row) -> ModelConfig:
+    """The model of a row."""
+    return ModelConfig(
+        name=said["name"],
+        num_layers=said["layers"],
+        embed=said["d_model"],
+        mlp=said["d_ff"],
+        num_heads=said["heads"],
+        num_kv_heads=said.get("kv_heads") or said["heads"],
+        head_dim=said.get("head_dim") or said["d_model"] // said["heads"],
+        vocab=said["vocab"],
+        gated=said["gated_mlp"],
+        tied_embeddings=bool(said["tied_embeddings"]),
+        experts=_experts(said),
+    )
+
+
+def _experts(said: Row) -> Experts | None:
+    """The experts of a row's model, under any of the names that are in use."""
+    moe = said.get("moe")
+    if not moe:
+        return None
+    count, active = (
+        next((moe[name] for name in names if moe.get(name)), 0)
+        for names in (("experts", "num_experts", "n_experts"), ("active", "top_k", "num_active", "experts_per_token"))
+    )
+    shared = moe.get("shared_experts") or 0
+    width = moe.get("d_ff") or moe.get("expert_d_ff") or said["d_ff"]
+    dense = moe.get("dense_layers") or 0
+    return Experts(count=count, num_active=active, mlp=width, shared_mlp=shared * width, num_dense_layers=dense)
+
+
+def _mesh(row: Row) -> MeshShape:
+    """The mesh of a row; what ZeRO shards over is fsdp, by whatever name the row has it."""
+    said = row["parallelism"]
+    dp, fsdp, tp, sp, pp, ep = (said.get(name) or 1 for name in ("dp", "fsdp", "tp", "cp", "pp", "ep"))
+    if said.get("zero_stage") and fsdp == 1:
+        dp, fsdp = 1, dp
+    mesh = MeshShape(dp=dp, fsdp=fsdp, tp=tp, sp=sp, pp=pp, ep=ep)
+    if mesh.ep > 1 and mesh.num_devices == row["num_devices"] * mesh.ep:
+        # Experts over devices that are counted as data parallel already.
+        axis = "fsdp" if mesh.fsdp % mesh.ep == 0 else "dp"
+        mesh = replace(mesh, **{axis: mesh.degree(axis) // mesh.ep})
+    if mesh.num_devices != row["num_devices"]:
+        raise MeshwrightError(f"its mesh {mesh} has {mesh.num_devices} devices, not {row['num_devices']}")
+    return mesh
+
+
+def _system(row: Row) -> System:
+    """The chips of a row; where replicas are joined by the data-centre network, a slice each."""
+    said = row["hardware"]
+    name = said["chip"].lower().replace("_", "-").removeprefix("tpu").strip("- ")
+    chip = load_chip(name.removesuffix("-sxm").replace("-hbm2e", ""))
+    slices = 1
+    if chip.levels and (nics := _NICS.search(said.get("interconnect") or "")):
+        chip = _with_network(chip, int(nics[1]) * float(nics[2]) * 1e9 / 8)
+    if chip.torus:
+        dp, most = row["parallelism"].get("dp") or 1, 1
+        for size in chip.torus.max_slice:
+            most *= size
+        slices = dp if "DCN" in (said.get("interconnect") or "") else -(-row["num_devices"] // most)
+    chips = row["num_devices"] // chip.devices_per_chip
+    return make_system(chip, (chips // slices,), num_slices=slices)
+
+
+def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
+    """The chip in nodes with other network cards; all levels above the node change alike."""
+    node, *rest = chip.levels
+    factor = node_bytes_per_second / rest[0].link_bytes_per_second
+    slower = [replace(level, link_bytes_per_second=factor * level.link_bytes_per_second) for level in rest]
+    return replace(chip, levels=(node, *slower))
+
+
+def _settings(row: Row, workload: Workload, mesh: MeshShape, system: System) -> Iterator[Setting]:
+    """The settings that a row may mean, those with least recomputation and largest microbatches first."""
+    for remat in _remats(row.get("remat") or "unknown"):
+        for parts in _microbatches(row, mesh):
+            strategy = replace(_strategy(row, mesh, system), num_microbatches=parts)
+            yield Setting(replace(workload, remat=remat), mesh, strategy, system)
+
+
+def _first_that_fits(settings: list[Setting]) -> Setting:
+    """The first setting that fits in memory; where none does, the last, which wants least."""
+    for setting in settings[:-1]:
+        wanted = step_memory(setting.workload, setting.mesh, setting.strategy)["peak"]
+        if wanted <= setting.system.usable_bytes:
+            return setting
+    return settings[-1]
+
+
+def _remats(said: str) -> tuple[Remat, ...]:
+    """The policies that a row's words may mean, least recomputation first."""
+    words = said.lower()
+    if "unknown" in words:
+        return ("none", "matmuls", "block")
+    if "full" in words:
+        return ("block",)
+    return ("none",) if words.startswith("none") else ("matmuls",)
+
+
+def _microbatches(row: Row, mesh: MeshShape) -> list[int]:
+    """The numbers of microbatches that a row may mean.
+
+    A size that times all devices is the batch is JAX's batch a device, which is not cut. A pipeline without one runs
+    sequence by sequence, which keeps its bubble and its memory smallest.
+    """
+    batch = _batch(row)
+    local = max(1, batch // mesh.degree(("dp", "fsdp", "ep")))
+    if size := row.get("micro_batch"):
+        return [1 if mesh.pp == 1 and size * row["num_devices"] == batch else max(1, local // size)]
+    return [local] if mesh.pp > 1 else [parts for parts in range(1, local + 1) if local % parts == 0]
+
+
+def _batch(row: Row) -> int:
+    """The sequences of a row's step."""
+    return row.get("global_batch_sequences") or round(row["tokens_per_step"] / row["seq_len"])
+
+
+def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
+    """How the software of a row ran a step."""
+    said = row["parallelism"]
+    words = " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
+    schedule = (said.get("pp_schedule") or "").lower()
+    return Strategy(
+        # ZeRO-3 under a pipeline would gather for every microbatch; frameworks keep the parameters gathered there.
+        zero_stage=min(said.get("zero_stage") or 0, 2 if mesh.pp > 1 else 3),
+        schedule="gpipe" if "gpipe" in schedule else "1f1b",
+        virtual_stages=_virtual_stages(row, mesh, schedule),
+        # XLA's partitioner splits the stream as it likes; "SP" is a word of Megatron's.
+        sequence_parallel=bool(said.get("sp")) or system.chip.kind == "tpu",
+        overlaps_tp="asynctp" in f"{row['id']} {row.get('dtype')}".lower(),
+        # JAX's frameworks scan over layers, and XLA sums what a layer's backward leaves at the end of an iteration.
+        overlaps_gradients=system.chip.kind != "tpu" and not any(name in words for name in ("jax", "pax", "maxtext")),
+        attention="flash" if _has_flash(words, system) else "scores",
+        matmul_dtype="fp8" if "fp8" in words or "float8" in words else None,
+        fuses="eager" not in words,
+    )
+
+
+def _virtual_stages(row: Row, mesh: MeshShape, schedule: str) -> int:
+    """The virtual stages; of an interleaved schedule without a number the fewest that share the layers evenly."""
+    if stages := row["parallelism"].get("virtual_stages"):
+        return int(stages)
+    each = row["model"]["layers"] // mesh.pp
+    fewest = next((v for v in range(2, each + 1) if each % v == 0), 1)
+    return fewest if "interleaved" in schedule else 1
+
+
+def _has_flash(words: str, system: System) -> bool:
+    """Whether attention was a fused kernel: by name, or as all have it who came after FlashAttention (2022)."""
+    if "no flash" in words or "flash" in words:
+        return "no flash" not in words
+    return "te bf16" in words or system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4", "v5e")

@@ -1,0 +1,225 @@
+"""How wrong the planner is on published runs: nothing is fitted on them, they judge.
+
+    .venv/bin/python benchmarks/published_runs.py FILE [--json]
+
+FILE is JSON with a list `records`, each with model, hardware, parallelism, batch and what was measured. The error of a
+row is that of its step time; a source's is the mean over its rows, and source-balanced the mean over sources. Beside it
+stands the baseline of one MFU for each kind of chip, the median of the rows themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from published_rows import Row, measured_seconds, model_flops_seconds, read_setting
+
+from meshwright.errors import MeshwrightError
+from meshwright.planner import predict
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row with what was measured and what is predicted."""
+
+    row: Row
+    source: str
+    measured: float | None
+    predicted: float
+    baseline: float
+    peak_bytes: int
+    fits: bool
+
+    @property
+    def error(self) -> float:
+        """The relative error of the predicted step time, positive where it is too long."""
+        assert self.measured
+        return self.predicted / self.measured - 1
+
+
+def main() -> None:
+    """Score a file and print what comes out."""
+    parser = argparse.ArgumentParser(description="How wrong the planner is on published runs.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--rows", action="store_true", help="print every row too")
+    args = parser.parse_args()
+    scored, refused = score(json.loads(args.file.read_text())["records"])
+    if args.rows:
+        for item in scored:
+            if item.measured:
+                print(f"{item.error:+7.1%}  {item.measured:9.3f} s  {item.predicted:9.3f} s  {item.row['id']}")
+    report = summarise(scored, refused)
+    print(json.dumps(report, indent=2) if args.json else show(report))
+
+
+def score(rows: list[Row]) -> tuple[list[Scored], list[dict[str, str]]]:
+    """Every row that can be expressed, scored, and the others with the reason."""
+    mfu = _mfu_by_chip(rows)
+    scored, refused = [], []
+    for row in rows:
+        try:
+            setting = read_setting(row)
+            record = predict(setting.workload, setting.mesh, setting.system, setting.strategy)
+        except (MeshwrightError, KeyError, TypeError) as error:
+            reason = str(error) if isinstance(error, MeshwrightError) else f"the row lacks a figure: {error!r}"
+            refused.append({"id": row["id"], "kind": row["kind"], "reason": reason})
+            continue
+        baseline = model_flops_seconds(row) / mfu.get(row["hardware"]["chip"], 0.4)
+        scored.append(
+            Scored(
+                row=row,
+                source=_source(row),
+                measured=measured_seconds(row),
+                predicted=record.step_seconds or 0.0,
+                baseline=baseline,
+                peak_bytes=record.memory_bytes["peak"],
+                fits=bool(record.fits),
+            )
+        )
+    return scored, refused
+
+
+def summarise(scored: list[Scored], refused: list[dict[str, str]]) -> dict[str, Any]:
+    """The figures of a file."""
+    timed = [item for item in scored if item.measured]
+    core = [item for item in timed if item.row["core"]]
+    return {
+        "core": errors(core, lambda item: item.error),
+        "all": errors(timed, lambda item: item.error),
+        "baseline": {
+            name: errors(part, lambda item: item.baseline / (item.measured or 1.0) - 1)
+            for name, part in (("core", core), ("all", timed))
+        },
+        "ranking": ranking(scored),
+        "memory": errors(
+            [item for item in scored if item.row["measured"].get("peak_memory_gib")],
+            lambda item: item.peak_bytes / (item.row["measured"]["peak_memory_gib"] * GIB) - 1,
+        ),
+        "refused": refused,
+    }
+
+
+def errors(items: list[Scored], error: Callable[[Scored], float]) -> dict[str, Any]:
+    """Mean absolute error and signed bias, by source and balanced over sources."""
+    by_source: dict[str, list[float]] = defaultdict(list)
+    for item in items:
+        by_source[item.source].append(error(item))
+    found = {
+        source: {"rows": len(values), "mean_abs_error": _mean(map(abs, values)), "bias": _mean(values)}
+        for source, values in by_source.items()
+    }
+    return {
+        "rows": len(items),
+        "mean_abs_error": _mean(abs(error(item)) for item in items),
+        "source_balanced_mean_abs_error": _mean(part["mean_abs_error"] for part in found.values()),
+        "source_balanced_bias": _mean(part["bias"] for part in found.values()),
+        "by_source": found,
+    }
+
+
+def ranking(scored: list[Scored]) -> dict[str, Any]:
+    """For each rank group, how well the predicted order is the measured one; rows are ordered by MFU.
+
+    regret: how much slower the predicted first is than the measured first. out_of_memory_recall: of the rows that ran
+    out of memory, the share predicted not to fit; None where there are none.
+    """
+    groups: dict[str, list[Scored]] = defaultdict(list)
+    for item in scored:
+        if item.row.get("rank_group"):
+            groups[item.row["rank_group"]].append(item)
+    found = {name: figures for name, items in groups.items() if (figures := _group(items))}
+    return {
+        "groups": found,
+        "mean_spearman": _mean(group["spearman"] for group in found.values()),
+        "mean_regret": _mean(group["regret"] for group in found.values()),
+        "out_of_memory_recall": _recall(scored),
+    }
+
+
+def show(report: dict[str, Any]) -> str:
+    """The figures as a table."""
+    lines = [f"{'':30} {'rows':>5} {'mean |error|':>13} {'bias':>8}"]
+    for title, part in (("core", report["core"]), ("all", report["all"]), ("memory", report["memory"])):
+        balanced = part["source_balanced_mean_abs_error"], part["source_balanced_bias"]
+        lines.append(f"{title + ', source-balanced':30} {part['rows']:5} {balanced[0]:13.1%} {balanced[1]:+8.1%}")
+        for source, by in part["by_source"].items():
+            lines.append(f"  {source:28} {by['rows']:5} {by['mean_abs_error']:13.1%} {by['bias']:+8.1%}")
+    constant = report["baseline"]["core"]
+    lines.append(f"{'constant MFU, core':30} {constant['rows']:5} {constant['source_balanced_mean_abs_error']:13.1%}")
+    ranks = report["ranking"]
+    lines.append(f"ranking: Spearman {ranks['mean_spearman']:.2f}, regret {ranks['mean_regret']:.1%}, mean of groups")
+    lines += [
+        f"  {name:28} {g['rows']:5} {g['spearman']:13.2f} {g['regret']:8.1%}" for name, g in ranks["groups"].items()
+    ]
+    lines.append(f"refused: {len(report['refused'])}")
+    lines += [f"  {item['id']}: {item['reason']}" for item in report["refused"]]
+    return "\n".join(lines)
+
+
+def _mfu_by_chip(rows: list[Row]) -> dict[str, float]:
+    """The median MFU of the rows of each chip."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] == "train" and (seconds := measured_seconds(row)):
+            found[row["hardware"]["chip"]].append(model_flops_seconds(row) / seconds)
+    return {chip: statistics.median(values) for chip, values in found.items()}
+
+
+def _source(row: Row) -> str:
+    """The short name of a row's source: the last part of its address."""
+    address = urlparse(row["source"]["url"])
+    return address.path.rstrip("/").rpartition("/")[2] or address.netloc
+
+
+def _group(items: list[Scored]) -> dict[str, Any] | None:
+    """The figures of one group; None where fewer than two of its rows have a time."""
+    timed = [item for item in items if item.measured]
+    if len(timed) < 2:
+        return None
+    measured = [(item.measured or 0.0) / model_flops_seconds(item.row) for item in timed]
+    predicted = [item.predicted / model_flops_seconds(item.row) for item in timed]
+    chosen = measured[predicted.index(min(predicted))]
+    return {
+        "rows": len(timed),
+        "spearman": _pearson(_ranks(measured), _ranks(predicted)),
+        "regret": chosen / min(measured) - 1,
+    }
+
+
+def _recall(scored: list[Scored]) -> float | None:
+    """The share of the rows that ran out of memory which are predicted not to fit."""
+    failed = [item for item in scored if item.row["measured"].get("oom")]
+    return _mean(not item.fits for item in failed) if failed else None
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """The rank of each value; equal ones share the mean of theirs."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def _pearson(left: list[float], right: list[float]) -> float:
+    """The correlation of two lists; 0 where one is constant."""
+    if len(set(left)) < 2 or len(set(right)) < 2:
+        return 0.0
+    return statistics.correlation(left, right)
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The mean; 0 of nothing."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+if __name__ == "__main__":
+    main()

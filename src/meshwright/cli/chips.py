@@ -1,0 +1,151 @@
+"""`meshwright chips`: the chips there are with their figures, or one chip with the source of each."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from meshwright.cli.tables import WIDTH, console, show, table
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import Chip, chips, load_chip, load_hardware
+from meshwright.units import show_bytes, show_rate, show_seconds
+
+
+@dataclass(frozen=True)
+class Args:
+    """The chips that plans can be made for: peaks, memory, links, slices; of one chip also where each figure is from.
+
+    Example: meshwright chips v5e
+    """
+
+    chip: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="CHIP")] = None
+    """One chip, by name or alias, as v5e, tpu_v5p or H100; all where it is left out."""
+    hardware: Path | None = None
+    """A TOML file of your own chip, in the form of the project's; it is checked, and shown instead."""
+    json: bool = False
+    """Print {"chips": [chip, …]}, with sources, instead of the table."""
+
+
+def run(args: Args) -> int:
+    """Print the chips."""
+    if args.chip is not None and args.hardware is not None:
+        raise MeshwrightError(f"--hardware {args.hardware} has a chip of its own; leave {args.chip!r} out")
+    asked = load_hardware(args.hardware) if args.hardware else load_chip(args.chip) if args.chip else None
+    found = (asked,) if asked else chips()
+    if args.json:
+        print(json.dumps({"chips": [asdict(chip) for chip in found]}, indent=2))
+    elif asked:
+        _print_one(asked)
+    else:
+        columns = ("chip", "bf16", "int8", "HBM", "bandwidth", "links", "largest slice")
+        show(console(), table(columns, map(_row, found), left=(0, 5, 6)))
+        print(
+            "\nA chip's figures: operations a second of dense products, HBM as sold, links one way;"
+            "\nof GPUs the last column is what leaves a node."
+            "\nmeshwright chips NAME has all of them, each with its source."
+        )
+    return 0
+
+
+def _row(chip: Chip) -> tuple[str, ...]:
+    """A chip's line."""
+    int8 = chip.peak_flops.get("int8")
+    return (
+        chip.name,
+        show_rate(chip.peak(), "flop"),
+        show_rate(int8, "op") if int8 else "-",
+        show_bytes(chip.hbm_bytes),
+        show_rate(chip.hbm_bytes_per_second, "B/s"),
+        _links(chip),
+        _beyond(chip),
+    )
+
+
+def _links(chip: Chip) -> str:
+    """The links of a chip in words."""
+    if chip.torus:
+        return f"{chip.torus.rank}D torus, {show_rate(chip.torus.link_bytes_per_second, 'B/s')}"
+    node = chip.levels[0]
+    return f"{node.name} of {node.degree}, {show_rate(node.link_bytes_per_second, 'B/s')}"
+
+
+def _beyond(chip: Chip) -> str:
+    """The largest slice, or what leaves a node."""
+    if chip.torus:
+        return _shape(chip.torus.max_slice)
+    node, *beyond = chip.levels
+    return f"{show_rate(beyond[0].link_bytes_per_second, 'B/s')} a {node.name}" if beyond else ""
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    """The shape of a slice as people type it."""
+    return "x".join(map(str, sizes))
+
+
+def _print_one(chip: Chip) -> None:
+    """Every figure of a chip under the part it belongs to, and then where the part is from."""
+    print(f"{chip.name} · {chip.title} · {chip.devices_per_chip} device(s) a chip, {chip.chips_per_host} chips a host")
+    for part, title, figures in _parts(chip):
+        print(f"\n {title}")
+        show(console(), table(("", "", ""), [("", *figure) for figure in figures.items()], left=(0, 1, 2)))
+        source = f"source: {chip.sources[part]}"
+        print(textwrap.fill(source, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """The tables of a chip's file: the name its source has, a title, and its figures."""
+    yield (
+        "peak_flops",
+        "peak of dense products",
+        {dtype: show_rate(peak, "flop/s") for dtype, peak in chip.peak_flops.items()},
+    )
+    yield (
+        "hbm",
+        "memory",
+        {
+            "as sold": show_bytes(chip.hbm_bytes),
+            "physical": show_bytes(chip.physical_bytes),
+            "kept by the runtime": show_bytes(chip.runtime_bytes),
+            "bandwidth": show_rate(chip.hbm_bytes_per_second, "B/s"),
+        },
+    )
+    if chip.torus:
+        yield "torus", "torus", _torus_figures(chip)
+    for index, level in enumerate(chip.levels):
+        figures = {
+            "units joined": str(level.degree),
+            "out of each unit": show_rate(level.link_bytes_per_second, "B/s"),
+            "hop": show_seconds(level.hop_seconds),
+        }
+        yield f"levels.{index}", level.name, figures
+    if chip.dcn:
+        egress, hop = show_rate(chip.dcn.bytes_per_second, "B/s"), show_seconds(chip.dcn.hop_seconds)
+        yield "dcn", "data-centre network", {"out of each chip": egress, "hop": hop}
+    yield "host", "host", {"to and from it": show_rate(chip.host_bytes_per_second, "B/s")}
+
+
+def _torus_figures(chip: Chip) -> dict[str, str]:
+    """The figures of a chip's torus."""
+    torus = chip.torus
+    assert torus
+    rings = f"whole cubes of {_shape((torus.cube,) * torus.rank)}" if torus.cube else f"axes of {torus.wrap_size}"
+    figures = {
+        "link, one way": show_rate(torus.link_bytes_per_second, "B/s"),
+        "axis, both ways": show_rate(torus.axis_bytes_per_second, "B/s"),
+        "hop": show_seconds(torus.hop_seconds),
+        "rings": rings,
+        "host": _shape(torus.host),
+        "largest slice": _shape(torus.max_slice),
+        "slices": ", ".join(map(_shape, torus.slices)),
+    }
+    if torus.splits_axes:
+        figures["mesh axes"] = "two may share a physical one"
+    if torus.core_bytes_per_second:
+        figures["between a chip's devices"] = show_rate(torus.core_bytes_per_second, "B/s")
+    return figures

@@ -1,0 +1,147 @@
+"""The models known by name, each from its paper or the config.json published with its weights."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.workload.config import Experts, LatentAttention, ModelConfig
+from meshwright.workload.hugging_face import model_from_hugging_face
+
+
+def _decoder(
+    name: str, layers: int, embed: int, mlp: int, heads: int, kv_heads: int, vocab: int, **more: Any
+) -> ModelConfig:
+    """A preset; heads are of 128 where nothing else is said."""
+    return ModelConfig(
+        name=name,
+        num_layers=layers,
+        embed=embed,
+        mlp=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=more.pop("head_dim", 128),
+        vocab=vocab,
+        **more,
+    )
+
+
+_GPT: Mapping[str, Any] = {
+    "tied_embeddings": True,
+    "gated": False,
+    "activation": "gelu",
+    "norm": "layer",
+    "norm_bias": True,
+    "qkv_bias": True,
+    "output_bias": True,
+    "mlp_bias": True,
+    "positions": "learned",
+}
+"""What GPT-2 has in other ways than Llama."""
+
+PRESETS: Mapping[str, ModelConfig] = {
+    model.name: model
+    for model in (
+        # A byte-level model that learns in minutes on a laptop; 8 kv heads, so that tp may be 8.
+        _decoder("tiny", 2, 128, 384, 8, 8, 256, head_dim=16),
+        # Llama 2: arXiv:2307.09288 and the config.json published with the weights.
+        _decoder("llama2-7b", 32, 4096, 11008, 32, 32, 32_000),
+        _decoder("llama2-13b", 40, 5120, 13824, 40, 40, 32_000),
+        _decoder("llama2-70b", 80, 8192, 28672, 64, 8, 32_000),
+        # Llama 3: arXiv:2407.21783, table 3, and the config.json published with the weights.
+        _decoder("llama3-8b", 32, 4096, 14336, 32, 8, 128_256, rope_theta=500_000.0),
+        _decoder("llama3-70b", 80, 8192, 28672, 64, 8, 128_256, rope_theta=500_000.0),
+        _decoder("llama3-405b", 126, 16384, 53248, 128, 8, 128_256, rope_theta=500_000.0),
+        # GPT-2 XL: the config.json of openai-community/gpt2-xl.
+        _decoder("gpt2-xl", 48, 1600, 6400, 25, 25, 50_257, head_dim=64, max_positions=1024, **_GPT),
+        # GPT-3: arXiv:2005.14165, table 2.1; GPT-2's vocabulary, padded so that tp can split it (arXiv:2104.04473).
+        _decoder("gpt3-175b", 96, 12288, 49152, 96, 96, 51_200, max_positions=2048, **_GPT),
+        # PaLM: arXiv:2204.02311, table 1 and section 2: multi-query, SwiGLU, parallel blocks, tied, no biases.
+        _decoder(
+            "palm-540b",
+            118,
+            18432,
+            73728,
+            48,
+            1,
+            256_000,
+            head_dim=256,
+            tied_embeddings=True,
+            norm="layer",
+            parallel_blocks=True,
+        ),
+        # BLOOM: arXiv:2211.05100, table 3, and the config.json of bigscience/bloom.
+        _decoder(
+            "bloom-176b",
+            70,
+            14336,
+            57344,
+            112,
+            112,
+            250_880,
+            embedding_norm=True,
+            **(dict(_GPT) | {"positions": "alibi"}),
+        ),
+        # Mixtral: arXiv:2401.04088, table 1.
+        _decoder(
+            "mixtral-8x7b",
+            32,
+            4096,
+            14336,
+            32,
+            8,
+            32_000,
+            rope_theta=1_000_000.0,
+            experts=Experts(count=8, num_active=2, mlp=14336),
+        ),
+        # DeepSeek-V3: arXiv:2412.19437, section 4.2, without the module that predicts a second token.
+        _decoder(
+            "deepseek-v3",
+            61,
+            7168,
+            18432,
+            128,
+            128,
+            129_280,
+            experts=Experts(count=256, num_active=8, mlp=2048, shared_mlp=2048, num_dense_layers=3),
+            latent=LatentAttention(
+                query_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128
+            ),
+        ),
+        # Qwen3: arXiv:2505.09388, table 1, and the config.json of Qwen/Qwen3-8B.
+        _decoder("qwen3-8b", 36, 4096, 12288, 32, 8, 151_936, qk_norm=True, rope_theta=1_000_000.0),
+        # Gemma: arXiv:2403.08295, table 1, and the config.json of google/gemma-7b.
+        _decoder("gemma-7b", 28, 3072, 24576, 16, 16, 256_000, head_dim=256, tied_embeddings=True, activation="gelu"),
+    )
+}
+
+
+def load_model(name: str) -> ModelConfig:
+    """The model of a preset's name, or of a path to a `config.json` (or to the folder that holds one)."""
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return _read_config(path)
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise MeshwrightError(
+        f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
+    )
+
+
+def _read_config(path: Path) -> ModelConfig:
+    """The model of a file."""
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise MeshwrightError(f"{path} holds a {type(data).__name__}; a config.json holds an object")
+    return model_from_hugging_face(data, name=path.parent.name or path.stem)

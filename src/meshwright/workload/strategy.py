@@ -1,0 +1,48 @@
+"""How a step is run on a mesh, beyond the degrees of its axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.errors import MeshwrightError
+
+Attention = Literal["scores", "flash"]
+Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How a step is run; the defaults are how `meshwright train` does it, the rest can be planned.
+
+    num_microbatches: parts of a device's batch that run one after the other, through the stages of pp where there are
+    several. zero_stage: what fsdp shards, of ZeRO's stages (arXiv:1910.02054): 1 optimizer state, 2 gradients too, 3
+    parameters too, 0 nothing, so that it is another dp. virtual_stages: the parts of each stage in an interleaved
+    schedule (arXiv:2104.04473). sequence_parallel: between products the stream is split over tp, else each device of
+    tp has all of it. overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
+    overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
+    attention: scores that go through memory, or a fused kernel that keeps them on the chip and skips the masked half.
+    matmul_dtype: of the products with weights, where it is not the workload's compute dtype. fuses: elementwise ops are
+    compiled into few passes over memory, as XLA does. optimizer: what keeps moments beside the parameters.
+    """
+
+    num_microbatches: int = 1
+    zero_stage: Literal[0, 1, 2, 3] = 3
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    virtual_stages: int = 1
+    sequence_parallel: bool = True
+    overlaps_tp: bool = False
+    overlaps_gradients: bool = True
+    attention: Attention = "scores"
+    matmul_dtype: str | None = None
+    fuses: bool = True
+    optimizer: Optimizer = "adamw"
+
+    def __post_init__(self) -> None:
+        for field in ("num_microbatches", "virtual_stages"):
+            if getattr(self, field) < 1:
+                raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+
+
+DEFAULT = Strategy()
+"""What `meshwright train` does."""

@@ -1,0 +1,131 @@
+"""What a device computes in a step, and what it holds, under strategies that can be planned."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import microbatch_seconds, model_flops, step_collectives, step_flops, step_memory
+from meshwright.cost.compute import products
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload
+
+LLAMA = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=4096, remat="none")
+DEEPSEEK = Workload(model=PRESETS["deepseek-v3"], batch=256, seq_len=4096, remat="none")
+GPT = Workload(model=PRESETS["gpt3-175b"], batch=1536, seq_len=2048)
+H100 = parse_system("h100:64")
+
+
+@pytest.mark.parametrize(
+    ("workload", "mesh"),
+    [
+        (LLAMA, MeshShape(fsdp=8, tp=8)),
+        (LLAMA, MeshShape(fsdp=16, pp=4)),
+        (DEEPSEEK, MeshShape(fsdp=8, ep=8)),
+        (GPT, MeshShape(dp=8, tp=8)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, MeshShape) else value.model.name,
+)
+def test_the_products_of_a_device_are_its_share_of_the_models(workload, mesh):
+    """Forward flops of the products with weights, of all devices: those that MFU counts, less the scores."""
+    tokens = workload.tokens / mesh.degree(("dp", "fsdp", "ep", "sp"))
+    each = sum(2 * p.rows * p.inner * p.columns * p.count * p.num_layers for p in products(workload, mesh, tokens))
+    scores = 2 * workload.model.num_heads * (workload.model.query_key_dim + workload.model.value_dim)
+    scores *= workload.tokens * workload.seq_len * workload.model.num_layers
+    # Latents are made whole on every device of tp; here only ep and fsdp split such a model.
+    assert each * mesh.num_devices / mesh.pp == pytest.approx(model_flops(workload) / 3 - scores)
+    again = step_flops(workload, mesh)
+    assert again.forward * mesh.num_devices == pytest.approx(model_flops(workload) / 3)
+
+
+def test_no_pass_is_faster_than_its_flops_at_the_peak():
+    for remat in ("none", "matmuls", "block"):
+        workload, mesh = replace(LLAMA, remat=remat), MeshShape(fsdp=64)
+        seconds, flops = microbatch_seconds(workload, mesh, H100, DEFAULT), step_flops(workload, mesh)
+        assert seconds.forward > flops.forward / H100.peak()
+        assert seconds.backward > flops.backward / H100.peak()
+    assert microbatch_seconds(LLAMA, MeshShape(fsdp=64), H100, DEFAULT).recompute == 0
+
+
+def test_a_fused_kernel_takes_less_time_and_no_room_for_scores():
+    mesh, flash = MeshShape(fsdp=64), Strategy(attention="flash")
+    assert microbatch_seconds(LLAMA, mesh, H100, flash).total < microbatch_seconds(LLAMA, mesh, H100, DEFAULT).total
+    assert step_memory(LLAMA, mesh, flash)["activations"] < step_memory(LLAMA, mesh)["activations"]
+
+
+def test_ops_one_by_one_pass_over_memory_more_often():
+    mesh = MeshShape(fsdp=64)
+    eager = microbatch_seconds(LLAMA, mesh, H100, Strategy(fuses=False))
+    assert eager.forward > microbatch_seconds(LLAMA, mesh, H100, DEFAULT).forward
+
+
+@pytest.mark.parametrize(
+    ("stage", "parameters", "optimizer", "gradients"),
+    [(0, 32, 64, 32), (1, 8 + 16, 16, 32), (2, 8 + 16, 16, 8), (3, 8, 16, 8)],
+)
+def test_zero_shards_states_stage_by_stage(stage, parameters, optimizer, gradients):
+    """In 32nds of all parameters' bytes over fsdp=4, all float32 but the gathered copies (arXiv:1910.02054)."""
+    workload = replace(LLAMA, batch=8, seq_len=128, remat="block")
+    memory = step_memory(workload, MeshShape(fsdp=4), Strategy(zero_stage=stage, num_microbatches=2))
+    whole = step_memory(workload, MeshShape(), Strategy(num_microbatches=2))["parameters"] / 32
+    norms = 1e-3  # Norm scales are kept whole whatever the stage.
+    assert memory["parameters"] / whole == pytest.approx(parameters, rel=norms)
+    assert memory["optimizer"] / whole == pytest.approx(optimizer, rel=norms)
+    assert memory["gradients"] / whole == pytest.approx(gradients, rel=norms)
+
+
+@pytest.mark.parametrize(("optimizer", "share"), [("adamw", 2), ("lion", 1), ("adamw-8bit", 0.5), ("sgd", 0)])
+def test_an_optimizer_keeps_its_moments(optimizer, share):
+    memory = step_memory(LLAMA, MeshShape(fsdp=64), Strategy(optimizer=optimizer))
+    assert memory["optimizer"] == pytest.approx(share * memory["parameters"])
+
+
+def test_a_pipeline_holds_the_microbatches_in_flight():
+    """All of them in GPipe, one a stage in 1F1B (arXiv:2104.04473, section 2.2), up to twice that interleaved."""
+    mesh, parts = MeshShape(dp=8, pp=8), 8 * 2
+    one = step_memory(replace(GPT, batch=128), mesh, Strategy(num_microbatches=parts))["activations"]
+    gpipe = step_memory(replace(GPT, batch=128), mesh, Strategy(num_microbatches=parts, schedule="gpipe"))
+    more = step_memory(replace(GPT, batch=128), mesh, Strategy(num_microbatches=parts, virtual_stages=2))
+    assert gpipe["activations"] / one == pytest.approx(2)
+    assert more["activations"] / one == pytest.approx(1 + 7 / 16)
+
+
+def test_a_stream_kept_whole_is_summed_instead_of_split_with_the_same_traffic_forward():
+    """An all-reduce is a reduce-scatter and an all-gather (arXiv:2205.05198, section 4.2.2)."""
+    mesh = MeshShape(dp=8, tp=8)
+    split, whole = (step_collectives(GPT, mesh, Strategy(sequence_parallel=is_split)) for is_split in (True, False))
+
+    def over_tp(moves):
+        return sum(
+            move.bytes * (2 if move.kind == "all-reduce" else 1)
+            for move in moves
+            if move.axes == ("tp",) and move.phase == "forward" and move.array != "softmax"
+        )
+
+    assert over_tp(whole) == pytest.approx(over_tp(split), rel=0.01)
+    assert not any(move.kind == "all-gather" for move in whole)
+
+
+def test_microbatches_gather_weights_again_only_in_zero_3():
+    mesh = MeshShape(fsdp=8)
+
+    def gathered(**how):
+        moves = step_collectives(GPT, mesh, Strategy(**how))
+        return sum(move.bytes for move in moves if move.kind == "all-gather")
+
+    assert gathered(num_microbatches=4) == 4 * gathered()
+    assert gathered(num_microbatches=4, zero_stage=2) == gathered(zero_stage=2) < gathered()
+
+
+def test_stages_hand_on_the_stream_once_for_every_virtual_stage():
+    once, twice = (
+        [
+            move
+            for move in step_collectives(GPT, MeshShape(pp=8, dp=8), Strategy(virtual_stages=v))
+            if move.axes == ("pp",)
+        ]
+        for v in (1, 2)
+    )
+    assert {move.phase for move in once} == {"forward", "backward"}
+    assert once[0].bytes == GPT.tokens // 8 * 12288 * 2
+    assert twice[0].bytes == 2 * once[0].bytes

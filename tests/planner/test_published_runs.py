@@ -1,0 +1,71 @@
+"""The benchmark of published runs, on an excerpt: each row in `tests/data/published_runs.json` names its source."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXCERPT = ROOT / "tests" / "data" / "published_runs.json"
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from published_rows import measured_seconds, read_setting  # noqa: E402
+from published_runs import _pearson, _ranks, ranking, score, summarise  # noqa: E402
+
+ROWS = {row["id"]: row for row in json.loads(EXCERPT.read_text())["records"]}
+
+
+def test_the_report_has_what_a_reader_of_it_expects():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "published_runs.py", EXCERPT, "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert set(report) == {"core", "all", "baseline", "ranking", "memory", "refused"}
+    assert report["core"]["source_balanced_mean_abs_error"] > 0
+    assert set(report["core"]["by_source"]) == {"2104.04473", "maxtext", "torchtitan"}
+    assert report["memory"]["rows"] == 2
+
+
+def test_every_row_is_scored_or_refused_by_name():
+    scored, refused = score(list(ROWS.values()))
+    assert {item.row["id"] for item in scored} | {item["id"] for item in refused} == set(ROWS)
+    assert [item["id"] for item in refused] == ["sc21-t2-zero3-529b-1120gpu"]
+    assert "fsdp=1120 cannot split" in refused[0]["reason"]
+
+
+def test_a_row_becomes_the_setting_it_describes():
+    setting = read_setting(ROWS["sc21-t1-39.1b"])
+    assert str(setting.mesh) == "dp=32,tp=8,pp=2"
+    assert (setting.strategy.num_microbatches, setting.strategy.virtual_stages) == (48, 2)
+    assert (setting.strategy.attention, setting.strategy.sequence_parallel) == ("scores", False)
+    slices = read_setting(ROWS["maxtext-v4-22b-2x64"]).system
+    assert str(slices) == "2*v4:4x4x4"
+    cards = read_setting(ROWS["maxtext-a3-llama2-7b-16h100"]).system.chip.levels[1]
+    assert cards.link_bytes_per_second == pytest.approx(4 * 200e9 / 8)
+
+
+def test_a_step_time_comes_from_what_a_row_says_in_its_own_convention():
+    row = ROWS["torchtitan-8b-8gpu-fsdp8-compile"]
+    tokens_per_second = row["measured"]["tokens_per_s_per_device"]
+    stripped = row | {"derived": {}}
+    assert measured_seconds(stripped) == pytest.approx(row["tokens_per_step"] / tokens_per_second / 8)
+    hfu = ROWS["sc21-t1-7.5b"]
+    from_flops = measured_seconds(hfu | {"derived": {}})
+    assert from_flops == pytest.approx(hfu["derived"]["step_time_s"], rel=0.03)
+
+
+def test_a_prediction_that_is_the_measurement_has_no_error_and_ranks_perfectly():
+    scored, refused = score([row for row in ROWS.values() if row["rank_group"] == "maxtext-v4-22b"])
+    perfect = [replace(item, predicted=item.measured) for item in scored]
+    report = summarise(perfect, refused)
+    assert report["core"]["source_balanced_mean_abs_error"] == 0
+    assert ranking(perfect)["groups"]["maxtext-v4-22b"] == {"rows": 2, "spearman": pytest.approx(1.0), "regret": 0.0}
+
+
+def test_ranks_of_equal_values_are_shared():
+    assert _ranks([3.0, 1.0, 3.0]) == [1.5, 0.0, 1.5]
+    assert _pearson([1.0, 1.0], [1.0, 2.0]) == 0.0
