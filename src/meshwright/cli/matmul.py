@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import itertools as it
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from meshwright.cli.devices import claim_devices
 from meshwright.cli.tables import console, show, table, terms
 from meshwright.cost import PricedProduct, PricedWay, price
+from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.notation import Communicate, Inference, Sizes, infer, parse, parse_numbers
 from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.compiled.products import ProductCheck
+    from meshwright.parallel import Mode
+
+LARGEST = 256
+"""The largest dim that `--run` gives simulated devices."""
+
+MOST_DEVICES = 64
+"""The devices that `--run` simulates: more would be more than a laptop's threads can take turns with."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Args:
     run: bool = False
     """Do it on simulated devices too, in every mode of JAX, and compare the compiled collectives (dims cut to 256)."""
     json: bool = False
-    """Print {"case", "result", "collectives", "local_shapes", ..., "alternatives"} instead of the table."""
+    """Print {"case", "result", "collectives", "local_shapes", ..., "alternatives"} instead; with --run, "run" too."""
 
 
 def run(args: Args) -> int:
@@ -53,12 +65,17 @@ def run(args: Args) -> int:
     sizes = Sizes(degrees=degrees, dims=parse_numbers(args.dims), element_bytes=dtype_bytes(args.dtype))
     inference, system = infer(parse(args.product, axes=degrees), sizes), parse_system(args.on)
     priced = price(inference, system, dtype=args.dtype)
-    if args.json:
-        print(json.dumps(priced.to_json(), indent=2))
-    else:
+    if args.run and sizes.degree(degrees) > MOST_DEVICES:
+        raise MeshwrightError(
+            f"--run simulates up to {MOST_DEVICES} devices, mesh {args.mesh} has {sizes.degree(degrees)}; take a smaller one"
+        )
+    if not args.json:
         _print(args, priced, system)
-    if args.run:
-        _execute(args, degrees)
+    executed = _execute(_small(priced)) if args.run else None
+    if args.json:
+        print(json.dumps(priced.to_json() | ({"run": executed.to_json()} if executed else {}), indent=2))
+    elif executed:
+        _print_run(executed)
     return 0
 
 
@@ -69,7 +86,7 @@ def _print(args: Args, priced: PricedProduct, system: System) -> None:
     print(f"  {_case(inference)}\n")
     ways = [priced.chosen, *priced.alternatives]
     rows = [row for place, way in enumerate(ways[: args.top], start=1) for row in _rows(place, way)]
-    show(console(), table(("", "steps", "network", "", "product", "together", "bound by"), rows, left=(1, 6)))
+    show(console(), table(("", "steps", "network", "", "product", "together", "bound by"), rows, left=(1, 6), folds=1))
     if len(ways) > args.top:
         print(f"\n  {len(ways) - args.top} more ways; --top {len(ways)} prints them")
     print()
@@ -120,37 +137,78 @@ def _why(priced: PricedProduct) -> list[str]:
     return lines + [f" note: {note}" for note in priced.layout.notes]
 
 
-LARGEST = 256
-"""The largest dim that `--run` gives simulated devices; larger ones are halved until they fit."""
+@dataclass(frozen=True)
+class _Run:
+    """The cheapest way, run: on what, and what became of it in each mode."""
+
+    inference: Inference
+    checks: Mapping[Mode, ProductCheck]
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as plain data: the dims it was run with, and for each mode what `ProductCheck` holds."""
+        modes = {
+            mode: {
+                "error": check.error,
+                "is_as_inferred": check.is_as_inferred,
+                "inferred": [_in_short(move) for move in check.inferred],
+                "compiled": [_in_short(move) for move in check.compiled],
+            }
+            for mode, check in self.checks.items()
+        }
+        return {"dims": dict(self.inference.sizes.dims), "modes": modes}
 
 
-def _execute(args: Args, degrees: dict[str, int]) -> None:
-    """Run the product in every mode of JAX: its error against one device, its collectives beside those inferred."""
-    claim_devices(parse_system(f"cpu:{math.prod(degrees.values())}"))
+def _small(priced: PricedProduct) -> Inference:
+    """The chosen way alone, on dims of `LARGEST` at most or the smallest that its degrees divide, in float32."""
+    inference, way = priced.inference, priced.chosen.way
+    arrays = [*inference.operands, *(step.result for step in way.steps)]
+    dims = {}
+    for dim, size in inference.sizes.dims.items():
+        unit = math.lcm(*(inference.sizes.degree(array.axes_of(dim)) for array in arrays))
+        dims[dim] = min(size, max(LARGEST // unit, 1) * unit)
+    sizes = replace(inference.sizes, dims=dims, element_bytes=dtype_bytes("f32"))
+    steps = tuple(
+        replace(step, bytes=sizes.local_bytes(step.counted)) if isinstance(step, Communicate) else step
+        for step in way.steps
+    )
+    return replace(inference, sizes=sizes, ways=(replace(way, steps=steps),), written=None)
+
+
+def _execute(inference: Inference) -> _Run:
+    """The way run on simulated devices in every mode of JAX."""
+    claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
     from meshwright.compiled.products import check_product
-    from meshwright.parallel.modes import MODES
+    from meshwright.parallel import MODES
 
-    dims = {dim: _halved(size) for dim, size in parse_numbers(args.dims).items()}
-    sizes = Sizes(degrees=degrees, dims=dims, element_bytes=4)
-    inference = infer(parse(args.product, axes=degrees), sizes)
-    shown = ", ".join(f"{dim}={size}" for dim, size in dims.items())
-    print(f"\n run on {math.prod(degrees.values())} simulated devices, float32, {shown}: {inference.way}\n")
-    rows = []
-    for mode in MODES:
-        found = check_product(inference, mode=mode)
-        ring = "a ring, for" if mode == "overlapped" else "not as inferred:"
-        verdict = "as inferred" if found.is_as_inferred else f"{ring} {_kinds(found.inferred)}"
-        rows.append((mode, f"{found.error:.1e}", _kinds(found.compiled), verdict))
-    show(console(), table(("mode", "error", "compiled", "collectives"), rows, left=(0, 2, 3)))
+    return _Run(inference, {mode: check_product(inference, mode=mode) for mode in MODES})
 
 
-def _halved(size: int) -> int:
-    """The size, halved until it is no larger than `LARGEST` or odd."""
-    while size > LARGEST and size % 2 == 0:
-        size //= 2
-    return size
+def _print_run(executed: _Run) -> None:
+    """A line for each mode and collective: the largest error, and what was inferred beside what was compiled."""
+    sizes = executed.inference.sizes
+    dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
+    print(
+        f"\n way 1 run on {sizes.degree(sizes.degrees)} simulated devices in float32, dims of {LARGEST} at most: {dims}\n"
+    )
+    rows = [row for mode, check in executed.checks.items() for row in _run_rows(mode, check)]
+    show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4)))
 
 
-def _kinds(collectives: Sequence[Collective]) -> str:
-    """Collectives in a few words."""
-    return ", ".join(f"{c.kind} {'*'.join(c.axes)} {show_bytes(c.bytes)}" for c in collectives) or "none"
+def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
+    """The lines of a mode; a ring of permutes is the overlapped mode's form of a collective."""
+    verdict = "as inferred" if check.is_as_inferred else "NOT AS INFERRED"
+    error = f"{check.error:.1e}" if check.error else "0"
+    moves = it.zip_longest(*([_kind(move) for move in moves] or ["none"] for moves in (check.inferred, check.compiled)))
+    for number, (inferred, compiled) in enumerate(moves):
+        first = (mode, error) if number == 0 else ("", "")
+        yield (*first, inferred or "", compiled or "", "" if number else "; ".join((verdict, *check.notes)))
+
+
+def _kind(move: Collective) -> str:
+    """A collective in a few words."""
+    return f"{move.kind} {'*'.join(move.axes)} {show_bytes(move.bytes)}"
+
+
+def _in_short(move: Collective) -> dict[str, Any]:
+    """A collective as plain data."""
+    return {"kind": move.kind, "axes": list(move.axes), "bytes": move.bytes}

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from meshwright.cli.common import Subject, read_subject
-from meshwright.cli.tables import collective_table, console, headline, mesh_name, show, speed, table, terms
+from meshwright.cli.tables import collective_table, console, folded, headline, mesh_name, show, speed, table, terms
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.planner import Plan, Ranking, make_plan, rank, reason, why, write_plan
@@ -68,7 +68,7 @@ def _print(ranking: Ranking, workload: Workload, system: System, top: int) -> No
     fits = "" if best.fits else "   DOES NOT FIT"
     show(out, f"  {mesh_name(best)}   {speed(best)}   {room}   {best.bound} bound{fits}", style="bold")
     for line in why(best, workload, system):
-        print(f"  {line}")
+        print(folded(line))
     print()
     columns = ("", "mesh", "step", "MFU", "memory", "bound by", "loses because")
     rows = [_row(place, record, best) for place, record in enumerate(ranking.candidates[:top], start=1)]

@@ -35,16 +35,22 @@ def show(out: Console, item: RenderableType, **options: Any) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
-    """A table without rules; columns are flush right but for those in `left`."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), folds: int = -1
+) -> Table:
+    """A table without rules; columns are flush right but for those in `left`; one folds where lines are too long."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for index, column in enumerate(columns):
-        made.add_column(
-            column, justify="left" if index in left else "right", no_wrap=index not in left, header_style="dim"
-        )
+        justify = "left" if index in left else "right"
+        made.add_column(column, justify=justify, no_wrap=index != folds % len(columns), header_style="dim")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     return made
+
+
+def folded(line: str) -> str:
+    """A line of words, set in and broken where it is too long."""
+    return textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 8)
 
 
 def mesh_name(record: Record) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.common import Subject, choose_plan
-from meshwright.cli.tables import console, headline, show, table
+from meshwright.cli.tables import console, folded, headline, show, table
 from meshwright.planner import Plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
@@ -87,7 +87,7 @@ def _print(plan: Plan, found: Verification, measured: Record | None) -> None:
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in (*plan.predicted.notes, *found.compiled.notes):
-        print(f" note: {note}")
+        print(folded(f"note: {note}"))
 
 
 def _line(row: Row, measured: list[str]) -> list[str]:

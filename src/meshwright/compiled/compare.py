@@ -69,7 +69,7 @@ def compare(predicted: Record, compiled: Record, *, argument_bytes: int) -> tupl
             reason="another program than planned",
         ),
         _memory("arguments", argument_bytes, memory, "small arrays are padded"),
-        _memory("temporaries", temporaries, memory, "an estimate of live buffers"),
+        _memory("temporaries", temporaries, memory, "an estimate"),
         _memory("peak", predicted.memory_bytes["peak"], memory, "by its temporaries"),
         *_collectives(predicted.collectives, compiled.collectives),
     ]

@@ -21,7 +21,7 @@ from meshwright.compiled.groups import Axes
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.record import Collective
 
-SLICED = "as all-reduce + slice"
+SLICED = "all-reduce + slice"
 SLICED_IN_PART = "reduce-scatter over {scattered} and all-reduce over {rest}, done as one and sliced"
 PADDED = "as all-reduce of shards in zeros"
 PROMOTED = "promoted from {dtype} by the CPU compiler"

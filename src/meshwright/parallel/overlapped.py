@@ -70,8 +70,9 @@ def gather_product(
 ) -> Array:
     """`einsum(formula, all_gather(shard), other)`: `dim` of the first operand is split over the mesh axes.
 
-    To be called under `shard_map`. Products and sums are float32, the result has the operands' dtype. Every letter of
-    the formula is in two of its three arrays, or in all; else MeshwrightError.
+    To be called under `shard_map`. Products and sums are float32, the result has the operands' dtype. is_two_way: half
+    of each shard goes each way, for the two links of a torus axis; on a switch one way does. Every letter of the formula
+    is in two of its three arrays, or in all; else MeshwrightError.
     """
     ring = Ring(_as_tuple(axes), dim, is_two_way)
     einsum = _read(formula, dim, of="left")
@@ -239,8 +240,8 @@ def _cut(value: Array, dims: str, dim: str, offset: Array, size: int) -> Array:
 def _together(left: Any, right: Any) -> tuple[Any, Any]:
     """Both values, neither to be used before the other is there.
 
-    Else XLA for GPUs sends shard after shard before the first product, and that for TPUs adds what arrives to a term
-    inside the fusion that computes it, so that nothing overlaps (JAX 0.10.2; benchmarks/overlapped_matmul.py shows it).
+    Else XLA for GPUs sends several shards one after the other before it multiplies the first, and XLA for TPUs adds
+    what arrives to a term inside the very fusion that computes the term, which then waits for it (JAX 0.10.2).
     """
     return lax.optimization_barrier((left, right))
 
