@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools as it
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from meshwright.cli.devices import claim_devices
-from meshwright.cli.tables import console, show, table, terms
+from meshwright.cli.tables import WIDTH, console, show, table, terms
 from meshwright.cost import PricedProduct, PricedWay, price
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
@@ -67,7 +68,7 @@ def run(args: Args) -> int:
     priced = price(inference, system, dtype=args.dtype)
     if args.run and sizes.degree(degrees) > MOST_DEVICES:
         raise MeshwrightError(
-            f"--run simulates up to {MOST_DEVICES} devices, mesh {args.mesh} has {sizes.degree(degrees)}; take a smaller one"
+            f"--run simulates up to {MOST_DEVICES} devices; {args.mesh} are {sizes.degree(degrees)}, take fewer"
         )
     if not args.json:
         _print(args, priced, system)
@@ -130,10 +131,11 @@ def _why(priced: PricedProduct) -> list[str]:
         if found:
             dims = f"{found.dims} = " if found.dims else ""
             lines.append(
-                f" {name} intensity {dims}{found.value:,.0f} flops a byte; the hardware's {found.hardware:,.0f}"
+                f" {name} intensity {dims}{found.value:.0f} flops a byte; hardware intensity {found.hardware:.0f}"
             )
     if chosen.bound:
-        lines.append(f" {chosen.bound} bound; {chosen.threshold}" if chosen.threshold else f" {chosen.bound} bound")
+        verdict = "; ".join(filter(None, (f"{chosen.bound} bound", chosen.threshold)))
+        lines += textwrap.wrap(f" {verdict}", WIDTH, subsequent_indent="  ")
     return lines + [f" note: {note}" for note in priced.layout.notes]
 
 
@@ -188,7 +190,7 @@ def _print_run(executed: _Run) -> None:
     sizes = executed.inference.sizes
     dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
     print(
-        f"\n way 1 run on {sizes.degree(sizes.degrees)} simulated devices in float32, dims of {LARGEST} at most: {dims}\n"
+        f"\n way 1, run on {sizes.degree(sizes.degrees)} simulated devices in float32, dims cut to {LARGEST}: {dims}\n"
     )
     rows = [row for mode, check in executed.checks.items() for row in _run_rows(mode, check)]
     show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4)))

@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.compiled.collectives import read_collectives
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.respelled import meant
+from meshwright.compiled.text import hlo_text
 from meshwright.notation import Inference, Way
 from meshwright.parallel import Mode, compile_product, make_product_mesh, overlapped_collectives
 from meshwright.record import Collective, merge
@@ -49,7 +50,7 @@ def check_product(inference: Inference, *, mode: Mode, way: Way | None = None) -
     arrays = _draw(inference)
     found = np.asarray(jax.device_get(program.run(*arrays)))
     wanted = _unsharded(inference, arrays)
-    traffic = read_collectives(parse_hlo(program.hlo), degrees)
+    traffic = read_collectives(parse_hlo(hlo_text(program.program)), degrees)
     moves = overlapped_collectives(way, inference.sizes) if mode == "overlapped" else way.collectives
     inferred = [_plain(move, degrees) for move in moves]
     return ProductCheck(

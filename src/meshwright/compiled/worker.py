@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 import time
 import traceback
@@ -19,13 +18,10 @@ import jax
 
 from meshwright.compiled.devices import lay_devices
 from meshwright.compiled.program import CompiledProgram, CompileRequest
-from meshwright.compiled.shapes import dtype_bits
 from meshwright.compiled.targets import compiler_name, compiler_options
+from meshwright.compiled.text import hlo_text
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-
-_ELIDED = re.compile(r" = (\w+)\[([\d,]*)\]\S* constant\(\{\.\.\.\}\)")
-_MOST_CONSTANT_BYTES = 1 << 20
 
 
 def main(request_file: str, response_file: str) -> int:
@@ -54,7 +50,7 @@ def run(request: CompileRequest) -> CompiledProgram:
     start = time.perf_counter()
     compiled = lowered.compile(compiler_options=compiler_options(system, request.effort))
     return CompiledProgram(
-        hlo=_text(compiled),
+        hlo=hlo_text(compiled),
         memory_bytes=_memory(compiled),
         messages="",  # known only once this process has ended
         compile_seconds=time.perf_counter() - start,
@@ -74,36 +70,6 @@ def _function(name: str) -> Any:
         raise MeshwrightError(
             f"module {module} has no {function or 'function'!r}; name it as module:function"
         ) from None
-
-
-def _text(compiled: jax.stages.Compiled) -> str:
-    """The program as HLO text, with its constants where they are small.
-
-    `as_text` leaves out every constant of more than ten elements, and the tables that say which device takes which
-    share of an array are such constants. JAX has no public name for the printer's options (0.10.2).
-    """
-    text = compiled.as_text() or ""
-    left_out = sum(_constant_bytes(*found) for found in _ELIDED.findall(text))
-    executable: Any = compiled.runtime_executable()
-    if not left_out or left_out > _MOST_CONSTANT_BYTES or not hasattr(executable, "hlo_modules"):
-        return text
-    printed = []
-    for module in executable.hlo_modules():
-        options = getattr(sys.modules[type(module).__module__], "HloPrintOptions", None)
-        if options is None:
-            return text
-        options = options()
-        options.print_large_constants = True
-        printed.append(module.to_string(options))
-    return "\n\n".join(printed)
-
-
-def _constant_bytes(dtype: str, dims: str) -> int:
-    """The bytes of a constant."""
-    size = dtype_bits(dtype) // 8
-    for dim in dims.split(","):
-        size *= int(dim or 1)
-    return size
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:

@@ -71,8 +71,8 @@ def gather_product(
     """`einsum(formula, all_gather(shard), other)`: `dim` of the first operand is split over the mesh axes.
 
     To be called under `shard_map`. Products and sums are float32, the result has the operands' dtype. is_two_way: half
-    of each shard goes each way, for the two links of a torus axis; on a switch one way does. Every letter of the formula
-    is in two of its three arrays, or in all; else MeshwrightError.
+    of each shard goes each way, for the two links of a torus axis; on a switch one way does. Raises unless every letter
+    of the formula is in two of its three arrays, or in all.
     """
     ring = Ring(_as_tuple(axes), dim, is_two_way)
     einsum = _read(formula, dim, of="left")

@@ -31,7 +31,7 @@ class CompiledProduct:
 
     @property
     def hlo(self) -> str:
-        """The optimized program, as `compiled.parse_hlo` reads it."""
+        """The optimized program as text; `compiled.text.hlo_text(program)` has its larger constants as well."""
         return self.program.as_text() or ""
 
     def run(self, *arrays: Any) -> Array:
