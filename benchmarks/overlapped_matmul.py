@@ -176,7 +176,7 @@ def main() -> None:
         return
     print(f"compiled by {', '.join(dict.fromkeys(item.compiler for item in found))}\n")
     columns = ("on", "product", "passes", "form", "products", "asynchronous", "hidden", "between", "synchronous")
-    show(console(), table(columns, map(row, found), left=(0, 1, 2, 3, 5, 7, 8)))
+    show(console(), table(columns, map(row, found), left=(0, 1, 2, 3, 5, 7, 8), folds=5))
     print("\n hidden: of the asynchronous ones; between: the fewest and the most products between start and done")
 
 

@@ -7,3 +7,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 # Two test processes may each load the TPU compiler.
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+
+import jax
+
+# Started here, before a command under test can ask for another number of devices.
+assert len(jax.devices()) == 8

@@ -3,12 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from meshwright.compiled.products import check_product
-from meshwright.errors import MeshwrightError
-from meshwright.notation import Product, ShardedArray, Sizes, infer, parse
+from meshwright.notation import Sizes, infer, parse
 
 MODES = ("auto", "explicit", "manual")
 DIMS = {"I": 16, "J": 32, "K": 16, "L": 8}
@@ -54,33 +51,3 @@ def test_a_collective_more_or_other_bytes_than_inferred_are_seen():
     assert found.is_as_inferred
     assert not replace(found, inferred=()).is_as_inferred
     assert not replace(found, inferred=(replace(reduced, bytes=reduced.bytes - 4),)).is_as_inferred
-
-
-@st.composite
-def arrays(draw, name, dims, axes):
-    """An array whose axes lie anywhere."""
-    where = {axis: draw(st.sampled_from([*range(len(dims)), None])) for axis in axes}
-    return ShardedArray(name, dims, tuple(tuple(a for a in axes if where[a] == place) for place in range(len(dims))))
-
-
-@st.composite
-def inferences(draw):
-    """A random product of two matrices over random legal shardings of a mesh of up to 8 devices."""
-    degrees = draw(st.sampled_from([{"X": 2}, {"X": 2, "Y": 2}, {"X": 4, "Y": 2}, {"X": 2, "Y": 2, "Z": 2}, {"X": 8}]))
-    left, right = draw(arrays("A", ("I", "J"), tuple(degrees))), draw(arrays("B", ("J", "K"), tuple(degrees)))
-    result = draw(st.none() | arrays("C", ("I", "K"), tuple(degrees)))
-    try:
-        return infer(Product((left, right), result), Sizes(degrees=degrees, dims=DIMS, element_bytes=4))
-    except MeshwrightError as error:
-        assume("cannot split" not in str(error))
-        raise
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(inferences())
-def test_a_random_product_is_computed_with_the_collectives_inferred(mode, inference):
-    found = check_product(inference, mode=mode)
-    assert found.error < TOLERANCE
-    assert found.is_as_inferred, f"{inference.way}: compiled {found.compiled}, inferred {found.inferred}"
