@@ -7,21 +7,16 @@ Prints the best of several runs, on one device, which has all cores to itself.
 
 import argparse
 import json
-import time
 
 import jax
 import jax.numpy as jnp
+from timing import best_seconds
 
 
-def best_seconds(function, *args: jax.Array, runs: int = 10) -> float:
+def warm_seconds(function, *args: jax.Array, runs: int = 10) -> float:
     """The shortest of several runs, after one that compiles."""
     jax.block_until_ready(function(*args))
-    times = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return best_seconds(lambda: jax.block_until_ready(function(*args)), runs=runs)
 
 
 def main() -> None:
@@ -31,9 +26,9 @@ def main() -> None:
     rates = {}
     for size in (256, 1024, 2048):
         x = jnp.ones((size, size), jnp.float32)
-        rates[f"matmul_{size}_flops_per_second"] = 2 * size**3 / best_seconds(jax.jit(jnp.dot), x, x)
+        rates[f"matmul_{size}_flops_per_second"] = 2 * size**3 / warm_seconds(jax.jit(jnp.dot), x, x)
     copied = jnp.ones((64, 1024, 1024), jnp.float32)
-    rates["copy_bytes_per_second"] = 2 * copied.nbytes / best_seconds(jax.jit(lambda x: x + 1), copied, runs=5)
+    rates["copy_bytes_per_second"] = 2 * copied.nbytes / warm_seconds(jax.jit(lambda x: x + 1), copied, runs=5)
     if as_json:
         print(json.dumps(rates, indent=2))
         return

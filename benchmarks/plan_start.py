@@ -9,7 +9,8 @@ import argparse
 import json
 import subprocess
 import sys
-import time
+
+from timing import best_seconds
 
 PLAN = ["plan", "llama3-8b", "--on", "v5p:4x4x4", "--batch", "512", "--seq-len", "8192"]
 CASES = {
@@ -19,22 +20,17 @@ CASES = {
 }
 
 
-def best_seconds(words: list[str], runs: int = 5) -> float:
-    """The shortest of several runs of this Python with some arguments."""
-    times = []
-    for _ in range(runs):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, *words], check=True, capture_output=True)
-        times.append(time.perf_counter() - began)
-    return min(times)
+def start(words: list[str]) -> None:
+    """Run this Python with some arguments."""
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
-    seconds = {name: best_seconds(words) for name, words in CASES.items()}
-    print(json.dumps(seconds) if as_json else "\n".join(f"{name:<12}{time:6.2f} s" for name, time in seconds.items()))
+    seconds = {name: best_seconds(lambda words=words: start(words), runs=5) for name, words in CASES.items()}
+    print(json.dumps(seconds) if as_json else "\n".join(f"{name:<12}{best:6.2f} s" for name, best in seconds.items()))
 
 
 if __name__ == "__main__":
