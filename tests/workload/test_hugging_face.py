@@ -103,6 +103,22 @@ CONFIGS = {
         },
         1_011_781_632,
     ),
+    "google/gemma-3-1b-pt": (
+        {
+            "model_type": "gemma3_text",
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "vocab_size": 262144,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 512,
+            "rope_scaling": None,
+        },
+        999_885_952,
+    ),
     "deepseek-ai/DeepSeek-V2-Lite": (
         {
             "model_type": "deepseek_v2",

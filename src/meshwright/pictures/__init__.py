@@ -1,5 +1,6 @@
 """What lies where, as pictures: in a terminal, a notebook, or an SVG file. JAX is imported only for live arrays."""
 
+from meshwright.pictures.charts import Bar, Limits, check_chart_file, write_charts
 from meshwright.pictures.collectives import DIGITS, Exchange, run_collective
 from meshwright.pictures.gallery import every_sharding
 from meshwright.pictures.holdings import Holder, Holdings, holdings_of
@@ -11,12 +12,15 @@ from meshwright.pictures.table import Row, tree_rows
 
 __all__ = [
     "DIGITS",
+    "Bar",
     "Exchange",
     "Holder",
     "Holdings",
+    "Limits",
     "Picture",
     "Ring",
     "Row",
+    "check_chart_file",
     "device_places",
     "every_sharding",
     "holdings_of",
@@ -27,4 +31,5 @@ __all__ = [
     "show_collective",
     "show_ring",
     "tree_rows",
+    "write_charts",
 ]

@@ -54,7 +54,8 @@ class ModelConfig:
     """A decoder; the defaults are Llama's: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases.
 
     max_positions: the rows of the table of learned positions. embedding_norm: a norm right after the lookup (BLOOM).
-    qk_norm: a norm of each query and key head (Qwen3). parallel_blocks: attention and mlp read the same stream, so that
+    qk_norm: a norm of each query and key head (Qwen3). post_norms: each block's output is normed before it is added
+    (Gemma 2). parallel_blocks: attention and mlp read the same stream, so that
     their outputs are added, and summed over devices, at once (GPT-J, PaLM). sliding_window: the keys a query sees.
     """
 
@@ -75,6 +76,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False
     embedding_norm: bool = False
     parallel_blocks: bool = False
     positions: Literal["rotary", "learned", "alibi"] = "rotary"

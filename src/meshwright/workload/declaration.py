@@ -78,7 +78,7 @@ class Stack:
         block["output"] = self.weight((K, G, V, D), (*HEAD_AXES, "embed"), K * G * V, adds=True)
         if model.output_bias:
             block["output_bias"] = self.bias((D,), ("norm",))
-        return block
+        return block | (self.norm("attention_post_norm") if model.post_norms else {})
 
     def _heads(self) -> dict[str, Parameter]:
         """Queries, keys and values from the stream."""
@@ -112,8 +112,8 @@ class Stack:
 
     def mlp(self) -> dict[str, Parameter]:
         """The mlp block with the norm before it."""
-        F = self.model.mlp
-        return self.norm("mlp_norm") | self._mlp("", F)
+        block = self.norm("mlp_norm") | self._mlp("", self.model.mlp)
+        return block | (self.norm("mlp_post_norm") if self.model.post_norms else {})
 
     def experts(self) -> dict[str, Parameter]:
         """The block of experts with the norm before it, the router and the shared mlp."""

@@ -77,6 +77,17 @@ def _gemma(data: Config, name: str) -> dict[str, Any]:
     return _llama(data, name) | {"activation": "gelu", "tied_embeddings": data.get("tie_word_embeddings", True)}
 
 
+def _gemma2(data: Config, name: str) -> dict[str, Any]:
+    """Gemma 2: norms after blocks too. Every second layer has a window; all are counted as seeing every key."""
+    return _gemma(data, name) | {"post_norms": True, "sliding_window": None}
+
+
+def _gemma3(data: Config, name: str) -> dict[str, Any]:
+    """Gemma 3: normed queries and keys besides. Its windows and its rope scaling are those of Gemma 2's kind."""
+    plain = {key: value for key, value in data.items() if key != "rope_scaling"}
+    return _gemma2(plain, name) | {"qk_norm": True}
+
+
 def _mixtral(data: Config, name: str) -> dict[str, Any]:
     """Mixtral: every layer has experts as wide as Mistral's mlp."""
     experts = Experts(
@@ -185,6 +196,8 @@ _READERS: Mapping[str, Callable[[Config, str], dict[str, Any]]] = {
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "deepseek_v2": _deepseek,

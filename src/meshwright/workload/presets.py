@@ -56,10 +56,24 @@ PRESETS: Mapping[str, ModelConfig] = {
         _decoder("llama3-8b", 32, 4096, 14336, 32, 8, 128_256, rope_theta=500_000.0),
         _decoder("llama3-70b", 80, 8192, 28672, 64, 8, 128_256, rope_theta=500_000.0),
         _decoder("llama3-405b", 126, 16384, 53248, 128, 8, 128_256, rope_theta=500_000.0),
-        # GPT-2 XL: the config.json of openai-community/gpt2-xl.
+        # GPT-2: the config.json of openai-community/gpt2 and gpt2-xl.
+        _decoder("gpt2", 12, 768, 3072, 12, 12, 50_257, head_dim=64, max_positions=1024, **_GPT),
         _decoder("gpt2-xl", 48, 1600, 6400, 25, 25, 50_257, head_dim=64, max_positions=1024, **_GPT),
         # GPT-3: arXiv:2005.14165, table 2.1; GPT-2's vocabulary, padded so that tp can split it (arXiv:2104.04473).
         _decoder("gpt3-175b", 96, 12288, 49152, 96, 96, 51_200, max_positions=2048, **_GPT),
+        # GPT-NeoX-20B: arXiv:2204.06745, section 3, and the config.json of EleutherAI/gpt-neox-20b.
+        _decoder(
+            "gpt-neox-20b",
+            44,
+            6144,
+            24576,
+            64,
+            64,
+            50_432,
+            head_dim=96,
+            parallel_blocks=True,
+            **(dict(_GPT) | {"positions": "rotary", "tied_embeddings": False}),
+        ),
         # PaLM: arXiv:2204.02311, table 1 and section 2: multi-query, SwiGLU, parallel blocks, tied, no biases.
         _decoder(
             "palm-540b",
@@ -86,6 +100,8 @@ PRESETS: Mapping[str, ModelConfig] = {
             embedding_norm=True,
             **(dict(_GPT) | {"positions": "alibi"}),
         ),
+        # Mistral: arXiv:2310.06825, table 1.
+        _decoder("mistral-7b", 32, 4096, 14336, 32, 8, 32_000, sliding_window=4096),
         # Mixtral: arXiv:2401.04088, table 1.
         _decoder(
             "mixtral-8x7b",
@@ -97,6 +113,20 @@ PRESETS: Mapping[str, ModelConfig] = {
             32_000,
             rope_theta=1_000_000.0,
             experts=Experts(count=8, num_active=2, mlp=14336),
+        ),
+        # DeepSeek-V2: arXiv:2405.04434, section 3.1.2, and the config.json of deepseek-ai/DeepSeek-V2.
+        _decoder(
+            "deepseek-v2",
+            60,
+            5120,
+            12288,
+            128,
+            128,
+            102_400,
+            experts=Experts(count=160, num_active=6, mlp=1536, shared_mlp=3072, num_dense_layers=1),
+            latent=LatentAttention(
+                query_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128
+            ),
         ),
         # DeepSeek-V3: arXiv:2412.19437, section 4.2, without the module that predicts a second token.
         _decoder(
@@ -112,10 +142,39 @@ PRESETS: Mapping[str, ModelConfig] = {
                 query_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128
             ),
         ),
+        # Qwen2: arXiv:2407.10671, table 1, and the config.json of Qwen/Qwen2-7B.
+        _decoder("qwen2-7b", 28, 3584, 18944, 28, 4, 152_064, qkv_bias=True, rope_theta=1_000_000.0),
         # Qwen3: arXiv:2505.09388, table 1, and the config.json of Qwen/Qwen3-8B.
         _decoder("qwen3-8b", 36, 4096, 12288, 32, 8, 151_936, qk_norm=True, rope_theta=1_000_000.0),
+        # Qwen3-30B-A3B: arXiv:2505.09388, table 2, and the config.json of Qwen/Qwen3-30B-A3B.
+        _decoder(
+            "qwen3-30b-a3b",
+            48,
+            2048,
+            6144,
+            32,
+            4,
+            151_936,
+            qk_norm=True,
+            rope_theta=1_000_000.0,
+            experts=Experts(count=128, num_active=8, mlp=768),
+        ),
         # Gemma: arXiv:2403.08295, table 1, and the config.json of google/gemma-7b.
         _decoder("gemma-7b", 28, 3072, 24576, 16, 16, 256_000, head_dim=256, tied_embeddings=True, activation="gelu"),
+        # Gemma 2: arXiv:2408.00118, table 1, and the config.json of google/gemma-2-9b.
+        _decoder(
+            "gemma2-9b",
+            42,
+            3584,
+            14336,
+            16,
+            8,
+            256_000,
+            head_dim=256,
+            tied_embeddings=True,
+            activation="gelu",
+            post_norms=True,
+        ),
     )
 }
 

@@ -1,0 +1,117 @@
+"""`meshwright plan --sweep`: the best mesh of each of several numbers of chips, batches or sequence lengths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.tables import console, folded, headline, mesh_name, show, table
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
+from meshwright.planner import Point, read_sweep, run_sweep
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.workload import Workload
+
+if TYPE_CHECKING:
+    from meshwright.pictures import Limits
+
+
+def plan_sweep(
+    text: str,
+    workload: Workload,
+    system: System,
+    best: Callable[[Workload, System], Record],
+    *,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the table of a sweep, and draw it where a file is named; no value that can be planned is an error."""
+    sweep = read_sweep(text)
+    points = run_sweep(sweep, workload, system, best)
+    if not any(point.record for point in points):
+        raise MeshwrightError(
+            f"no point of sweep {text} can be planned; {sweep.key}={points[0].value}: {points[0].reason}"
+        )
+    if plot is not None:
+        _plot(points, plot, workload, system, sweep.key)
+    if as_json:
+        print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
+        return
+    print(f"{headline(workload, str(system))}\nsweep over {sweep.key}\n")
+    columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
+    priced = [point for point in points if point.record]
+    first = next((point for point in priced if point.record and point.record.fits), priced[0])
+    show(console(), table(columns, [_row(point, first) for point in points], left=(1, 2, 8)))
+    for point in points:
+        if point.record is None:
+            print(folded(f"{sweep.key}={point.value:,}: {point.reason}"))
+    if plot is not None:
+        print(f"\n wrote  {plot}")
+
+
+def plot_plan(records: Sequence[Record], path: Path, workload: Workload, system: System) -> None:
+    """Draw the candidates of a plan side by side."""
+    from meshwright.pictures import Bar, write_charts
+
+    bars = [Bar(mesh_name(record), record) for record in records]
+    write_charts(bars, path, _limits(workload, system), title=headline(workload, str(system)))
+
+
+def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
+    """Draw the points that there are."""
+    from meshwright.pictures import Bar, write_charts
+
+    bars = [
+        Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
+        for point in points
+        if point.record
+    ]
+    write_charts(bars, path, _limits(workload, system), title=headline(workload, str(system)), scale=key)
+
+
+def _limits(workload: Workload, system: System) -> Limits:
+    """What a device can do with the workload's products."""
+    from meshwright.pictures import Limits
+
+    return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
+
+
+def _row(point: Point, first: Point) -> tuple[str, ...]:
+    """A point's line; scaling is the rate a device has beside that of the first point that fits."""
+    record = point.record
+    if record is None:
+        return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
+    rate, base = _device_rate(record), _device_rate(first.record or record)
+    return (
+        f"{point.value:,}",
+        point.system,
+        mesh_name(record),
+        show_seconds(record.step_seconds or 0.0),
+        show_percent(record.mfu or 0.0),
+        show_rate(rate, "tok/s"),
+        show_percent(rate / base),
+        show_bytes(record.memory_bytes["peak"]) + ("" if record.fits else " !"),
+        record.bound or "",
+    )
+
+
+def _device_rate(record: Record) -> float:
+    """The tokens a second of one device."""
+    devices = 1
+    for degree in record.mesh.values():
+        devices *= degree
+    return (record.tokens_per_second or 0.0) / devices
+
+
+def _data(point: Point) -> dict[str, Any]:
+    """A point as plain data."""
+    record = point.record
+    return {
+        "value": point.value,
+        "hardware": point.system,
+        "record": record.to_json() if record else None,
+        "reason": point.reason or None,
+    }

@@ -1,0 +1,89 @@
+"""A sweep: the best mesh of each of several numbers of chips, batches or sequence lengths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System, make_system
+from meshwright.record import Record
+from meshwright.units import parse_count
+from meshwright.workload import Workload
+
+KEYS = ("chips", "batch", "seq_len")
+"""What a sweep can change: of `chips` on a switched fabric the devices."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What changes, and the values it takes."""
+
+    key: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value with the record of its best mesh; None where there is none, and then the reason."""
+
+    value: int
+    system: str
+    record: Record | None
+    reason: str = ""
+
+
+def read_sweep(text: str) -> Sweep:
+    """The sweep that a text means: `chips=64..1024` doubles from 64, `batch=96,192,256` takes these.
+
+    >>> read_sweep("chips=64..256").values
+    (64, 128, 256)
+    """
+    key, _, said = text.partition("=")
+    key = key.strip().replace("-", "_")
+    if key not in KEYS or not said:
+        raise MeshwrightError(f"sweep {text!r} is not {', '.join(KEYS)} and values, as chips=64..1024 or batch=96,192")
+    bounds = re.fullmatch(r"(.+?)\.\.(.+)", said)
+    values = _doubled(*map(parse_count, bounds.groups())) if bounds else tuple(map(parse_count, said.split(",")))
+    if not values or min(values) < 1:
+        raise MeshwrightError(f"sweep {text!r} has no values; they are whole numbers from 1, ascending in a range")
+    return Sweep(key, values)
+
+
+def run_sweep(
+    sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Record]
+) -> tuple[Point, ...]:
+    """The points of a sweep, each with what `best` finds for it; a value that cannot be has the reason."""
+    return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
+
+
+def _point(
+    key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Record]
+) -> Point:
+    """One point of a sweep."""
+    try:
+        if key == "chips":
+            system = _resized(system, value)
+        else:
+            workload = replace(workload, **{key: value})
+        return Point(value, str(system), best(workload, system))
+    except MeshwrightError as error:
+        return Point(value, str(system) if key != "chips" else f"{system.chip.name}:{value}", None, str(error))
+
+
+def _resized(system: System, num_chips: int) -> System:
+    """As many chips of the same kind, in as many slices."""
+    per_slice, rest = divmod(num_chips, system.num_slices)
+    if rest:
+        raise MeshwrightError(f"{num_chips} chips are not {system.num_slices} slices of one shape")
+    return make_system(system.chip, (per_slice,), num_slices=system.num_slices)
+
+
+def _doubled(first: int, last: int) -> tuple[int, ...]:
+    """The numbers from the first to the last, each twice the one before."""
+    values = []
+    while first and first <= last:
+        values.append(first)
+        first *= 2
+    return tuple(values)
