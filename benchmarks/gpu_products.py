@@ -18,11 +18,13 @@ from typing import NamedTuple
 from scipy.optimize import minimize
 
 from meshwright.cost import collective_seconds
-from meshwright.cost.efficiency import DATA, GpuFigures, LinkFigures, gpu_product_seconds
+from meshwright.cost.efficiency import DATA, GpuFigures, gpu_product_seconds
+from meshwright.cost.links import LinkFigures
 from meshwright.hardware import System, lay_mesh, parse_system
 
 CHIPS = {"A100-80GB-SXM": "a100-80gb", "H100-80GB-SXM": "h100"}
-# NVIDIA's architecture white papers of A100, H100 and Blackwell; GB300: of Blackwell Ultra.
+# Those that are enabled. A100 and H100: NVIDIA's white papers. Blackwell: github.com/flashinfer-ai/flashinfer (pull
+# request 4557: B200 and GB300; the wait statistics of its mixed products: GB200).
 MULTIPROCESSORS = {
     "a100-40gb": 108,
     "a100-80gb": 108,
@@ -30,9 +32,24 @@ MULTIPROCESSORS = {
     "h100-96gb-500w": 132,
     "h200": 132,
     "b200": 148,
-    "gb200-nvl72": 148,
-    "gb300-nvl72": 160,
+    "gb200-nvl72": 152,
+    "gb300-nvl72": 152,
 }
+# Of what products reach in bursts, what a GPU sustains at its power limit while its neighbours work too: the tables of
+# maximum achievable and sustainable flops of github.com/stas00/ml-engineering, compute/accelerator (commit 0359db8).
+# H200 755 of 850; Blackwell as far below Hopper as its sustained shares of the peak, 64.0% (B200) and 67.5% (B300), are
+# below 76.3%. The A100's products stay under the 258 that a weaker one, of 300 W, sustains there: they are sustained.
+SUSTAINED_SHARES = {
+    "a100-40gb": 1.0,
+    "a100-80gb": 1.0,
+    "h100": 0.888,
+    "h200": 0.888,
+    "b200": 0.745,
+    "gb200-nvl72": 0.745,
+    "gb300-nvl72": 0.786,
+}
+# The same tables: the share of the peak sustained in fp8 over that in bf16, H200 68.4% and 76.3%.
+FP8_SHARES = {"h100": 0.897, "h200": 0.897, "b200": 0.969, "gb200-nvl72": 0.969, "gb300-nvl72": 0.978}
 LEAST_BYTES = 1 << 20
 """Smaller all-reduces take 10 to 60 us in no order, so they are not fitted."""
 
@@ -93,6 +110,8 @@ def figures(values: Sequence[float], chip: str) -> GpuFigures:
     peak, start, reuse, hbm, launch = (float(abs(value)) for value in values)
     return GpuFigures(
         multiprocessors=MULTIPROCESSORS[chip],
+        sustained_share=1.0,  # what is fitted was measured in bursts
+        fp8_share=1.0,
         peak_share=round(peak, 3),
         tile_start=round(100 * start),
         tile_reuse=round(10 * reuse, 1),
@@ -173,10 +192,18 @@ def main() -> None:
     args = parser.parse_args()
     data = json.loads(args.file.read_text())
     source = "github.com/microsoft/vidur, commit 7d47513, data/profiling (MIT); fitted by benchmarks/gpu_products.py"
-    made = {"source": source, "multiprocessors": MULTIPROCESSORS, "products": {}, "links": {}}
+    made = {
+        "source": source,
+        "multiprocessors": MULTIPROCESSORS,
+        "sustained_share": SUSTAINED_SHARES,
+        "fp8_share": FP8_SHARES,
+        "products": {},
+        "links": {},
+    }
     for theirs, chip in CHIPS.items():
         constants = asdict(report_products(chip, products(data, theirs)))
-        del constants["multiprocessors"]
+        for name in ("multiprocessors", "sustained_share", "fp8_share"):
+            del constants[name]
         links = report_links(chip, reductions(data, theirs))
         print(f"  {constants}\n  {links}")
         made["products"][chip], made["links"][chip] = constants, asdict(links)

@@ -16,6 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, System, load_chip, make_system
 from meshwright.mesh import MeshShape
 from meshwright.workload import Experts, ModelConfig, Remat, Strategy, Workload, check_mesh
+from meshwright.workload.strategy import Attention
 
 Row = Mapping[str, Any]
 
@@ -84,7 +85,8 @@ def _active(model: Row) -> float:
 
 
 def _model(said: Row) -> ModelConfig:
-    """The model of a row."""
+    """The model of a row; what is called GPT has norms, positions and biases as GPT-2 and GPT-3 have them."""
+    gpt = {"norm": "layer", "norm_bias": True, "positions": "learned", "max_positions": 2048, "activation": "gelu"}
     return ModelConfig(
         name=said["name"],
         num_layers=said["layers"],
@@ -97,6 +99,7 @@ def _model(said: Row) -> ModelConfig:
         gated=said["gated_mlp"],
         tied_embeddings=bool(said["tied_embeddings"]),
         experts=_experts(said),
+        **(gpt if "gpt" in said["name"].lower() else {}),
     )
 
 
@@ -158,42 +161,54 @@ def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
 
 def _settings(row: Row, workload: Workload, mesh: MeshShape, system: System) -> Iterator[Setting]:
     """The settings that a row may mean, those with least recomputation and largest microbatches first."""
-    for remat in _remats(row.get("remat") or "unknown"):
-        for parts in _microbatches(row, mesh):
-            strategy = replace(_strategy(row, mesh, system), num_microbatches=parts)
-            yield Setting(replace(workload, remat=remat), mesh, strategy, system)
+    base = _strategy(row, mesh, system)
+    for remat in _remats(row):
+        for parts in _microbatches(row, mesh, base):
+            yield Setting(replace(workload, remat=remat), mesh, replace(base, num_microbatches=parts), system)
 
 
 def _first_that_fits(settings: list[Setting]) -> Setting:
     """The first setting that fits in memory; where none does, the last, which wants least."""
     for setting in settings[:-1]:
-        wanted = step_memory(setting.workload, setting.mesh, setting.strategy)["peak"]
+        wanted = step_memory(setting.workload, setting.mesh, setting.strategy, kind=setting.system.chip.kind)["peak"]
         if wanted <= setting.system.usable_bytes:
             return setting
     return settings[-1]
 
 
-def _remats(said: str) -> tuple[Remat, ...]:
-    """The policies that a row's words may mean, least recomputation first."""
-    words = said.lower()
+def _remats(row: Row) -> tuple[Remat, ...]:
+    """The policies that a row's words may mean, least recomputation first.
+
+    torchtitan's selective checkpointing is of ops unless a run says otherwise: every second product is made again.
+    Pax's own configurations (github.com/google/paxml, contrib/gpu/scripts_gpu/configs.py) keep products in GPT5B and
+    nothing elsewhere, its default.
+    """
+    words = (row.get("remat") or "unknown").lower()
+    if "unknown" in words and "pax" in row["id"].lower() and "gpt" in row["model"]["name"].lower():
+        return ("matmuls",) if "5B" in row["model"]["name"].split() else ("block",)
     if "unknown" in words:
         return ("none", "matmuls", "block")
     if "full" in words:
         return ("block",)
-    return ("none",) if words.startswith("none") else ("matmuls",)
+    if words.startswith("none"):
+        return ("none",)
+    return ("alternate",) if "selective" in words or "op sac" in words else ("matmuls",)
 
 
-def _microbatches(row: Row, mesh: MeshShape) -> list[int]:
+def _microbatches(row: Row, mesh: MeshShape, base: Strategy) -> list[int]:
     """The numbers of microbatches that a row may mean.
 
     A size that times all devices is the batch is JAX's batch a device, which is not cut. A pipeline without one runs
-    sequence by sequence, which keeps its bubble and its memory smallest.
+    sequence by sequence, which keeps its bubble and its memory smallest; torchtitan cuts as often as there are stages,
+    unless told otherwise (torchtitan/parallelisms/pipelining_utils.py).
     """
     batch = _batch(row)
     local = max(1, batch // mesh.degree(("dp", "fsdp", "ep")))
     if size := row.get("micro_batch"):
         return [1 if mesh.pp == 1 and size * row["num_devices"] == batch else max(1, local // size)]
-    return [local] if mesh.pp > 1 else [parts for parts in range(1, local + 1) if local % parts == 0]
+    if mesh.pp > 1:
+        return [min(local, mesh.pp * base.virtual_stages) if _is_torchtitan(row) else local]
+    return [parts for parts in range(1, local + 1) if local % parts == 0]
 
 
 def _batch(row: Row) -> int:
@@ -206,33 +221,67 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
     said = row["parallelism"]
     words = " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
     schedule = (said.get("pp_schedule") or "").lower()
+    is_jax = system.chip.kind == "tpu" or any(name in words for name in ("jax", "pax", "maxtext"))
+    is_titan, is_megatron = _is_torchtitan(row), "narayanan" in words or "megatron" in words
     return Strategy(
         # ZeRO-3 under a pipeline would gather for every microbatch; frameworks keep the parameters gathered there.
-        zero_stage=min(said.get("zero_stage") or 0, 2 if mesh.pp > 1 else 3),
+        # PyTorch's pipelines sum whole gradients over microbatches (torch/distributed/pipelining/stage.py).
+        zero_stage=min(said.get("zero_stage") or 0, (1 if is_titan else 2) if mesh.pp > 1 else 3),
         schedule="gpipe" if "gpipe" in schedule else "1f1b",
         virtual_stages=_virtual_stages(row, mesh, schedule),
         # XLA's partitioner splits the stream as it likes; "SP" is a word of Megatron's.
         sequence_parallel=bool(said.get("sp")) or system.chip.kind == "tpu",
-        overlaps_tp="asynctp" in f"{row['id']} {row.get('dtype')}".lower(),
+        # XLA sends what a product on a TPU needs from its neighbours in chunks beside it (Wang et al., ASPLOS 2023,
+        # doi.org/10.1145/3567955.3567959); MaxText's scripts ask for more (`xla_tpu_overlap_compute_collective_tc`).
+        overlaps_tp="asynctp" in f"{row['id']} {row.get('dtype')}".lower() or system.chip.kind == "tpu",
         # JAX's frameworks scan over layers, and XLA sums what a layer's backward leaves at the end of an iteration.
-        overlaps_gradients=system.chip.kind != "tpu" and not any(name in words for name in ("jax", "pax", "maxtext")),
-        attention="flash" if _has_flash(words, system) else "scores",
+        # Megatron-LM of 2021 sums after backward (megatron/training.py, `backward-params-all-reduce`).
+        overlaps_gradients=not is_jax and not is_megatron,
+        # DeepSpeed of 2021 waits for every gather (github.com/deepspeedai/DeepSpeed/pull/1188).
+        overlaps_weights=not ("deepspeed" in words and "sc'21" in words),
+        # torchtitan's `mixed_precision_reduce`, and PyTorch's FSDP, which it runs on. What JAX's partitioner inserts
+        # sums narrow gradients (github.com/jax-ml/jax/issues/27496).
+        gradient_dtype="f32" if is_titan else None,
+        flat_buffers=is_titan,
+        # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December 2024;
+        # over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
+        fuses_loss=not (is_titan and ("_202412_" in words or mesh.tp > 1)),
+        attention=_attention(words, system, is_jax),
         matmul_dtype="fp8" if "fp8" in words or "float8" in words else None,
         fuses="eager" not in words,
+        # Megatron-LM's defaults (megatron/arguments.py, --attention-dropout and --hidden-dropout).
+        dropout=is_megatron,
     )
 
 
+def _is_torchtitan(row: Row) -> bool:
+    """Whether torchtitan ran a row."""
+    return "torchtitan" in f"{row['id']} {row['source']}".lower()
+
+
 def _virtual_stages(row: Row, mesh: MeshShape, schedule: str) -> int:
-    """The virtual stages; of an interleaved schedule without a number the fewest that share the layers evenly."""
+    """The virtual stages; of an interleaved schedule without a number the fewest that share the layers evenly.
+
+    Two, where layers cannot be shared evenly at all.
+    """
     if stages := row["parallelism"].get("virtual_stages"):
         return int(stages)
-    each = row["model"]["layers"] // mesh.pp
-    fewest = next((v for v in range(2, each + 1) if each % v == 0), 1)
+    each, rest = divmod(row["model"]["layers"], mesh.pp)
+    fewest = 2 if rest else next((v for v in range(2, each + 1) if each % v == 0), 1)
     return fewest if "interleaved" in schedule else 1
 
 
-def _has_flash(words: str, system: System) -> bool:
-    """Whether attention was a fused kernel: by name, or as all have it who came after FlashAttention (2022)."""
-    if "no flash" in words or "flash" in words:
-        return "no flash" not in words
-    return "te bf16" in words or system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4", "v5e")
+def _attention(words: str, system: System, is_jax: bool) -> Attention:
+    """Where attention ran: a fused kernel by name, or as all have it who came after FlashAttention (2022).
+
+    On GPUs, JAX and Transformer Engine call cuDNN's; PyTorch's own attention is FlashAttention-2 until cuDNN's is its
+    default on Hopper (github.com/pytorch/pytorch/issues/142132). MaxText's scripts for v5e and v5p have
+    `attention='flash'` (MaxText/configs/v5e/64b.sh), those for v4 of 2023 do not.
+    """
+    is_fused = "flash" in words or "te bf16" in words
+    is_fused |= system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4")
+    if "no flash" in words or not is_fused:
+        return "scores"
+    if system.chip.kind == "tpu":
+        return "flash"
+    return "cudnn" if is_jax or "te bf16" in words or "transformer engine" in words else "flash"

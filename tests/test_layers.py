@@ -25,8 +25,10 @@ FLOORS = (
     "parallel",
     "models",
     "compiled",
+    "findings",
     "training",
     "pictures",
+    "pages",
     "cli",
 )
 WITHOUT_JAX = FLOORS[: FLOORS.index("parallel")]

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.compiled.verify import verify as verify
+    from meshwright.findings.inspect import inspect as inspect
     from meshwright.pictures import show as show
     from meshwright.planner.search import rank as plan
     from meshwright.training.loop import train as train
 
-__all__ = ["plan", "show", "train", "verify"]
+__all__ = ["inspect", "plan", "show", "train", "verify"]
 
 _HOMES = {
+    "inspect": ("meshwright.findings", "inspect"),
     "plan": ("meshwright.planner", "rank"),
     "show": ("meshwright.pictures", "show"),
     "train": ("meshwright.training", "train"),

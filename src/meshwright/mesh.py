@@ -49,7 +49,8 @@ class MeshShape:
 
     def degree(self, axes: str | tuple[str, ...]) -> int:
         """The product of the degrees of some axes."""
-        return math.prod(self.degrees[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+        degrees = vars(self)
+        return degrees[axes] if isinstance(axes, str) else math.prod(degrees[axis] for axis in axes)
 
     def __str__(self) -> str:
         """The axes larger than 1, as people type them: `fsdp=2,tp=4`; `dp=1` where there is none."""

@@ -7,6 +7,7 @@ import re
 from meshwright.errors import MeshwrightError
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -45,6 +46,15 @@ def parse_count(text: str) -> int:
     if value < 0 or value != int(value):
         raise MeshwrightError(f"{text!r} is not a whole number; write it as 4096, 64k, 4M or 1.5G")
     return int(value)
+
+
+def parse_seconds(text: str) -> float:
+    """A time above 0 with its unit: `30ms` is 0.03, `1.5s` and `200us` are others."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us)", text.strip())
+    value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not value:
+        raise MeshwrightError(f"{text!r} is not a time; write it as 30ms, 1.5s or 200us")
+    return value
 
 
 def _with_prefix(value: float, unit: str) -> str:

@@ -379,3 +379,57 @@ def test_sliced_stands_for_a_reduce_scatter():
     (gradient,) = [c for c in traffic.collectives if c.phase == "backward"]
     assert (gradient.kind, gradient.note) == ("all-reduce", SLICED)
     assert [c.kind for c in meant(gradient, {"fsdp": 8})] == ["reduce-scatter"]
+
+
+def test_a_gather_that_goes_on_through_an_inner_loop_is_counted_once_where_it_begins():
+    """As the TPU compiler does at its default effort: the gather of a layer was counted five times, 1 + 4 trips."""
+
+    def step(name):
+        return f"""%{name} (q: f32[4,8]) -> f32[16,8] {{
+  %q.{name} = f32[4,8]{{1,0}} parameter(0)
+  ROOT %ag.{name} = f32[16,8]{{1,0}} all-gather(%q.{name}), channel_id=5, replica_groups={ROWS}, dimensions={{0}}
+}}
+
+"""
+
+    loop = """%body (p: (f32[4,8])) -> (f32[4,8]) {
+  %p.body = (f32[4,8]) parameter(0)
+  %x = f32[4,8]{1,0} get-tuple-element(%p.body), index=0
+  %inner = f32[16,8]{1,0} fusion(%x), kind=kOutput, calls=%goes_on
+  ROOT %t = (f32[4,8]) tuple(%x)
+}
+
+%condition (p: (f32[4,8])) -> pred[] {
+  %p.condition = (f32[4,8]) parameter(0)
+  ROOT %more = pred[] constant(true)
+}
+
+"""
+    trips = """backend_config={"known_trip_count":{"n":"4"}}"""
+    traffic = read(
+        step("goes_on")
+        + step("begins")
+        + loop
+        + entry(
+            "%a = f32[16,8]{1,0} fusion(%p), kind=kCustom, calls=%begins",
+            "%in = (f32[4,8]) tuple(%p)",
+            f"%loop = (f32[4,8]) while(%in), condition=%condition, body=%body, {trips}",
+            "ROOT %out = f32[4,8]{1,0} get-tuple-element(%loop), index=0",
+        )
+    )
+    assert summary(traffic) == [("all-gather", ("tp",), "forward", 4 * 128, 1)]
+
+
+def test_arrays_summed_at_once_under_the_op_name_of_one_are_in_the_phases_that_made_them():
+    """The TPU compiler keeps the last op_name: gradients of norms came out in the update, the loss too."""
+    traffic = read(
+        ADD
+        + entry(
+            '%gradient = f32[4,8]{1,0} negate(%p), metadata={op_name="jit(f)/transpose(jvp(mlp))/neg"}',
+            '%norm = f32[4,8]{1,0} sine(%p), metadata={op_name="jit(f)/update/sin"}',
+            f"%ar = (f32[4,8]{{1,0}}, f32[4,8]{{1,0}}) all-reduce(%norm, %gradient), replica_groups={ROWS},"
+            ' to_apply=%add, metadata={op_name="jit(f)/update/reduce_sum"}',
+            "ROOT %out = f32[4,8]{1,0} get-tuple-element(%ar), index=1",
+        )
+    )
+    assert [(c.phase, c.source) for c in traffic.collectives] == [("update", "(update/sin)"), ("backward", "(mlp/neg)")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import compiled_toys as toys
 import pytest
 
-from meshwright.compiled import CompileRequest, cache_directory, compile_in_child, meant, read_program
+from meshwright.compiled import CompileRequest, cache_directory, compile_all, compile_in_child, meant, read_program
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.record import merge
@@ -215,3 +215,52 @@ def test_mesh_axes_that_no_whole_physical_axes_make_split_them():
 def test_a_request_is_plain_data():
     asked = request(layers=3)
     assert CompileRequest(**json.loads(json.dumps(asked.to_json()))) == asked
+
+
+def test_several_programs_are_compiled_at_once_and_each_says_what_became_of_it(cache):
+    kept = request("matmuls", "cpu:1", MeshShape())
+    compile_in_child(kept)
+    requests = [request("wrong"), kept, request("matmuls", "cpu:2", MeshShape(dp=2)), request(hardware="v9:8")]
+    outcomes = dict(compile_all(requests))
+    assert sorted(outcomes) == [0, 1, 2, 3]
+    assert "does not compile: TypeError" in str(outcomes[0])
+    assert (outcomes[1].cached, outcomes[2].cached) == (True, False)
+    assert "chip 'v9'" in str(outcomes[3])
+
+
+class Pretended:
+    """A child that is done when it has been asked for the third time, and notes how many there were at once."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, *_: object) -> None:
+        self.asked = 0
+        Pretended.alive += 1
+        Pretended.most = max(Pretended.most, Pretended.alive)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def is_done(self) -> bool:
+        self.asked += 1
+        return self.asked >= 3
+
+    def program(self):
+        Pretended.alive -= 1
+        raise MeshwrightError("it only pretends")
+
+
+@pytest.mark.parametrize(("free", "cores", "at_once"), [(64 << 30, 2, 2), (5 << 30, 8, 1), (0, 8, 1), (64 << 30, 8, 5)])
+def test_as_many_compile_at_once_as_there_are_cores_and_memory_for(free, cores, at_once, monkeypatch):
+    Pretended.alive = Pretended.most = 0
+    monkeypatch.setattr("meshwright.compiled.compile.Child", Pretended)
+    monkeypatch.setattr("meshwright.compiled.compile._free_bytes", lambda: free)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    outcomes = dict(compile_all([request("matmuls", "cpu:1", MeshShape(), number=n) for n in range(5)]))
+    assert {str(outcome) for outcome in outcomes.values()} == {"it only pretends"}
+    assert (len(outcomes), Pretended.most) == (5, at_once)

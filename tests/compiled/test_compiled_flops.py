@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.compiled import count_flops, parse_hlo
+from meshwright.compiled import count_flops, count_hbm_bytes, parse_hlo
+from meshwright.compiled.text import hlo_text
 from meshwright.mesh import MeshShape
 
 F32 = jnp.float32
@@ -136,3 +137,76 @@ def test_a_kernel_without_an_estimate_is_named():
     flops = count_flops(parse_hlo(KERNEL.replace(",COST", "")))
     assert flops.total == 0
     assert flops.notes == ("1 calls a step of tpu_custom_call have no known flops",)
+
+
+@pytest.mark.parametrize(("function", "shapes"), LOOP_FREE)
+def test_bytes_of_loop_free_products_are_those_of_xlas_cost_analysis(function, shapes):
+    compiled = jax.jit(function).lower(*(shaped(*dims) for dims in shapes)).compile()
+    found = count_hbm_bytes(parse_hlo(hlo_text(compiled))).total
+    assert found == compiled.cost_analysis()["bytes accessed"]
+
+
+ELEMENTWISE = [
+    (lambda x: jnp.tanh(x) + 1, [(64, 128)], 2 * 64 * 128),
+    (lambda x: x.sum(axis=0), [(64, 128)], 64 * 128 + 128),
+    (lambda x, y: (x * y, x + y), [(64, 128), (64, 128)], 6 * 64 * 128),  # XLA:CPU makes two fusions of it
+    # Of a slice and an update in place only the part is moved, in and out; the copy of an argument that is not donated
+    # is read and written whole.
+    (lambda x: jax.lax.slice(x, (0, 0), (8, 128)) * 2, [(64, 128)], 2 * 8 * 128),
+    (lambda x: x.at[3].set(0.0) + 0, [(64, 128)], 2 * 64 * 128),
+]
+
+
+@pytest.mark.parametrize(("function", "shapes", "elements"), ELEMENTWISE)
+def test_bytes_of_fusions_are_those_of_their_operands_and_results(function, shapes, elements):
+    compiled = jax.jit(function).lower(*(shaped(*dims) for dims in shapes)).compile()
+    found = count_hbm_bytes(parse_hlo(hlo_text(compiled))).total
+    assert found == pytest.approx(4 * elements, abs=4 * 128 + 8)  # the row that is set
+
+
+STACKED = """HloModule m, is_scheduled=true
+
+%sliced (all: f32[8,64,128], i: s32[], x: f32[64,128], old: f32[8,64,128]) -> f32[8,64,128] {
+  %all = f32[8,64,128]{2,1,0} parameter(0)
+  %flat = f32[8,8192]{1,0} bitcast(%all)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %row = f32[1,8192]{1,0} dynamic-slice(%flat, %i, %zero), dynamic_slice_sizes={1,8192}
+  %part = f32[64,128]{1,0} bitcast(%row)
+  %x = f32[64,128]{1,0} parameter(2)
+  %sum = f32[64,128]{1,0} add(%part, %x)
+  %new = f32[1,64,128]{2,1,0} bitcast(%sum)
+  %old = f32[8,64,128]{2,1,0} parameter(3)
+  ROOT %u = f32[8,64,128]{2,1,0} dynamic-update-slice(%old, %new, %i, %zero, %zero)
+}
+
+ENTRY %main (all: f32[8,64,128], i: s32[], x: f32[64,128], old: f32[8,64,128]) -> f32[8,64,128] {
+  %all = f32[8,64,128]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[64,128]{1,0} parameter(2)
+  %old = f32[8,64,128]{2,1,0} parameter(3)
+  ROOT %f = f32[8,64,128]{2,1,0} fusion(%all, %i, %x, %old), kind=kLoop, calls=%sliced
+}
+"""
+
+
+def test_a_fusion_on_a_stack_of_layers_moves_the_one_layer_that_it_reads_and_writes():
+    layer = 4 * 64 * 128
+    assert count_hbm_bytes(parse_hlo(STACKED)).total == 3 * layer + 4  # read, added, written; and the index
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_flops_and_bytes_are_told_apart_by_scope_with_every_trip(layers):
+    lowered = toys.train_step(toys.cpu_mesh(fsdp=2, tp=4), layers=layers)
+    module = parse_hlo(lowered.compile().as_text())
+    flops, moved = count_flops(module), count_hbm_bytes(module)
+    share = layers * PRODUCT // 8
+    again = {scope: amount for (phase, scope), amount in flops.by_part.items() if phase == "recompute"}
+    assert sum(again.values()) == share
+    assert all(scope.startswith("layers/mlp/") for scope in flops.by_scope)
+    assert sum(flops.by_scope.values()) == flops.total == sum(flops.by_phase.values())
+    # Each product reads its operands and writes its result at least.
+    in_layers = sum(amount for scope, amount in moved.by_scope.items() if scope.startswith("layers/mlp/"))
+    assert in_layers > layers * 7 * 4 * toys.EMBED * toys.MLP / 8
+    assert "update" in moved.by_phase
+    assert sum(moved.by_phase.values()) == moved.total

@@ -4,11 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import microbatch_seconds, model_flops, step_collectives, step_flops, step_memory
-from meshwright.cost.compute import products
+from meshwright.cost import (
+    buffer_seconds,
+    microbatch_seconds,
+    model_flops,
+    step_collectives,
+    step_flops,
+    step_memory,
+    update_seconds,
+)
+from meshwright.cost.compute import layer_parts, products
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload
+from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, num_parameters
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=4096, remat="none")
 DEEPSEEK = Workload(model=PRESETS["deepseek-v3"], batch=256, seq_len=4096, remat="none")
@@ -50,13 +58,59 @@ def test_no_pass_is_faster_than_its_flops_at_the_peak():
 def test_a_fused_kernel_takes_less_time_and_no_room_for_scores():
     mesh, flash = MeshShape(fsdp=64), Strategy(attention="flash")
     assert microbatch_seconds(LLAMA, mesh, H100, flash).total < microbatch_seconds(LLAMA, mesh, H100, DEFAULT).total
-    assert step_memory(LLAMA, mesh, flash)["activations"] < step_memory(LLAMA, mesh)["activations"]
+    short = replace(LLAMA, seq_len=1024)
+    assert step_memory(short, mesh, flash)["activations"] < step_memory(short, mesh)["activations"]
 
 
 def test_ops_one_by_one_pass_over_memory_more_often():
     mesh = MeshShape(fsdp=64)
-    eager = microbatch_seconds(LLAMA, mesh, H100, Strategy(fuses=False))
-    assert eager.forward > microbatch_seconds(LLAMA, mesh, H100, DEFAULT).forward
+    eager, fused = (microbatch_seconds(LLAMA, mesh, H100, Strategy(fuses=fuses)) for fuses in (False, True))
+    assert eager.forward > fused.forward
+    assert eager.backward > fused.backward
+    one_by_one, in_one = (update_seconds(LLAMA, mesh, H100, Strategy(fuses=fuses)) for fuses in (False, True))
+    assert one_by_one > 2 * in_one
+
+
+def test_dropout_keeps_masks_that_are_written_and_read():
+    mesh = MeshShape(dp=8, tp=8)
+    without, with_it = (microbatch_seconds(GPT, mesh, H100, Strategy(dropout=is_there)) for is_there in (False, True))
+    assert with_it.forward > without.forward
+    assert with_it.backward > without.backward
+
+
+def test_gradients_of_several_microbatches_are_added_up():
+    """Each is read with the sum so far, which is written: three passes of each narrow weight on the device."""
+    mesh = MeshShape(fsdp=64)
+    whole = microbatch_seconds(LLAMA, mesh, H100, Strategy(num_microbatches=1))
+    half, quarter = (
+        microbatch_seconds(replace(LLAMA, batch=64 * parts), mesh, H100, Strategy(num_microbatches=parts))
+        for parts in (2, 4)
+    )
+    assert half.forward == quarter.forward == whole.forward
+    assert half.backward == quarter.backward
+    least = 3 * 2 * num_parameters(LLAMA.model) / H100.hbm_bytes_per_second
+    assert 0.9 * least < half.backward - whole.backward < 1.3 * least  # A looked-up row is not a product.
+
+
+def test_every_second_product_made_again_takes_half_the_products():
+    """torchtitan's selective recomputation keeps every other product and attention's output."""
+    mesh = MeshShape(fsdp=64)
+
+    def again(remat):
+        return microbatch_seconds(replace(LLAMA, remat=remat), mesh, H100, Strategy(attention="flash")).recompute
+
+    assert again("matmuls") < again("alternate") < again("block")
+
+
+def test_flat_buffers_are_filled_and_emptied_by_copies():
+    """A copy reads and writes: of gathered weights forward, and backward of gradients besides (all of ZeRO-2)."""
+    mesh, how = MeshShape(fsdp=64), Strategy(flat_buffers=True, zero_stage=3)
+    seconds = buffer_seconds(LLAMA, mesh, H100, how)
+    copied = 2 * 2 * num_parameters(LLAMA.model) / H100.hbm_bytes_per_second
+    assert copied < seconds["forward"] < 2 * copied
+    wide = buffer_seconds(LLAMA, mesh, H100, replace(how, gradient_dtype="f32"))
+    assert wide["backward"] == pytest.approx(1.5 * seconds["backward"])  # Read narrow, written wide.
+    assert not any(buffer_seconds(LLAMA, MeshShape(tp=8), H100, how).values())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +128,9 @@ def test_zero_shards_states_stage_by_stage(stage, parameters, optimizer, gradien
     assert memory["gradients"] / whole == pytest.approx(gradients, rel=norms)
 
 
-@pytest.mark.parametrize(("optimizer", "share"), [("adamw", 2), ("lion", 1), ("adamw-8bit", 0.5), ("sgd", 0)])
+@pytest.mark.parametrize(
+    ("optimizer", "share"), [("adamw", 2), ("lion", 1), ("adamw-8bit", (1 + 4 / 256) / 2), ("sgd", 0)]
+)
 def test_an_optimizer_keeps_its_moments(optimizer, share):
     memory = step_memory(LLAMA, MeshShape(fsdp=64), Strategy(optimizer=optimizer))
     assert memory["optimizer"] == pytest.approx(share * memory["parameters"])
@@ -129,3 +185,19 @@ def test_stages_hand_on_the_stream_once_for_every_virtual_stage():
     assert {move.phase for move in once} == {"forward", "backward"}
     assert once[0].bytes == GPT.tokens // 8 * 12288 * 2
     assert twice[0].bytes == 2 * once[0].bytes
+
+
+def test_a_fused_kernel_skips_what_a_window_hides():
+    """Of 8192 keys a window of 2048 leaves (2048 x 8192 - 2048^2 / 2) of 8192^2 / 2 pairs: 7 of 16."""
+    model = replace(PRESETS["mistral-7b"], sliding_window=None)
+    found = [
+        layer_parts(
+            Workload(model=replace(model, sliding_window=window), batch=8, seq_len=8192),
+            MeshShape(fsdp=8),
+            parse_system("v5p:2x2x2"),
+            Strategy(attention="flash"),
+        )["attention"].forward
+        for window in (None, 8192, 2048)
+    ]
+    assert found[1] == found[0]
+    assert found[2] == pytest.approx(found[0] * 7 / 16)

@@ -12,7 +12,7 @@ from meshwright.parallel import build_mesh
 from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.training import lower_train_step
-from meshwright.workload import PRESETS, Workload, num_parameters
+from meshwright.workload import PRESETS, REMATS, Workload, num_parameters
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32"
@@ -30,7 +30,11 @@ STEPS = [
     ("1,2,2,2", TINY),
     ("2,2,2,1", replace(TINY, remat="none")),
     ("2,2,2,1", replace(TINY, remat="matmuls")),
+    ("2,2,2,1", replace(TINY, remat="attention")),
+    ("2,2,2,1", replace(TINY, remat="offload")),
     ("1,2,2,2", replace(TINY, remat="none")),
+    ("1,2,2,2", replace(TINY, remat="attention")),
+    ("1,2,2,2", replace(TINY, remat="offload")),
     ("2,2,2,1", replace(TINY, compute_dtype="bf16")),
     ("2,2,2,1", replace(TINY, model=replace(TINY.model, tied_embeddings=True))),
     ("1,2,1,1", replace(TINY, model=replace(TINY.model, num_layers=5))),
@@ -49,6 +53,17 @@ def test_flops_arguments_and_every_collective_are_what_the_compiler_makes(mesh_d
     assert found.flops == planned.flops
     assert compiled.memory_analysis().argument_size_in_bytes == argument_bytes(workload, shape)
     assert _amounts(found.collectives) == _amounts(planned.collectives)
+
+
+@pytest.mark.parametrize("remat", REMATS)
+def test_chunks_of_queries_make_their_scores_again_once(remat, monkeypatch):
+    """A name inside the chunks would keep the scores of all of them under `none`: it once did."""
+    for module in ("models.attention", "cost.flops"):
+        monkeypatch.setattr(f"meshwright.{module}.num_query_chunks", lambda seq_len: 4)
+    shape, workload = parse_mesh("1,2,1,1", num_devices=2), replace(TINY, remat=remat)
+    compiled = lower_train_step(build_mesh(shape, _devices(shape)), workload=asdict(workload)).compile()
+    found = in_plans_terms(read_hlo(compiled.as_text(), shape.layout, hardware="cpu:2"))
+    assert found.flops == step_flops(workload, shape).total
 
 
 def _devices(shape):

@@ -81,3 +81,29 @@ def test_the_parts_of_every_layout_make_up_the_mesh_and_the_slice():
             assert math.prod(piece.size for piece in layout.pieces if piece.axis == axis) == degree
         for dim, size in zip("xyz", system.shape, strict=True):
             assert math.prod(piece.size for piece in layout.pieces if piece.dim == dim) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cores"),
+    [
+        ("v5e:4x4", "TPU v5 lite", 1),
+        ("v6e:2x2", "TPU v6 lite", 1),
+        ("v5p:2x2x2", "TPU v5p", 1),
+        ("tpu7x:2x2x2", "TPU7x", 2),
+    ],
+)
+def test_a_ring_laid_by_hand_goes_from_neighbour_to_neighbour_as_jax_lays_it(name, kind, cores):
+    """One mesh axis of all devices; the devices of a chip come together."""
+    system = parse_system(name)
+    layout = lay_mesh(system, {"fsdp": system.num_devices})
+    mesh = mesh_utils.create_device_mesh((system.num_devices,), described_devices(system.shape, kind, cores))
+    assert [device.id for device in mesh] == list(layout.order)
+    chips = [device.coords for device in mesh[::cores]]
+    size = 4 if name.startswith("tpu7x") else len(chips)
+    for start in range(0, len(chips), size):
+        ring = chips[start : start + size]
+        hops = [
+            sum(abs(a - b) for a, b in zip(here, there, strict=True))
+            for here, there in zip(ring, ring[1:] + ring[:1], strict=True)
+        ]
+        assert hops == [1] * size

@@ -27,6 +27,18 @@ PLACEMENTS = [
     ("tpu7x:4x4x4", {"fsdp": 64, "tp": 2}, "tp", "chip: 2 units"),
     ("tpu7x:4x4x4", {"fsdp": 64, "tp": 2}, "fsdp", "ICI x: ring of 4; ICI y: ring of 4; ICI z: ring of 4"),
     ("tpu7x:4x4x4", {"fsdp": 16, "tp": 8}, "tp", "ICI x: ring of 4; chip: 2 units"),
+    # small slices, which JAX lays along a ring of neighbours
+    ("v5e:4x4", {"fsdp": 16, "tp": 1}, "fsdp", "ICI xy: ring of 16"),
+    ("v5e:4x4", {"fsdp": 4, "tp": 4}, "fsdp", "ICI y: line of 4"),
+    ("v5e:2x4", {"fsdp": 4, "tp": 2}, "tp", "ICI xy: line of 2"),
+    ("v5e:2x4", {"fsdp": 4, "tp": 2}, "fsdp", "ICI xy: ring of 4, every 2nd chip"),
+    ("v6e:2x2", {"fsdp": 4}, "fsdp", "ICI xy: ring of 4"),
+    ("v5p:2x2x2", {"fsdp": 2, "tp": 4}, ("fsdp", "tp"), "ICI xyz: ring of 8"),
+    ("tpu7x:2x2x1", {"fsdp": 4, "tp": 2}, "fsdp", "ICI xy: ring of 4"),
+    ("tpu7x:2x2x1", {"fsdp": 2, "tp": 4}, "tp", "ICI xy: line of 2; chip: 2 units"),
+    ("tpu7x:2x2x2", {"dp": 2, "fsdp": 8}, "dp", "ICI z: line of 2"),
+    ("v3:4x4", {"fsdp": 4, "tp": 8}, "tp", "ICI x: line of 4; chip: 2 units"),
+    ("2*v5e:2x4", {"dp": 2, "fsdp": 8}, "fsdp", "ICI xy: ring of 8"),
     # slices: the outermost axis crosses between them
     ("2*v5e:16x16", {"dp": 2, "fsdp": 16, "tp": 16}, "dp", "DCN: 2 units, 256 groups share each link"),
     ("4*v5e:16x16", {"dp": 2, "fsdp": 512}, "fsdp", "ICI x: ring of 16; ICI y: ring of 16; DCN: 2 units"),
@@ -140,3 +152,21 @@ def test_a_mesh_that_does_not_fit_is_refused(system, mesh, error):
 def test_an_axis_that_is_not_on_the_mesh_is_refused():
     with pytest.raises(MeshwrightError, match="axis 'tp' is not on the mesh; its axes are X, Y"):
         lay_mesh(parse_system("v5e:4x4"), {"X": 4, "Y": 4}).placement("tp")
+
+
+def test_a_ring_laid_by_hand_is_no_slower_than_the_lines_it_winds_through():
+    """The whole slice over both links of a ring: as fast as a line each way, but for its first and last hop."""
+    system = parse_system("v5e:4x4")
+    (ring,) = lay_mesh(system, {"fsdp": 16}).placement("fsdp").rings
+    lines = lay_mesh(system, {"fsdp": 4, "tp": 4}).placement(("fsdp", "tp")).rings
+    assert ring.is_wrapped
+    assert 2 * ring.link_bytes_per_second == sum(line.link_bytes_per_second for line in lines)
+
+
+def test_a_mesh_that_jax_refuses_is_laid_in_parts_and_said_to_be_refused():
+    """v4, v5p, v6e and 7x take whole physical axes alone; v5e takes parts; small slices take any mesh."""
+    for name, is_refused in (("v6e:4x4", True), ("v5e:4x4", False), ("v6e:2x4", False), ("v5p:2x2x2", False)):
+        system = parse_system(name)
+        layout = lay_mesh(system, {"fsdp": system.num_devices // 2, "tp": 2})
+        assert layout.is_refused is is_refused, name
+        assert any("jax.make_mesh refuses it" in note for note in layout.notes) is is_refused

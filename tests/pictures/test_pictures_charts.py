@@ -18,7 +18,7 @@ LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)
 @pytest.fixture(scope="module")
 def records():
     workload = Workload(model=load_model("gpt2-xl"), batch=64, seq_len=1024)
-    return rank(workload, SYSTEM).candidates[:3]
+    return [plan.predicted for plan in rank(workload, SYSTEM, top=3).plans]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])

@@ -4,14 +4,14 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-from meshwright.planner import rank, read_sweep, run_sweep
+from meshwright.planner import find_best, read_sweep, run_sweep
 from meshwright.workload import Workload, load_model
 
 WORKLOAD = Workload(model=load_model("llama3-8b"), batch=256, seq_len=4096)
 
 
 def best(workload, system):
-    return rank(workload, system).candidates[0]
+    return find_best(workload, system).predicted
 
 
 @pytest.mark.parametrize(

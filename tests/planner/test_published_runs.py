@@ -48,6 +48,22 @@ def test_a_row_becomes_the_setting_it_describes():
     assert cards.link_bytes_per_second == pytest.approx(4 * 200e9 / 8)
 
 
+def test_each_software_runs_a_step_in_its_own_way():
+    """What the rows do not say is what the framework's code of the time does."""
+    megatron = read_setting(ROWS["sc21-t1-39.1b"]).strategy
+    assert (megatron.dropout, megatron.overlaps_gradients, megatron.overlaps_tp) == (True, False, False)
+    titan = read_setting(ROWS["torchtitan-8b-8gpu-fsdp8-compile"])
+    assert (titan.strategy.gradient_dtype, titan.strategy.flat_buffers, titan.strategy.attention) == (
+        "f32",
+        True,
+        "flash",
+    )
+    assert titan.workload.remat == "alternate"
+    pod = read_setting(ROWS["maxtext-v4-22b-2x64"])
+    assert (pod.strategy.attention, pod.strategy.overlaps_tp, pod.workload.remat) == ("scores", True, "block")
+    assert read_setting(ROWS["maxtext-a3-llama2-7b-16h100"]).strategy.attention == "cudnn"
+
+
 def test_a_step_time_comes_from_what_a_row_says_in_its_own_convention():
     row = ROWS["torchtitan-8b-8gpu-fsdp8-compile"]
     tokens_per_second = row["measured"]["tokens_per_s_per_device"]

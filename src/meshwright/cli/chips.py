@@ -14,7 +14,7 @@ import tyro
 from meshwright.cli.tables import WIDTH, console, show, table
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, chips, load_chip, load_hardware
-from meshwright.units import show_bytes, show_rate, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
             "bandwidth": show_rate(chip.hbm_bytes_per_second, "B/s"),
         },
     )
+    if "power" in chip.sources:
+        yield "power", "power", {"limit": f"{show_percent(chip.power_share)} of what the die is otherwise sold with"}
     if chip.torus:
         yield "torus", "torus", _torus_figures(chip)
     for index, level in enumerate(chip.levels):

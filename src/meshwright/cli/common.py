@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
-from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.mesh import parse_mesh
 from meshwright.planner import Plan, make_plan, rank, read_plan
 from meshwright.units import parse_count
-from meshwright.workload import Dtype, ModelConfig, Remat, Workload, load_model
+from meshwright.workload import REMATS, Dtype, ModelConfig, Remat, Workload, check_positions, load_model, usual_seq_len
 
 SAID_BY_PLANS = ("on", "batch", "batch_tokens", "seq_len", "dtype", "num_layers")
 """What a plan's file says, so that nothing else may."""
-
-SEQ_LEN = 2048
-"""The sequence length where none is said."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,17 @@ class Subject:
     batch_tokens: str | None = None
     """The same in tokens, as 4M; instead of --batch."""
     seq_len: int | None = None
-    """Tokens of a sequence (2048 where nothing is said)."""
+    """Tokens of a sequence; where nothing is said, what the model was trained on, 8192 at most, or 2048."""
     dtype: Dtype | None = None
     """What products are computed in: bf16, on simulated CPU devices f32. Parameters and moments are f32."""
-    remat: Remat = "block"
-    """What a layer keeps for backward: none recomputes nothing, matmuls keeps the products, block only its input."""
+    remat: Remat | Literal["auto"] | None = None
+    """What a layer keeps for backward, from most to least: none recomputes nothing, attention only scores, matmuls
+    keeps the products, block its input, offload that in the host's memory. auto: the planner chooses, as plan does
+    where nothing is said; train and verify take block."""
     num_layers: int | None = None
     """As many layers instead of the model's own, to look at a part of it."""
+    hardware: Path | None = None
+    """A TOML file of a chip of your own, in the form of the project's (meshwright/hardware/data), for --on to name."""
 
 
 def read_subject(subject: Subject) -> tuple[Workload, System]:
@@ -49,14 +50,15 @@ def read_subject(subject: Subject) -> tuple[Workload, System]:
     if subject.on is None or (subject.batch is None) == (subject.batch_tokens is None):
         missing = "--on, as --on v5p:4x4x4" if subject.on is None else "one of --batch and --batch-tokens"
         raise MeshwrightError(f"{subject.model} wants {missing}")
-    system = parse_system(subject.on)
-    seq_len = subject.seq_len or SEQ_LEN
+    system, model = parse_system(subject.on, hardware_file=subject.hardware), subject_model(subject)
+    seq_len = subject.seq_len or usual_seq_len(model)
+    check_positions(model, seq_len)
     workload = Workload(
-        model=_model(subject),
+        model=model,
         batch=subject.batch if subject.batch is not None else _sequences(subject.batch_tokens or "", seq_len),
         seq_len=seq_len,
         compute_dtype=subject.dtype or ("f32" if system.chip.kind == "cpu" else "bf16"),
-        remat=subject.remat,
+        remat=remats(subject)[0] if remats(subject) else "block",
     )
     return workload, system
 
@@ -73,11 +75,16 @@ def choose_plan(subject: Subject, mesh_dim: str | None) -> Plan:
     workload, system = read_subject(subject)
     if mesh_dim is not None:
         return make_plan(workload, parse_mesh(mesh_dim, num_devices=system.num_devices), system)
-    best = rank(workload, system).candidates[0]
-    return Plan(workload=workload, hardware=str(system), mesh=MeshShape(**best.mesh), predicted=best)
+    choices = REMATS if subject.remat == "auto" else (workload.remat,)
+    return rank(workload, system, remats=choices, top=1, is_runnable=True).plans[0]
 
 
-def _model(subject: Subject) -> ModelConfig:
+def remats(subject: Subject) -> tuple[Remat, ...]:
+    """The one policy that is said; none where the planner is to choose."""
+    return () if subject.remat in (None, "auto") else (subject.remat,)
+
+
+def subject_model(subject: Subject) -> ModelConfig:
     """The model, cut to --num-layers."""
     model = load_model(subject.model)
     return model if subject.num_layers is None else replace(model, num_layers=subject.num_layers)

@@ -11,6 +11,7 @@ from meshwright.errors import MeshwrightError
 COMMANDS = {
     "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
     "verify": "compile the train step of a plan with the real XLA compiler and hold it against the plan",
+    "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "generate": "write text with a model that was trained",
     "matmul": "what a sharded product costs: its case, its collectives, every way to do it",

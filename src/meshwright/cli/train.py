@@ -18,7 +18,7 @@ from meshwright.cli.tables import console, headline, speed
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_mesh
-from meshwright.planner import make_plan
+from meshwright.planner import as_run, make_plan
 from meshwright.record import Record
 from meshwright.units import show_percent, show_rate, show_seconds
 
@@ -79,7 +79,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     from meshwright.training import Optimizer, RunConfig, load_corpus
 
     load_corpus(args.data)  # A file that is not there is told of before anything starts.
-    plan = choose_plan(args.subject, args.mesh_dim)
+    plan = as_run(choose_plan(args.subject, args.mesh_dim))
     directory = args.out or Path("runs") / plan.workload.model.name
     if (directory / "config.json").exists():
         raise MeshwrightError(

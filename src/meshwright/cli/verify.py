@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.common import Subject, choose_plan
+from meshwright.cli.page import check_page
 from meshwright.cli.tables import console, folded, headline, show, table
-from meshwright.planner import Plan
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.planner import Plan, as_run
 from meshwright.record import Record
-from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
+from meshwright.units import show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.compiled import Row, Verification
+    from meshwright.compiled import Verification
 
 
 @dataclass(frozen=True)
@@ -25,39 +28,61 @@ class Args:
 
     Example: meshwright verify tiny --on cpu:8 --mesh-dim 2,2,2,1 --batch 16 --seq-len 256
     For a TPU slice: meshwright verify llama3-8b --num-layers 2 --on v5e:4x4 --mesh-dim 1,4,4,1 --batch 16
-    With what a run measured: meshwright verify runs/tiny
+    With what a run measured: meshwright verify runs/tiny, or meshwright verify plan.yaml --run runs/tiny
     """
 
     subject: Annotated[Subject, tyro.conf.arg(name="")]
     mesh_dim: str | None = None
     """dp,fsdp,tp,sp as 1,-1,4,1, or names, as fsdp=-1,tp=4. One degree may be -1. Without it, the planner chooses."""
+    run: Path | None = None
+    """The directory of a run of the same step: what it measured is laid beside."""
     effort: Literal["fast", "default"] = "fast"
     """What the TPU compiler spends: fast for counts and bytes, default for the schedule that will really run."""
     tolerance: float | None = None
     """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
+    html: Path | None = None
+    """Write the whole of it as one page to look at, with the timeline of the step."""
     json: bool = False
-    """Print {"predicted", "compiled", "measured", "differences"} instead of the table."""
+    """Print {"predicted", "compiled", "measured", "rows", "differences"} instead of the table."""
 
 
 def run(args: Args) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
+    plan, measured = _plan_and_measured(args)
+    check_page(args.html)
     from meshwright.compiled import verify
 
-    plan, measured = _plan_and_measured(args)
-    with console(stderr=True).status(f"compiling for {plan.hardware}"):
-        found = verify(plan, effort=args.effort)
+    with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
+        found = verify(plan, effort=args.effort, measured=measured)
+    if args.html is not None:
+        _write_page(args.html, found, measured)
     if args.json:
-        print(json.dumps(_json(plan.predicted, found, measured), indent=2))
+        print(json.dumps(_json(found, measured), indent=2))
     else:
-        _print(plan, found, measured)
+        _print(found)
     return int(args.tolerance is not None and any(row.exceeds(args.tolerance) for row in found.rows))
 
 
 def _plan_and_measured(args: Args) -> tuple[Plan, Record | None]:
-    """The plan that the arguments mean; where they name a run, the plan of that, and what it measured."""
-    directory = Path(args.subject.model)
-    if not (directory / "metrics.jsonl").is_file():
-        return choose_plan(args.subject, args.mesh_dim), None
+    """The plan that the arguments mean, and what a run of it measured, where they name one."""
+    named = Path(args.subject.model)
+    is_run = (named / "config.json").is_file()
+    if is_run:
+        return _of_run(named)
+    plan = as_run(choose_plan(args.subject, args.mesh_dim))
+    if args.run is None:
+        return plan, None
+    ran, measured = _of_run(args.run)
+    for what in ("workload", "mesh", "hardware"):
+        if getattr(ran, what) != getattr(plan, what):
+            raise MeshwrightError(
+                f"{args.run} is a run of another {what}; `meshwright verify {args.run}` is of its own"
+            )
+    return plan, measured
+
+
+def _of_run(directory: Path) -> tuple[Plan, Record]:
+    """The plan of a run's step, and what it measured."""
     from meshwright.hardware import parse_system
     from meshwright.planner import make_plan
     from meshwright.training import measured, read_config, read_metrics
@@ -67,51 +92,32 @@ def _plan_and_measured(args: Args) -> tuple[Plan, Record | None]:
     return plan, measured(config, read_metrics(directory))
 
 
-def _json(predicted: Record, found: Verification, measured: Record | None) -> dict[str, Any]:
+def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
     """All of it as plain data."""
-    records: dict[str, Any] = {"predicted": predicted.to_json(), "compiled": found.compiled.to_json()}
+    records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
-    return records | {"differences": [row.to_json() for row in found.rows if not row.is_equal]}
+    rows = [row.to_json() for row in found.rows]
+    differences = [row.to_json() for row in found.rows if not row.is_equal]
+    return records | {"rows": rows, "differences": differences}
 
 
-def _print(plan: Plan, found: Verification, measured: Record | None) -> None:
-    """The table, with a column for what was measured where there is one."""
-    program, rows = found.program, found.rows
+def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
+    """The page of a verification."""
+    from meshwright.pages import verify_page, write_page
+
+    write_page(path, verify_page(found, measured))
+
+
+def _print(found: Verification) -> None:
+    """The table, with a column for what was measured where there is anything."""
+    plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     print(f"{headline(plan.workload, plan.hardware)}\nmesh {plan.mesh} · compiled by {program.compiler} {took}\n")
-    columns = ["", "predicted", "compiled", *(["measured"] if measured else []), "difference", ""]
-    lines = [_line(row, ["–"] if measured else []) for row in rows]
-    lines += _measured_lines(plan.predicted, measured) if measured else []
-    show(console(), table(columns, lines, left=(0, len(columns) - 1)))
+    ran = any(row.measured is not None for row in rows)
+    columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), ""]
+    show(console(), table(columns, [row.cells(with_measured=ran) for row in rows], left=(0, len(columns) - 1)))
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
-    for note in (*plan.predicted.notes, *found.compiled.notes):
+    for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):
         print(folded(f"note: {note}"))
-
-
-def _line(row: Row, measured: list[str]) -> list[str]:
-    """A row's line."""
-    show = show_bytes if row.unit == "B" else show_flops
-    both = ["–" if amount is None else show(amount) for amount in (row.predicted, row.compiled)]
-    difference = "0" if row.is_equal else "–" if row.relative is None else f"{row.relative:+.1%}"
-    return [row.quantity, *both, *measured, difference, row.reason]
-
-
-def _measured_lines(predicted: Record, measured: Record) -> list[list[str]]:
-    """What a compiled program has no clock for: step time, speed and MFU, predicted and measured."""
-    quantities = (
-        ("step", predicted.step_seconds, measured.step_seconds, show_seconds),
-        (
-            "tokens a second",
-            predicted.tokens_per_second,
-            measured.tokens_per_second,
-            lambda rate: show_rate(rate, "tok/s"),
-        ),
-        ("MFU", predicted.mfu, measured.mfu, show_percent),
-    )
-    return [
-        [name, show(plan), "–", show(run), f"{run / plan - 1:+.1%}", ""]
-        for name, plan, run, show in quantities
-        if plan and run
-    ]

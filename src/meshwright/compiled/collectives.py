@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.compiled.groups import Axes, Groups, axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
 from meshwright.compiled.hlo import Instruction, Module
-from meshwright.compiled.loops import count_runs
+from meshwright.compiled.loops import Runs, count_runs
 from meshwright.compiled.phases import describe
 from meshwright.compiled.respelled import PADDED, PROMOTED, is_padded, promoted_from, sliced_note
 from meshwright.compiled.shapes import Shape
@@ -35,42 +35,81 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
     for each phase and note of the arrays it carries. One whose groups are no product of axes has axes () and a note.
     An all-reduce that is a reduce-scatter or an all-gather in other words keeps its kind, and its note says so
     (`respelled.SLICED`, `respelled.PADDED`; `respelled.meant` puts it in those words). What the TPU compiler spreads
-    over the fusions of one computation is counted once, by its channel.
+    over the fusions of one computation, and of loops inside it, is counted once, by its channel.
     """
     runs = count_runs(module)
-    collectives: list[Collective] = []
+    collectives = [one for _, entries in each_collective(module, mesh, runs) for one in entries]
     left_out: Counter[str] = Counter()
-    seen: set[tuple[str, str, Kind]] = set()
     for instruction in module.instructions():
-        opcode = instruction.opcode.removesuffix("-start")
-        times = runs.times[instruction.computation]
+        opcode, times = instruction.opcode.removesuffix("-start"), runs.times[instruction.computation]
         if opcode in _NOT_COUNTED and times:
             left_out[opcode] += times
-        if opcode not in _KINDS or not times:
-            continue
-        key = _identity(module, instruction, _KINDS[opcode])
-        if key is None or key not in seen:
-            collectives += _entries(module, instruction, _KINDS[opcode], mesh, times)
-        if key is not None:
-            seen.add(key)
     notes = [f"{opcode}: {count} a step, not among the collectives" for opcode, count in left_out.items()]
     return Traffic(collectives=tuple(collectives), notes=(*runs.notes, *notes))
 
 
-def _identity(module: Module, instruction: Instruction, kind: Kind) -> tuple[str, str, Kind] | None:
-    """What the parts of one collective have in common that stand in several fusions; None of one outside fusions."""
-    computation = instruction.computation
-    while len(callers := module.callers[computation]) == 1 and callers[0].opcode == "fusion":
-        computation = callers[0].computation
-    channel = instruction.attributes.get("channel_id")
-    return (computation, channel, kind) if channel and computation != instruction.computation else None
+def each_collective(
+    module: Module, mesh: Mapping[str, int], runs: Runs
+) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
+    """Each instruction that communicates, the first of one over several fusions, and what `read_collectives` says.
+
+    One that does not run, or in groups of one device, is left out.
+    """
+    further = _further_parts(module)
+    for instruction in module.instructions():
+        times = runs.times[instruction.computation]
+        if collective_kind(instruction) is None or not times:
+            continue
+        if (instruction.computation, instruction.name) not in further:
+            entries = tuple(collective_entries(module, instruction, mesh, times))
+            if entries:
+                yield instruction, entries
 
 
-def _entries(
-    module: Module, instruction: Instruction, kind: Kind, mesh: Mapping[str, int], times: int
+def _further_parts(module: Module) -> frozenset[tuple[str, str]]:
+    """What is counted already, by computation and name: parts of one collective that stand in several fusions.
+
+    They have kind and channel in common, and the fusions stand in one computation or in loops inside it. The first in
+    the outermost counts: a gather that goes on through the trips of an inner loop is still one.
+    """
+    parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
+    for instruction in module.instructions():
+        kind, channel = collective_kind(instruction), instruction.attributes.get("channel_id")
+        if kind is not None and channel:
+            *_, home = _outwards(module, instruction.computation, "fusion")
+            if home != instruction.computation:
+                parts[channel, kind].append((home, instruction))
+    further = set()
+    for alike in parts.values():
+        homes = [home for home, _ in alike]
+        for number, (home, instruction) in enumerate(alike):
+            around = _outwards(module, home, "while")[1:]
+            if home in homes[:number] or any(other in around for other in homes):
+                further.add((instruction.computation, instruction.name))
+    return frozenset(further)
+
+
+def _outwards(module: Module, computation: str, opcode: str) -> list[str]:
+    """A computation and those around it, as far as each is called once, by an instruction of some opcode."""
+    found = [computation]
+    while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
+        found.append(callers[0].computation)
+    return found
+
+
+def collective_kind(instruction: Instruction) -> Kind | None:
+    """The kind of collective that an instruction makes or starts; None of one that makes none."""
+    return _KINDS.get(instruction.opcode.removesuffix("-start"))
+
+
+def collective_entries(
+    module: Module, instruction: Instruction, mesh: Mapping[str, int], times: int = 1
 ) -> Iterator[Collective]:
-    """One collective as entries of a record, one for each phase and note of its arrays."""
-    groups = _groups(instruction, mesh)
+    """One collective, run so many times, as entries of a record, one for each phase and note of its arrays.
+
+    None where its groups have one device each.
+    """
+    kind, groups = _KINDS[instruction.opcode.removesuffix("-start")], groups_of(instruction, mesh)
     axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
     if axes == ():
         return
@@ -98,7 +137,7 @@ def _entries(
         )
 
 
-def _groups(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
+def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
     """The groups of a collective, or the pairs of a permute."""
     if instruction.opcode.startswith("collective-permute"):
         return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))

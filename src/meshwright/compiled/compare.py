@@ -4,46 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+from meshwright.compiled.explain import Key, explain
 from meshwright.compiled.respelled import meant
-from meshwright.record import Collective, Record, merge
+from meshwright.record import PHASES, Collective, Record, merge
+from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
 
-Key = tuple[str, tuple[str, ...], str]
+Unit = Literal["flop", "B", "s", "tok/s", "share"]
+
+NOT_PLANNED, MISSING, UNEXPLAINED = "not planned", "the compiled program has none", "otherwise than planned"
+"""Reasons that name nothing."""
+
+_LEAST_SHARE = 0.005
+"""The part of a step's difference below which a term of it is not named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One quantity from a plan and from a compiled program; None where one of them has none.
+    """One quantity from a plan, a compiled program and a run; None where one of them has none.
 
-    unit: `flop` or `B`, per device and step. reason: what names a difference, or how the compiler says the same.
+    unit: `flop` and `B` are per device and step. reason: what names a difference, or how the compiler says the same.
     """
 
     quantity: str
-    unit: str
+    unit: Unit
     predicted: float | None
     compiled: float | None
+    measured: float | None = None
     reason: str = ""
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of what was predicted; None where nothing was."""
-        if self.predicted is None or self.compiled is None:
-            return None
-        return (self.compiled - self.predicted) / self.predicted if self.predicted else 0.0
+        """The compiled difference as a share of what was predicted; None where nothing was, or nothing was compiled."""
+        return self._relative(self.compiled)
+
+    @property
+    def measured_relative(self) -> float | None:
+        """The measured difference as a share of what was predicted; None where either is not known."""
+        return self._relative(self.measured)
 
     @property
     def is_equal(self) -> bool:
-        """Whether both say the same."""
-        return self.predicted == self.compiled
+        """Whether all that is known says the same; of collectives, where one has none, the other must have none."""
+        return self.predicted == self.compiled and self.measured in (None, self.predicted)
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether the difference is larger than a share of what was predicted; what one of them lacks always is."""
-        return not self.is_equal and (self.relative is None or abs(self.relative) > tolerance)
+        """Whether a difference is larger than a share of what was predicted; a collective that one lacks always is."""
+        found = [share for share in (self.relative, self.measured_relative) if share is not None]
+        lacking = self.unit == "B" and not self.is_equal and not (self.predicted and self.compiled)
+        return lacking or any(abs(share) > tolerance for share in found)
+
+    def cells(self, *, with_measured: bool) -> list[str]:
+        """The row as people read it: quantity, predicted, compiled, difference, the two of a run, reason."""
+        amounts = [_shown(self.predicted, self.unit), _shown(self.compiled, self.unit)]
+        cells = [self.quantity, *amounts, self._difference(self.compiled, self.relative)]
+        if with_measured:
+            cells += [_shown(self.measured, self.unit), self._difference(self.measured, self.measured_relative)]
+        return [*cells, self.reason]
 
     def to_json(self) -> dict[str, Any]:
         """This row as plain data."""
-        return vars(self) | {"relative": self.relative}
+        return vars(self) | {"relative": self.relative, "measured_relative": self.measured_relative}
+
+    def _relative(self, amount: float | None) -> float | None:
+        """How far an amount is from what was predicted, as a share of that."""
+        return (amount - self.predicted) / self.predicted if self.predicted and amount is not None else None
+
+    def _difference(self, amount: float | None, relative: float | None) -> str:
+        """How far an amount is from what was predicted, in words."""
+        if self.predicted == amount:
+            return "0"
+        return "–" if relative is None else f"{relative:+.1%}"
+
+
+def _shown(amount: float | None, unit: Unit) -> str:
+    """An amount in its unit; a dash for none."""
+    if amount is None:
+        return "–"
+    if unit == "tok/s":
+        return show_rate(amount, unit)
+    return {"B": show_bytes, "flop": show_flops, "s": show_seconds, "share": show_percent}[unit](amount)
 
 
 def in_plans_terms(compiled: Record) -> Record:
@@ -56,9 +97,14 @@ def in_plans_terms(compiled: Record) -> Record:
     return replace(compiled, collectives=merge(moves))
 
 
-def compare(predicted: Record, compiled: Record, *, argument_bytes: int) -> tuple[Row, ...]:
-    """Every quantity of both records, `compiled` in the terms of a plan; `argument_bytes` as predicted."""
-    memory = compiled.memory_bytes
+def compare(
+    predicted: Record, compiled: Record, *, argument_bytes: int, measured: Record | None = None
+) -> tuple[Row, ...]:
+    """Every quantity of the records, `compiled` in the terms of a plan; `argument_bytes` as predicted.
+
+    Times are compared where a simulation of the compiled program or a run gives any.
+    """
+    memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
     rows = [
         Row(
@@ -68,55 +114,98 @@ def compare(predicted: Record, compiled: Record, *, argument_bytes: int) -> tupl
             compiled=compiled.flops,
             reason="another program than planned",
         ),
-        _memory("arguments", argument_bytes, memory, "small arrays are padded"),
-        _memory("temporaries", temporaries, memory, "an estimate"),
-        _memory("peak", predicted.memory_bytes["peak"], memory, "by its temporaries"),
-        *_collectives(predicted.collectives, compiled.collectives),
+        _memory("arguments", argument_bytes, memory, ran, "small arrays are padded"),
+        _memory("temporaries", temporaries, memory, ran, "an estimate"),
+        _memory("peak", predicted.memory_bytes["peak"], memory, ran, "by its temporaries"),
+        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh),
+        *_times(predicted, compiled, measured),
     ]
     return tuple(replace(row, reason="") if row.is_equal and row.unit == "flop" else row for row in rows)
 
 
-def _memory(name: str, predicted: float, memory: Mapping[str, int], reason: str) -> Row:
+def _memory(name: str, predicted: float, memory: Mapping[str, int], ran: Mapping[str, int], reason: str) -> Row:
     """A row of memory, its reason said where there is a difference."""
-    row = Row(quantity=f"memory {name}", unit="B", predicted=predicted, compiled=memory.get(name), reason=reason)
+    row = Row(
+        quantity=f"memory {name}",
+        unit="B",
+        predicted=predicted,
+        compiled=memory.get(name),
+        measured=ran.get(name),
+        reason=reason,
+    )
     return replace(row, reason="") if row.is_equal else row
 
 
-def _collectives(predicted: tuple[Collective, ...], compiled: tuple[Collective, ...]) -> Iterator[Row]:
+def _times(predicted: Record, compiled: Record, measured: Record | None) -> Iterator[Row]:
+    """A row for the step and for each of its rates that something beside the plan gives."""
+    quantities: tuple[tuple[str, Unit, str], ...] = (
+        ("step", "s", "step_seconds"),
+        ("tokens a second", "tok/s", "tokens_per_second"),
+        ("MFU", "share", "mfu"),
+    )
+    for quantity, unit, field in quantities:
+        plan, program = getattr(predicted, field), getattr(compiled, field)
+        run = getattr(measured, field) if measured else None
+        if program is not None or run is not None:
+            reason = _longer(predicted, compiled) if quantity == "step" else ""
+            yield Row(quantity=quantity, unit=unit, predicted=plan, compiled=program, measured=run, reason=reason)
+
+
+def _longer(predicted: Record, compiled: Record) -> str:
+    """Which term of a step's time is most of the difference: `exposed communication +0.31 s`."""
+    plan, program = predicted.breakdown_seconds, compiled.breakdown_seconds
+    if not (plan and program):
+        return ""
+    differences = {name: program.get(name, 0.0) - plan.get(name, 0.0) for name in dict.fromkeys((*plan, *program))}
+    name, most = max(differences.items(), key=lambda item: abs(item[1]))
+    if abs(most) < _LEAST_SHARE * (predicted.step_seconds or 0.0):
+        return ""
+    return f"{name} {'+' if most > 0 else '-'}{show_seconds(abs(most))}"
+
+
+def _collectives(
+    predicted: tuple[Collective, ...], compiled: tuple[Collective, ...], mesh: Mapping[str, int]
+) -> Iterator[Row]:
     """A row for every kind, axes and phase of collective in either."""
     planned, found = ({(c.kind, c.axes, c.phase): c for c in moves} for moves in (predicted, compiled))
-    joined = _joined(planned, found)
-    parts = {key for keys in joined.values() for key in keys}
+    planned, in_turn = _joined(planned, found)
+    named = explain(planned, found, mesh)
     for key in dict.fromkeys((*planned, *found)):
-        if key in joined:
-            yield _joined_row(key, joined[key], planned, found)
-        elif key not in parts:
-            yield _collective_row(key, planned.get(key), found.get(key))
+        said = "; ".join(filter(None, (in_turn.get(key, ""), named.get(key, ""))))
+        yield _collective_row(key, planned.get(key), found.get(key), said)
 
 
-def _collective_row(key: Key, planned: Collective | None, found: Collective | None) -> Row:
-    """The row of one kind, axes and phase."""
-    reason = found.note if found else "the compiled program has none"
+def _collective_row(key: Key, planned: Collective | None, found: Collective | None, named: str) -> Row:
+    """The row of one kind, axes and phase, with the name of its difference."""
     if not planned:
-        reason = "; ".join(filter(None, ("not planned", reason)))
+        unnamed = NOT_PLANNED
+    elif not found:
+        unnamed = MISSING
+    else:
+        unnamed = UNEXPLAINED if planned.bytes != found.bytes else ""
+    reason = "; ".join(filter(None, (named or unnamed, found.note if found else "")))
     return _row(key, planned.bytes if planned else None, found.bytes if found else None, reason)
 
 
-def _joined(planned: Mapping[Key, Collective], found: Mapping[Key, Collective]) -> dict[Key, list[Key]]:
-    """All-reduces over several axes at once that stand for planned ones over each, one after the other."""
-    pairs = {}
-    for kind, axes, phase in found:
-        key = (kind, axes, phase)
-        parts = [k for k in planned if (k[0], k[2]) == (kind, phase) and set(k[1]) < set(axes) and k not in found]
-        if kind == "all-reduce" and key not in planned and sorted(a for k in parts for a in k[1]) == sorted(axes):
-            pairs[key] = parts
-    return pairs
+def _joined(
+    planned: Mapping[Key, Collective], found: Mapping[Key, Collective]
+) -> tuple[dict[Key, Collective], dict[Key, str]]:
+    """What was planned, with all-reduces of one array over each of several axes in turn as one over all of them.
 
-
-def _joined_row(key: Key, parts: list[Key], planned: Mapping[Key, Collective], found: Mapping[Key, Collective]) -> Row:
-    """The row of an all-reduce over several axes at once: the same array that was planned to be summed over each."""
-    over = " and ".join("*".join(part[1]) for part in parts)
-    return _row(key, max(planned[part].bytes for part in parts), found[key].bytes, f"planned over {over} in turn")
+    Where the compiler makes one over all of them, in whatever phase; and what is to be said of each such one.
+    """
+    result, said = dict(planned), {}
+    over_several = {axes for kind, axes, _ in found if kind == "all-reduce" and len(axes) > 1}
+    for axes in over_several - {axes for kind, axes, _ in planned if kind == "all-reduce"}:
+        for phase in PHASES:
+            parts = [k for k in planned if (k[0], k[2]) == ("all-reduce", phase) and set(k[1]) < set(axes)]
+            parts = [k for k in parts if k not in found]
+            if sorted(axis for part in parts for axis in part[1]) == sorted(axes):
+                key: Key = ("all-reduce", axes, phase)
+                largest = max((result.pop(part) for part in parts), key=lambda move: move.bytes)
+                result[key] = replace(largest, axes=axes)
+                said[key] = f"planned over {' and '.join('*'.join(part[1]) for part in parts)} in turn"
+    return result, said
 
 
 def _row(key: Key, predicted: float | None, compiled: float | None, reason: str) -> Row:

@@ -1,4 +1,4 @@
-"""Compile a program for hardware that is not there: in a child process that has its compiler, cached on disk."""
+"""Compile programs for hardware that is not there: in child processes that have its compiler, cached on disk."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
+import time
 import zlib
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import meshwright
+from meshwright.compiled.children import Child
 from meshwright.compiled.program import CompiledProgram, CompileRequest, program_from_json
-from meshwright.compiled.targets import check_compiler, compiler_name, environment
+from meshwright.compiled.targets import check_compiler, compiler_name
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 
-_MOST_MESSAGES = 1 << 20
-_LOGGED = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
-_OUT_OF_MEMORY = (
-    re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
-    re.compile(r"(Used) ([\d.]+\w?) of ([\d.]+\w?)"),
-)
+_CHILD_BYTES = 4 << 30
+"""What a process that compiles may take; the largest measured are in docs/verify.md."""
+
+_POLL_SECONDS = 0.05
 
 
 def compile_in_child(request: CompileRequest) -> CompiledProgram:
@@ -39,14 +40,38 @@ def compile_in_child(request: CompileRequest) -> CompiledProgram:
     fails, or the program does not fit the memory of the TPUs (the GPU compiler does not check). An interrupt ends the
     child.
     """
-    system = parse_system(request.hardware)
-    check_compiler(system)
-    file = cache_directory() / f"{_key(request, system)}.json.gz"
-    found = _read(file)
-    if found is None:
-        found = _compile(request, system)
-        _write(file, found)
-    return found
+    ((_, outcome),) = compile_all([request])
+    if isinstance(outcome, MeshwrightError):
+        raise outcome
+    return outcome
+
+
+def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, CompiledProgram | MeshwrightError]]:
+    """The number of each request and its program, or why there is none, as `compile_in_child` has it, as they are done.
+
+    Those in the cache come first. As many are compiled at once as this machine has cores and free memory for.
+    """
+    waiting: deque[tuple[int, _Wanted]] = deque()
+    for number, request in enumerate(requests):
+        try:
+            wanted = _wanted(request)
+        except MeshwrightError as error:
+            yield number, error
+            continue
+        if (found := _read(wanted.file)) is not None:
+            yield number, found
+        else:
+            waiting.append((number, wanted))
+    at_once = _num_children()
+    running: dict[int, tuple[_Wanted, Child]] = {}
+    with ExitStack() as children:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, wanted = waiting.popleft()
+                running[number] = wanted, children.enter_context(Child(wanted.request, wanted.system))
+            for number in [number for number, (_, child) in running.items() if child.is_done]:
+                yield number, _outcome(*running.pop(number))
+            time.sleep(_POLL_SECONDS if running else 0)
 
 
 def cache_directory() -> Path:
@@ -55,58 +80,45 @@ def cache_directory() -> Path:
     return Path(base) / "meshwright" / "programs"
 
 
-def _compile(request: CompileRequest, system: System) -> CompiledProgram:
-    """The program, compiled in a child process."""
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
-        asked, answered, said = (Path(directory) / name for name in ("request.json", "response.json", "stderr"))
-        asked.write_text(json.dumps(request.to_json()))
-        variables = environment(system, os.environ)
-        # What this process can import, the child can: the function may be a test's or a notebook's neighbour.
-        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command = [sys.executable, "-m", "meshwright.compiled.worker", str(asked), str(answered)]
-        with said.open("wb") as log, subprocess.Popen(command, env=variables, stdout=log, stderr=log) as child:
-            try:
-                status = child.wait()
-            finally:
-                child.kill()  # after an interrupt, which does not reach it while it is inside the compiler
-                child.wait()
-        messages = _warnings(said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
-        if not answered.exists():
-            raise MeshwrightError(_died(request, status, messages))
-        response = json.loads(answered.read_text())
-    if "error" in response:
-        raise MeshwrightError(response["error"] if response["known"] else _failed(request, response["error"]))
-    return replace(program_from_json(response["program"], cached=False), messages=messages)
+@dataclass(frozen=True)
+class _Wanted:
+    """A request, its hardware, and the file that keeps its program."""
+
+    request: CompileRequest
+    system: System
+    file: Path
 
 
-def _warnings(messages: str) -> str:
-    """What a compiler wrote, without the messages that only inform, which may go over several lines."""
-    kept, informs = [], False
-    for line in messages.splitlines(keepends=True):
-        if found := _LOGGED.match(line):
-            informs = found[1] == "I"
-        if not informs:
-            kept.append(line)
-    return "".join(kept)
+def _wanted(request: CompileRequest) -> _Wanted:
+    """A request that can be compiled here. Raises where it cannot."""
+    system = parse_system(request.hardware)
+    check_compiler(system)
+    return _Wanted(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
 
 
-def _failed(request: CompileRequest, error: str) -> str:
-    """One line on an error of the user's function or of the compiler."""
-    what = f"{request.function} on {request.hardware}"
-    if "RESOURCE_EXHAUSTED" in error:
-        for pattern in _OUT_OF_MEMORY:
-            if found := pattern.search(error):
-                kind = "" if found[1] == "Used" else f" for {found[1]}"
-                return f"{what} does not fit: it needs {found[2]}{kind} of the {found[3]} a device has"
-    first = error.strip().split("\n")[0]
-    return f"{what} does not compile: {first}"
+def _outcome(wanted: _Wanted, child: Child) -> CompiledProgram | MeshwrightError:
+    """What a child that is done made, which is kept, or why it made nothing."""
+    with child:
+        try:
+            program = child.program()
+        except MeshwrightError as error:
+            return error
+    _write(wanted.file, program)
+    return program
 
 
-def _died(request: CompileRequest, status: int, messages: str) -> str:
-    """One line on a child that ended without an answer."""
-    how = f"signal {-status}" if status < 0 else f"status {status}"
-    last = next((line for line in reversed(messages.splitlines()) if line.strip()), "it said nothing")
-    return f"the process compiling {request.function} for {request.hardware} ended with {how}: {last.strip()[:200]}"
+def _num_children() -> int:
+    """How many processes may compile at once on this machine, at least one."""
+    return max(1, min(os.cpu_count() or 1, _free_bytes() // _CHILD_BYTES))
+
+
+def _free_bytes() -> int:
+    """The memory that new processes can have; where the system does not say, enough for one."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _key(request: CompileRequest, system: System) -> str:

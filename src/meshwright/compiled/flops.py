@@ -6,13 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.compiled.loops import count_runs
-from meshwright.compiled.phases import describe
+from meshwright.compiled.tally import Part, Tally, part_of
 from meshwright.errors import MeshwrightError
-from meshwright.record import Phase
 
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d{1,18})')
@@ -24,23 +22,7 @@ _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
 _KERNELS = ("tpu_custom_call", "__gpu$", "__cublas$", "__cudnn$", "__onednn$", "mosaic_gpu", "triton")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flops:
-    """The flops of a step on one device by phase; `recompute` is what a forward pass would not have to run again.
-
-    notes: what is not in them.
-    """
-
-    by_phase: Mapping[Phase, int]
-    notes: tuple[str, ...]
-
-    @property
-    def total(self) -> int:
-        """All that is executed, recomputation included."""
-        return sum(self.by_phase.values())
-
-
-def count_flops(module: Module) -> Flops:
+def count_flops(module: Module) -> Tally:
     """The flops of all products of a program: dots, convolutions (what the TPU compiler makes of dots), GEMM calls.
 
     A multiplication and an addition are two; loop bodies count as often as they run, unlike in XLA's own
@@ -48,22 +30,22 @@ def count_flops(module: Module) -> Flops:
     without an estimate is named in the notes.
     """
     runs = count_runs(module)
-    by_phase: Counter[Phase] = Counter()
+    by_part: Counter[Part] = Counter()
     unknown: Counter[str] = Counter()
     for instruction in module.instructions():
         times = runs.times[instruction.computation]
         if not times:
             continue
-        flops = _flops(module, instruction)
+        flops = flops_of(module, instruction)
         if flops is None:
             unknown[_target(instruction)] += times
         elif flops:
-            by_phase[describe(module, instruction)[0].phase] += times * flops
+            by_part[part_of(module, instruction)] += times * flops
     notes = [f"{count} calls a step of {target} have no known flops" for target, count in unknown.items()]
-    return Flops(by_phase=dict(by_phase), notes=(*runs.notes, *notes))
+    return Tally(by_part=dict(by_part), notes=(*runs.notes, *notes))
 
 
-def _flops(module: Module, instruction: Instruction) -> int | None:
+def flops_of(module: Module, instruction: Instruction) -> int | None:
     """The flops of one run of an instruction: 0 of one that is no product, None of a kernel that does not say."""
     if instruction.opcode == "dot":
         dims = _list(instruction.attributes.get("lhs_contracting_dims", ""))
@@ -73,12 +55,17 @@ def _flops(module: Module, instruction: Instruction) -> int | None:
     if instruction.opcode != "custom-call":
         return 0
     config = instruction.attributes.get("backend_config", "")
-    target = _target(instruction)
-    if target in _GEMMS and (found := _CONTRACTED.search(config)):
+    if _target(instruction) in _GEMMS and (found := _CONTRACTED.search(config)):
         return _dot(module, instruction, _list(found[1]))
     if found := _COST_ESTIMATE.search(config):
         return int(found[1])
-    return None if target.startswith(_KERNELS) else 0
+    return None if is_kernel(instruction) else 0
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether an instruction calls a kernel that somebody wrote, of which HLO says no more than its arrays."""
+    target = _target(instruction)
+    return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 
 
 def _dot(module: Module, instruction: Instruction, contracted: list[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,3 +132,17 @@ class Module:
         """The instruction whose result a computation returns."""
         found = self.computations[computation]
         return found.instructions[found.root]
+
+
+@contextmanager
+def contradictions(module: Module) -> Iterator[None]:
+    """Turns what goes wrong in reading a module that contradicts itself into an error for users.
+
+    What a text lacks is noticed when it is parsed; that its parts do not fit each other, only when they are used.
+    """
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except (LookupError, ValueError, ArithmeticError) as error:
+        raise MeshwrightError(f"HLO module {module.name} contradicts itself: {error}") from None

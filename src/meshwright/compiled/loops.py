@@ -43,6 +43,27 @@ def count_runs(module: Module) -> Runs:
     return Runs(times=times, notes=tuple(dict.fromkeys(notes)))
 
 
+def in_sequence(module: Module) -> list[str]:
+    """The computations that run instruction by instruction: the entry, loops' bodies, branches, what is called."""
+    found, waiting = [], [module.entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.append(name)
+            waiting += [called for i in module.computations[name].instructions.values() for called in steps_into(i)]
+    return found
+
+
+def steps_into(instruction: Instruction) -> tuple[str, ...]:
+    """The computations that an instruction runs instruction by instruction; a loop's condition makes no arrays."""
+    keys = {
+        "while": ("body",),
+        "call": ("to_apply",),
+        "conditional": ("branch_computations", "true_computation", "false_computation"),
+    }
+    return instruction.called(*keys.get(instruction.opcode, ()))
+
+
 def trip_count(module: Module, loop: Instruction) -> int | None:
     """How often a while loop's body runs; None where that depends on data.
 

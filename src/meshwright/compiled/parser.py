@@ -34,6 +34,7 @@ _PARENS = re.compile(_STRING + r"|[()]", re.DOTALL)
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]++|\\.)*+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _INLINE_FILE = re.compile(r'\bsource_file="((?:[^"\\]++|\\.)*+)"')
+_LIBRARIES = re.compile(r"site-packages/(flax|haiku|equinox|optax|einops|chex)/")
 _INLINE_LINE = re.compile(r"\bsource_line=(\d+)")
 
 
@@ -88,7 +89,7 @@ class _Parser:
         tables: dict[str, dict[str, str]] = {}
         title = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ [^\n]*\n)*+)\n*")
         while (found := self.match(title)) is not None:
-            tables[found[1]] = dict(line.split(" ", 1) for line in found[2].splitlines())
+            tables[found[1]] = dict(line.split(" ", 1) for line in found[2].split("\n") if line)
         self.skip_blank()
         files = {key: value.strip('"') for key, value in tables.get("FileNames", {}).items()}
         locations = {
@@ -96,7 +97,7 @@ class _Parser:
             for key, value in tables.get("FileLocations", {}).items()
         }
         frames = tables.get("StackFrames", {})
-        return {key: locations.get(_field(value, "file_location_id"), "") for key, value in frames.items()}
+        return {key: _place(key, frames, locations) for key in frames}
 
     def computation(self, name: str) -> Computation:
         """The instructions up to the closing brace."""
@@ -233,6 +234,20 @@ def _operands(text: str) -> tuple[str, ...]:
         return tuple(_OPERAND.findall(text))
     names = _BRACKETED.sub("", text).split(",") if text else []
     return tuple(name.split()[-1] for name in names if name.strip())
+
+
+def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
+    """file:line of a stack frame; of one inside a library of layers, of the nearest caller that is outside of it."""
+    first = ""
+    while frame in frames:
+        place = locations.get(_field(frames[frame], "file_location_id"), "")
+        first = first or place
+        if place and not _LIBRARIES.search(place):
+            return place
+        # Printed as one more than the number of the frame, so that 1 is none (jaxlib 0.10.2).
+        parent = int(_field(frames[frame], "parent_frame_id") or 1) - 1
+        frame = str(parent) if parent < int(frame) else ""
+    return first
 
 
 def _field(text: str, key: str) -> str:

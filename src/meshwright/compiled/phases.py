@@ -109,11 +109,13 @@ def describe(
 ) -> tuple[Description, ...]:
     """What is said of each of a number of arrays that an instruction makes.
 
-    XLA joins the op_names of what it combines in the order of their arrays; where there are not as many, the first
-    speaks for all. Where it leaves the op_name out, what each operand of a computation is made of speaks for it.
+    XLA joins the op_names of what it combines in the order of their arrays. Where there are not as many, as where the
+    TPU compiler keeps that of the last alone, each operand of one that computes speaks for its array; for those of one
+    that moves data the first speaks.
     """
     again = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
-    if not instruction.op_name and not moves and number == len(instruction.operands) > 1:
+    joined = len(split_op_name(instruction.op_name)) == number
+    if not joined and not moves and number == len(instruction.operands) > 1:
         speakers = [described_by(module, operand) for operand in module.operands(instruction)]
         return tuple(Description(split_op_name(one.op_name)[0], one.source, again) for one in speakers)
     speaker = described_by(module, instruction, moves=moves)

@@ -34,9 +34,13 @@ class CompiledProgram:
     """What a compiler made of a program.
 
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias` (what
-    outputs share with arguments), `code` and `peak`, the larger of what the compiler calls its peak and of the buffers
-    it allocates, arguments + outputs - alias + temporaries. messages: the warnings it wrote. laid_by: how
-    the mesh was laid over the devices. cached: read from disk; compile_seconds is then the time it took then.
+    outputs share with arguments), `code` and `peak`, arguments + outputs - alias + temporaries. On TPUs temporaries are
+    what the compiler's peak leaves for them. messages: the warnings it wrote. laid_by: how the mesh was laid over the
+    devices. cached: read from disk; compile_seconds is then the time it took then.
+    annotated, propagated, partitioned: the module as the partitioner's passes found and left it: with global shapes and
+    the shardings that the program asks for; with those of every value; with a device's shapes and one collective for
+    each move, as yet the same for every backend. All three are '' where there was nothing to partition. output_names:
+    the path of each result.
     """
 
     hlo: str
@@ -45,6 +49,10 @@ class CompiledProgram:
     compile_seconds: float
     compiler: str
     laid_by: str
+    annotated: str = ""
+    propagated: str = ""
+    partitioned: str = ""
+    output_names: tuple[str, ...] = ()
     cached: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -54,4 +62,4 @@ class CompiledProgram:
 
 def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgram:
     """The program that `CompiledProgram.to_json` wrote."""
-    return replace(CompiledProgram(**data), cached=cached)
+    return replace(CompiledProgram(**data), output_names=tuple(data.get("output_names", ())), cached=cached)

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.compiled.collectives import Traffic, read_collectives
-from meshwright.compiled.flops import Flops, count_flops
-from meshwright.compiled.hlo import Module
+from meshwright.compiled.flops import count_flops
+from meshwright.compiled.groups import MOST_DEVICES
+from meshwright.compiled.hlo import Module, contradictions
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram
+from meshwright.compiled.tally import Tally
 from meshwright.compiled.targets import across_slices
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
+from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
 
@@ -25,15 +27,18 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     among the collectives. Raises where the program is for another number of devices.
     """
     system = parse_system(hardware)
-    # Each slice runs a program of its own, whose devices are numbered within it.
-    shares = across_slices(system, mesh.layout)
-    within = {axis: degree // share for (axis, degree), share in zip(mesh.layout.items(), shares, strict=True)}
-    record = read_hlo(program.hlo, within, hardware=hardware)
+    record = read_hlo(program.hlo, within_slice(system, mesh.layout), hardware=hardware)
     fits = program.memory_bytes["peak"] <= system.usable_bytes if system.chip.kind != "cpu" else None
     notes = (f"the mesh is laid out by {program.laid_by}",) if "split" in program.laid_by else ()
     return replace(
         record, mesh=mesh.layout, memory_bytes=dict(program.memory_bytes), fits=fits, notes=(*record.notes, *notes)
     )
+
+
+def within_slice(system: System, mesh: Mapping[str, int]) -> dict[str, int]:
+    """The degree of each axis inside a slice, each of which runs a program of its own that numbers its devices."""
+    shares = across_slices(system, mesh)
+    return {axis: degree // share for (axis, degree), share in zip(mesh.items(), shares, strict=True)}
 
 
 def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
@@ -42,19 +47,20 @@ def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
     mesh: every axis and its degree in the order the devices are laid out in, outermost first. `breakdown_seconds` and
     memory stay empty. Raises where the text is no HLO, contradicts itself, or is for another number of devices.
     """
-    module = parse_hlo(text)
-    try:
+    return read_module(parse_hlo(text), mesh, hardware=hardware)
+
+
+def read_module(module: Module, mesh: Mapping[str, int], *, hardware: str) -> Record:
+    """The record of a module that is read already; see `read_hlo`."""
+    with contradictions(module):
         _check_devices(module, mesh)
         flops, traffic = count_flops(module), read_collectives(module, mesh)
-    except MeshwrightError:
-        raise
-    except (LookupError, ValueError, ArithmeticError) as error:
-        raise MeshwrightError(f"HLO module {module.name} contradicts itself: {error}") from None
+        total = float(flops.total)
     return Record(
         origin="compiled",
         mesh=dict(mesh),
         hardware=hardware,
-        flops=float(flops.total),
+        flops=total,
         collectives=traffic.collectives,
         notes=_notes(flops, traffic),
     )
@@ -63,6 +69,8 @@ def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
 def _check_devices(module: Module, mesh: Mapping[str, int]) -> None:
     """Raise where a module runs on another number of devices than a mesh has."""
     num_devices = math.prod(mesh.values())
+    if num_devices > MOST_DEVICES:
+        raise MeshwrightError(f"a mesh of {num_devices} devices is larger than any system; the most are {MOST_DEVICES}")
     if module.num_devices != num_devices:
         shown = ",".join(f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1) or "of one device"
         raise MeshwrightError(
@@ -70,7 +78,7 @@ def _check_devices(module: Module, mesh: Mapping[str, int]) -> None:
         )
 
 
-def _notes(flops: Flops, traffic: Traffic) -> tuple[str, ...]:
+def _notes(flops: Tally, traffic: Traffic) -> tuple[str, ...]:
     """What there is to say of both, each thing once; recomputed flops by name, as they are no field of a record."""
     again = flops.by_phase.get("recompute", 0)
     recomputed = (f"{again:.4g} of the flops are recomputed",) if again else ()

@@ -34,6 +34,43 @@ class Shape:
             return sum(element.bytes for element in self.elements)
         return (self.size * dtype_bits(self.dtype) + 7) // 8
 
+    @property
+    def padded_bytes(self) -> int:
+        """The bytes it takes up: `bytes` with the dims filled up to the first tile of the layout (TPU).
+
+        The tiles inside a tile reorder its elements and add none (openxla.org/xla/tiled_layout).
+        """
+        if self.dtype == "tuple":
+            return sum(element.padded_bytes for element in self.elements)
+        found = _TILE.search(self.layout)
+        if found is None:
+            return self.bytes
+        order = [int(dim) for dim in self.layout.partition(":")[0].split(",") if dim]
+        tile = [int(size) for size in found[1].split(",")]
+        # From the major dim to the minor one; a tile of more dims than the array has starts with dims of 1.
+        dims = [1] * (len(tile) - len(order)) + [self.dims[dim] for dim in reversed(order)]
+        filled = [-(-dim // size) * size for dim, size in zip(dims[-len(tile) :], tile, strict=True)]
+        return (math.prod(dims[: -len(tile)]) * math.prod(filled) * dtype_bits(self.dtype) + 7) // 8
+
+    @property
+    def memory_space(self) -> int:
+        """The number behind S in the layout: 0 the device's main memory, 5 the host's, others as each backend has them.
+
+        On a TPU 1 is VMEM, on a GPU the part of the main memory that collectives use.
+        """
+        found = _SPACE.search(self.layout)
+        return int(found[1]) if found else 0
+
+    @property
+    def is_in_hbm(self) -> bool:
+        """Whether an array lies in the device's main memory; only the arrays of a TPU have tiles."""
+        return self.memory_space == 0 or (self.memory_space == 1 and not _TILE.search(self.layout))
+
+    @property
+    def hbm_bytes(self) -> int:
+        """The bytes it takes up of the device's main memory; of a tuple, those of all its arrays."""
+        return sum(array.padded_bytes for array in self.arrays() if array.is_in_hbm)
+
     def arrays(self) -> Iterator[Shape]:
         """The arrays in it, from left to right: itself, or those in a tuple."""
         if self.dtype != "tuple":
@@ -50,6 +87,9 @@ class Shape:
 
 _BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
 _NUMBER = re.compile(r"(?:bf|[fsu])(\d{1,3})")
+
+_TILE = re.compile(r"T\(([\d,]+)\)")
+_SPACE = re.compile(r"S\((\d{1,9})\)")
 
 _ARRAY = re.compile(r"([a-z]\w*)\[((?:(?:<=)?\d{1,18}(?:,(?:<=)?\d{1,18})*+)?)\](?:\{([^{}\n]*)\})?")
 _NEXT = re.compile(r"(?:\s|,|/\*.*?\*/)*+")

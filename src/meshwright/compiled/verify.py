@@ -2,44 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiled.compare import Row, compare, in_plans_terms
-from meshwright.compiled.compile import compile_in_child
+from meshwright.compiled.compile import compile_all, compile_in_child
+from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram, CompileRequest
 from meshwright.compiled.report import read_program
+from meshwright.compiled.schedule import Schedule, simulate
 from meshwright.compiled.targets import Effort
-from meshwright.cost import argument_bytes
-from meshwright.planner import Plan
+from meshwright.cost import argument_bytes, model_flops
+from meshwright.errors import MeshwrightError
+from meshwright.planner import Plan, as_run
 from meshwright.record import Record
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
 """The function that lowers the step, called in the process that compiles: training stands above this package."""
 
+ORDER_NOT_FINAL = "step time and overlap are judged at the compiler's default effort: --effort default"
+"""Said where the compiler's fast effort gives the counts and bytes of a step but not its schedule."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the compiler made of a plan's step, in a plan's terms, and every quantity of both side by side."""
+    """What the compiler made of a plan's step, in a plan's terms, and every quantity of both side by side.
 
+    plan: as `meshwright train` runs it. schedule: the simulated step; None where the program's order is not the one
+    that will run, as the TPU compiler's at its fast effort.
+    """
+
+    plan: Plan
     program: CompiledProgram
     compiled: Record
     rows: tuple[Row, ...]
+    schedule: Schedule | None
 
 
-def verify(plan: Plan, *, effort: Effort = "fast") -> Verification:
+def verify(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
     """The train step of a plan, compiled by the compiler of its hardware, which need not be there, beside the plan.
 
-    effort: `fast` for counts and bytes, `default` for the schedule that will really run. Raises where the compiler is
-    not installed or the program does not fit.
+    effort: `fast` for counts and bytes, `default` for the schedule that will really run. measured: the record of a run
+    of it. Raises where the compiler is not installed, the step cannot be run or does not fit.
     """
-    request = CompileRequest(
+    plan = as_run(plan)
+    return _verification(plan, compile_in_child(step_request(plan, effort=effort)), effort, measured)
+
+
+def verify_all(
+    plans: Sequence[Plan], *, effort: Effort = "fast"
+) -> Iterator[tuple[int, Verification | MeshwrightError]]:
+    """The number of each plan and its verification, or why there is none, as they are done; see `compile_all`."""
+    run = [as_run(plan) for plan in plans]
+    for number, outcome in compile_all([step_request(plan, effort=effort) for plan in run]):
+        failed = isinstance(outcome, MeshwrightError)
+        yield number, outcome if failed else _verification(run[number], outcome, effort, None)
+
+
+def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
+    """The request to compile a plan's train step."""
+    return CompileRequest(
         function=TRAIN_STEP,
         hardware=plan.hardware,
         mesh=plan.mesh.layout,
         arguments={"workload": asdict(plan.workload)},
         effort=effort,
     )
-    program = compile_in_child(request)
+
+
+def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured: Record | None) -> Verification:
+    """A plan beside the program that was compiled of its step."""
     compiled = in_plans_terms(read_program(program, plan.mesh, plan.hardware))
-    rows = compare(plan.predicted, compiled, argument_bytes=argument_bytes(plan.workload, plan.mesh))
-    return Verification(program=program, compiled=compiled, rows=rows)
+    is_final = plan.system.chip.kind != "tpu" or effort == "default"
+    schedule = simulate(parse_hlo(program.hlo), plan.mesh.layout, plan.system) if is_final else None
+    if schedule is not None:
+        compiled = replace(
+            compiled,
+            step_seconds=schedule.step_seconds,
+            mfu=schedule.mfu(model_flops(plan.workload)),
+            tokens_per_second=plan.workload.tokens / schedule.step_seconds,
+            breakdown_seconds=dict(schedule.breakdown_seconds),
+            notes=(*compiled.notes, *schedule.notes),
+        )
+    else:
+        compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
+    arguments = argument_bytes(plan.workload, plan.mesh, kind=plan.system.chip.kind)
+    rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured)
+    return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

@@ -8,9 +8,20 @@ from meshwright.cost.collective import (
     gather_bytes_per_second,
     pipeline_transfer_seconds,
 )
-from meshwright.cost.compute import PassSeconds, microbatch_seconds, update_seconds
-from meshwright.cost.efficiency import collective_efficiency, product_efficiency
+from meshwright.cost.compute import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.cost.efficiency import product_efficiency
 from meshwright.cost.flops import StepFlops, model_flops, step_flops
+from meshwright.cost.hbm_traffic import step_traffic
+from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
+from meshwright.cost.images import (
+    IMAGE_AXES,
+    STATISTICS,
+    image_collectives,
+    image_flops,
+    image_memory,
+    image_step_flops,
+    image_update_seconds,
+)
 from meshwright.cost.inference import (
     DecodeTime,
     decode_seconds,
@@ -23,7 +34,19 @@ from meshwright.cost.inference import (
     prefill_servers,
     smallest_system,
 )
-from meshwright.cost.memory import argument_bytes, parameter_elements, step_memory, step_traffic
+from meshwright.cost.kv_cache import (
+    device_cache_bytes,
+    kept_tokens,
+    mean_cache_bytes,
+    paged_tokens,
+    read_cache_bytes,
+    sequence_cache_bytes,
+    token_cache_bytes,
+    wasted_share,
+)
+from meshwright.cost.links import collective_efficiency
+from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
+from meshwright.cost.model_states import parameter_elements, states_bytes
 from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
 from meshwright.cost.roofline import (
     OpTime,
@@ -36,6 +59,17 @@ from meshwright.cost.roofline import (
     network_intensity,
     op_seconds,
 )
+from meshwright.cost.serving_memory import last_true, most_sequences, serving_memory, weight_bytes
+from meshwright.cost.serving_products import hit_experts, product_time
+from meshwright.cost.serving_step import (
+    BOUNDS,
+    ServingStep,
+    batch_of_equal_reads,
+    compute_bound_batch,
+    serving_flops,
+    serving_step,
+)
+from meshwright.cost.serving_traffic import serving_collectives
 from meshwright.cost.strategy import (
     best_fsdp_degree,
     critical_ffw_dim_experts,
@@ -46,23 +80,33 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.traffic import step_collectives
+from meshwright.cost.traffic import activation_collectives, step_collectives, weight_collectives
 
 __all__ = [
+    "BOUNDS",
+    "IMAGE_AXES",
+    "STATISTICS",
     "CollectiveTime",
     "DecodeTime",
+    "ImageOp",
     "Intensity",
     "OpTime",
     "PassSeconds",
     "PricedProduct",
     "PricedWay",
+    "ServingStep",
     "StepFlops",
     "Term",
+    "activation_collectives",
     "argument_bytes",
+    "batch_of_equal_reads",
     "best_fsdp_degree",
+    "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",
+    "compute_bound_batch",
     "contention_seconds",
+    "convolution_seconds",
     "critical_batch",
     "critical_ffw_dim_experts",
     "critical_tensor_degree",
@@ -71,19 +115,35 @@ __all__ = [
     "critical_tokens_moe",
     "decode_seconds",
     "decode_tokens_per_second",
+    "device_cache_bytes",
     "evicted_tokens",
     "feedforward_texts",
     "free_bytes",
     "gather_bytes_per_second",
     "hardware_intensity",
+    "hit_experts",
+    "host_bytes",
+    "image_collectives",
+    "image_flops",
+    "image_memory",
+    "image_ops",
+    "image_step_flops",
+    "image_update_seconds",
+    "in_flight",
     "intensity",
+    "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",
+    "last_true",
     "matmul_bytes",
+    "mean_cache_bytes",
     "microbatch_seconds",
     "model_flops",
+    "most_sequences",
     "network_intensity",
+    "offloaded_bytes",
     "op_seconds",
+    "paged_tokens",
     "parameter_elements",
     "pipeline_transfer_seconds",
     "power_of_two",
@@ -92,13 +152,25 @@ __all__ = [
     "price",
     "product_efficiency",
     "product_seconds",
+    "product_time",
+    "read_cache_bytes",
+    "sequence_cache_bytes",
+    "serving_collectives",
+    "serving_flops",
+    "serving_memory",
+    "serving_step",
     "smallest_system",
+    "states_bytes",
     "step_collectives",
     "step_flops",
     "step_memory",
     "step_traffic",
     "straggling_seconds",
+    "token_cache_bytes",
     "training_seconds",
     "update_seconds",
     "utilisation",
+    "wasted_share",
+    "weight_bytes",
+    "weight_collectives",
 ]

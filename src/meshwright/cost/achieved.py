@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from meshwright.cost.efficiency import product_efficiency
 from meshwright.hardware import System
 
@@ -12,19 +10,6 @@ HBM_SHARE = 0.88
 
 github.com/microsoft/vidur, data/profiling (commit 7d47513), `add` of Llama-2-70B.
 """
-
-ATTENTION_SHARE: Mapping[str, float] = {"h100": 0.35, "h200": 0.35}
-"""Of the peak of arithmetic, a fused attention kernel: FlashAttention-2 on an H100 (arXiv:2407.08608, abstract)."""
-
-ATTENTION_SHARE_ELSEWHERE = 0.6
-"""The same on an A100, 50 to 73% forward and less backward (FlashAttention-2, arXiv:2307.08691); assumed elsewhere."""
-
-FLASH_BACKWARD = 2.5
-"""The products of a fused kernel backward, five, for two forward (arXiv:2307.08691, section 4.1)."""
-
-UNFUSED_PASSES = 2.5
-"""The passes over memory of elementwise ops run one by one, for one where a compiler fuses them: a norm is five ops."""
-
 
 OVERLAP_SLOWDOWN = 0.189
 """What ops on a GPU lose while a collective runs beside them: it takes multiprocessors and power (arXiv:2507.03114)."""
@@ -48,12 +33,13 @@ def straggling_seconds(seconds: float, num_devices: int, system: System) -> floa
     return seconds * spread / 2 * (num_devices - 1) / (num_devices + 1)
 
 
-def attention_share(system: System) -> float:
-    """The share of the peak of arithmetic that a fused attention kernel has on a chip."""
-    return ATTENTION_SHARE.get(system.chip.name.partition("-")[0], ATTENTION_SHARE_ELSEWHERE)
+def product_seconds(
+    rows: float, inner: float, columns: float, *, system: System, dtype: str, moved_bytes: float | None = None
+) -> float:
+    """The time of [rows, inner] @ [inner, columns] on one device, at the efficiency of that size.
 
-
-def product_seconds(rows: float, inner: float, columns: float, *, system: System, dtype: str) -> float:
-    """The time of [rows, inner] @ [inner, columns] on one device, at the efficiency of that size."""
+    moved_bytes: to and from memory, where that is not each operand and the result once.
+    """
     ideal = 2 * rows * inner * columns / system.peak(dtype)
-    return ideal / product_efficiency(system, max(1.0, rows), inner, columns, dtype=dtype)
+    sizes = max(1.0, rows), max(1.0, inner), columns
+    return ideal / product_efficiency(system, *sizes, dtype=dtype, moved_bytes=moved_bytes)

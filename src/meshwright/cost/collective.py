@@ -32,7 +32,8 @@ class Term:
 class CollectiveTime:
     """The time of a collective: the parts of the fabric work at the same time, so the slowest is what it takes.
 
-    latency_seconds: what the hops take however small the array. A permute adds it to the transfer; the others overlap
+    spread: the devices of a group in one node of GPUs, and over how many nodes it goes. latency_seconds: what the hops
+    take however small the array. A permute adds it to the transfer; the others overlap
     their hops, so there it is a floor (scaling book, sharding: a note on ICI latency).
     """
 
@@ -40,6 +41,7 @@ class CollectiveTime:
     bytes: float
     terms: tuple[Term, ...]
     latency_seconds: float
+    spread: tuple[int, int] = (1, 1)
 
     @property
     def bandwidth_seconds(self) -> float:
@@ -91,7 +93,8 @@ def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> Colle
         # A reduce-scatter and an all-gather (scaling book, sharding, case 3).
         terms = [Term(t.link, 2 * t.seconds, 2 * t.asymptotic_seconds, t.text) for t in terms]
         latency *= 2
-    return CollectiveTime(kind, nbytes, tuple(terms), latency)
+    members = math.prod(crossing.degree for crossing in placement.crossings if crossing.level == "node")
+    return CollectiveTime(kind, nbytes, tuple(terms), latency, (members, placement.degree // members))
 
 
 def gather_bytes_per_second(placement: Placement) -> float:

@@ -11,13 +11,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshwright.cost.achieved import FLASH_BACKWARD, HBM_SHARE, UNFUSED_PASSES, attention_share, product_seconds
-from meshwright.cost.flops import NEVER_RECOMPUTED
-from meshwright.cost.memory import parameter_elements
-from meshwright.cost.traffic import stage_layers
+from meshwright.cost.achieved import HBM_SHARE, product_seconds
+from meshwright.cost.attention import fused_attention_time
+from meshwright.cost.efficiency import gpu_figures, layer_shares
+from meshwright.cost.elementwise import (
+    LOGITS_BYTES,
+    LOGITS_BYTES_ONE_BY_ONE,
+    UPDATE_PASSES,
+    UPDATE_PASSES_ONE_BY_ONE,
+    layer_passes,
+    softmax_passes,
+)
+from meshwright.cost.flops import SCORES_AGAIN, is_recomputed
+from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.traffic import stage_layers, weight_collectives
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import Parameter, Strategy, Workload, leaves, parameters, token_axes, used_shape
+from meshwright.record import Collective, Phase
+from meshwright.workload import DEFAULT, Parameter, Strategy, Workload, leaves, parameters, token_axes, used_shape
 
 
 @dataclass(frozen=True)
@@ -61,25 +72,65 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     """
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
     # Beside the tokens these axes are all that sizes of ops depend on: a search meets each of them many times.
-    ops_mesh = MeshShape(tp=mesh.tp, ep=mesh.ep, pp=mesh.pp)
-    return _stage_seconds(_Ops(workload, ops_mesh, system, replace(strategy, num_microbatches=1), tokens))
-
-
-@lru_cache(maxsize=1 << 14)
-def _stage_seconds(ops: _Ops) -> PassSeconds:
-    """The passes of one microbatch, whatever the mesh around them."""
-    layer, ends, num_layers, stages = ops.layer(), ops.ends(), ops.workload.model.num_layers, ops.mesh.pp
-    if stages == 1:
+    ops_mesh = MeshShape(tp=mesh.tp, ep=mesh.ep)
+    layer, ends = _parts_seconds(_Ops(workload, ops_mesh, system, _ops_strategy(strategy), tokens))
+    num_layers = workload.model.num_layers
+    if mesh.pp == 1:
         return layer * num_layers + ends
-    most = stage_layers(num_layers, ops.mesh)
-    last = max(num_layers - most * (stages - 1), 0)
+    most = stage_layers(num_layers, mesh)
+    last = max(num_layers - most * (mesh.pp - 1), 0)
     return max(layer * most, layer * last + ends, key=lambda stage: stage.total)
 
 
-def update_seconds(workload: Workload, mesh: MeshShape, system: System) -> float:
-    """The optimizer's pass: it reads gradient, parameter and two moments and writes the last three."""
+@lru_cache(maxsize=1 << 14)
+def _parts_seconds(ops: _Ops) -> tuple[PassSeconds, PassSeconds]:
+    """The passes of one microbatch through one layer, and through the logits, whatever the mesh around them."""
+    return ops.layer(), ops.ends()
+
+
+@lru_cache(maxsize=1 << 12)
+def _ops_strategy(strategy: Strategy) -> Strategy:
+    """The strategy with the defaults where it changes no op; of microbatches, whether there are several."""
+    return replace(
+        strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
+    )
+
+
+def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[str, PassSeconds]:
+    """The time of one layer's ops, each compiled by itself, for one microbatch: attention, and all else."""
+    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
+    return _Ops(workload, mesh, system, strategy, tokens).layer_alone()
+
+
+def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
+    """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
     states = parameter_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
-    return 7 * states / (HBM_SHARE * system.hbm_bytes_per_second)
+    passes = UPDATE_PASSES if strategy.fuses else UPDATE_PASSES_ONE_BY_ONE
+    return passes * states / (HBM_SHARE * system.hbm_bytes_per_second)
+
+
+def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
+    """The time in which weights are copied out of the buffer they are gathered into, and gradients into theirs.
+
+    On the stream of the ops, so that nothing hides it. Each element is read and written once.
+    """
+    if not strategy.flat_buffers:
+        return {}
+    moves = [move for move in weight_collectives(workload, mesh, strategy) if _is_of_weights(move)]
+    narrow = dtype_bytes(workload.compute_dtype)
+    wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
+    # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
+    factors = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}
+    seconds: dict[Phase, float] = {}
+    for move in moves:
+        taken = factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
+        seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
+    return seconds
+
+
+def _is_of_weights(move: Collective) -> bool:
+    """Whether a collective gathers weights or scatters their gradients."""
+    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
 
 
 def products(workload: Workload, mesh: MeshShape, tokens: float) -> Iterator[Product]:
@@ -118,12 +169,20 @@ class _Ops:
     tokens: float
 
     def layer(self) -> PassSeconds:
-        """One layer; of a model with layers of two kinds the mean of them."""
+        """One layer, inside the program of a step."""
+        shares = layer_shares(self.system)
+        if self.strategy.attention != "scores":
+            shares = {**shares, "attention": 1.0}
+        alone = self.layer_alone()
+        return alone["attention"] * (1 / shares["attention"]) + alone["rest"] * (1 / shares["rest"])
+
+    def layer_alone(self) -> dict[str, PassSeconds]:
+        """The parts of one layer, each op by itself; of a model with layers of two kinds the mean of them."""
         inside = [product for product in products(self.workload, self.mesh, self.tokens) if "." in product.path]
         work = PassSeconds(0.0, 0.0, 0.0)
         for product in inside:
             work += self._product(product) * (product.num_layers / self.workload.model.num_layers)
-        return work + self._attention() + self._elementwise()
+        return {"attention": self._attention(), "rest": work + self._elementwise()}
 
     def ends(self) -> PassSeconds:
         """The logits and their softmax; the lookup is a gather of rows."""
@@ -132,9 +191,9 @@ class _Ops:
         for product in products(self.workload, self.mesh, self.tokens):
             if "." not in product.path:
                 work += self._product(product)
-        # float32 logits: written by the product, read for maximum, sum and gradient.
-        softmax = self._hbm(3 * 4 * tokens * model.vocab / self.mesh.tp)
-        return work + PassSeconds(softmax, 0.0, softmax)
+        logits = tokens * model.vocab / self.mesh.tp
+        forward, backward = LOGITS_BYTES if self.strategy.fuses else LOGITS_BYTES_ONE_BY_ONE
+        return work + PassSeconds(self._hbm(forward * logits), 0.0, self._hbm(backward * logits))
 
     def _product(self, product: Product) -> PassSeconds:
         """A product forward, and the two of its gradients."""
@@ -142,52 +201,65 @@ class _Ops:
         dtype = (self.strategy.matmul_dtype if inside else None) or self.workload.compute_dtype
         rows, inner, columns = product.rows, product.inner, product.columns
 
-        def seconds(*sizes: float) -> float:
-            return product.count * product_seconds(*sizes, system=self.system, dtype=dtype)
-
-        forward = seconds(rows, inner, columns)
-        backward = seconds(rows, columns, inner) + seconds(inner, rows, columns)
+        forward = product.count * self._seconds(rows, inner, columns, dtype)
+        backward = product.count * (
+            self._seconds(rows, columns, inner, dtype) + self._seconds(inner, rows, columns, dtype)
+        )
+        if self.strategy.num_microbatches > 1:
+            # The gradient of each microbatch is added to those before: both are read, the sum is written.
+            backward += self._hbm(3 * dtype_bytes(self.workload.compute_dtype) * product.count * inner * columns)
         if dtype == "fp8":
             # Each operand is read for its largest value, read again and written narrow (torchao, float8 training).
             cast = product.count * 5 * (rows * (inner + 2 * columns) + 2 * inner * columns)
             forward, backward = forward + self._hbm(cast / 3), backward + self._hbm(2 * cast / 3)
-        is_again = self.workload.remat == "block" and product.path.rpartition(".")[2] not in NEVER_RECOMPUTED
+        is_again = is_recomputed(product.path, self.workload.remat)
         return PassSeconds(forward, forward if is_again else 0.0, backward)
 
     def _attention(self) -> PassSeconds:
         """Scores and their product with the values."""
-        model, system = self.workload.model, self.system
-        queries, keys = self.tokens * model.num_heads / self.mesh.tp, self.workload.seq_len
-        flops = 2 * queries * keys * (model.query_key_dim + model.value_dim)
-        if self.strategy.attention == "flash":
-            forward = flops / 2 / (attention_share(system) * system.peak(self.workload.compute_dtype))
-            again = forward if self.workload.remat == "block" else 0.0
-            return PassSeconds(forward, again, FLASH_BACKWARD * forward)
-        # Two products a head, [s, h] @ [h, s] and [s, s] @ [s, h]; scores written, masked and normed, and read again.
-        rows, heads = self.workload.seq_len, queries / self.workload.seq_len
-        dtype = self.workload.compute_dtype
-        first = product_seconds(rows, model.query_key_dim, keys, system=system, dtype=dtype)
-        second = product_seconds(rows, keys, model.value_dim, system=system, dtype=dtype)
-        # Narrow scores are written by the first product, read and written by the softmax, read by the second.
-        passes = 4 if self.strategy.fuses else 4 + 2 * UNFUSED_PASSES
-        softmax = self._hbm(passes * dtype_bytes(dtype) * queries * keys)
-        forward = heads * (first + second) + softmax
-        again = 0.0 if self.workload.remat == "none" else forward
-        return PassSeconds(forward, again, 2 * forward)
+        model = self.workload.model
+        pairs = self.tokens * model.num_heads / self.mesh.tp * self.workload.seq_len
+        if self.strategy.attention == "scores":
+            return self._scores(pairs)
+        flops = pairs * (model.query_key_dim + model.value_dim) * self._window_share()
+        head_dim = (model.query_key_dim + model.value_dim) / 2
+        kernel = self.strategy.attention
+        time = fused_attention_time(flops, self.workload.seq_len, head_dim, kernel, self.system)
+        again = time.forward if self.workload.keeps_input_alone else 0.0
+        return PassSeconds(time.forward, again, time.backward)
+
+    def _window_share(self) -> float:
+        """The share of the keys up to its own that a query sees through the model's window: (2 w / s) (1 - w / 2 s)."""
+        seen = min(1.0, (self.workload.model.sliding_window or self.workload.seq_len) / self.workload.seq_len)
+        return seen * (2 - seen)
+
+    def _scores(self, pairs: float) -> PassSeconds:
+        """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""
+        model, seq_len, size = self.workload.model, self.workload.seq_len, dtype_bytes(self.workload.compute_dtype)
+        heads = pairs / seq_len**2
+        products = 0.0
+        for inner, columns in ((model.query_key_dim, seq_len), (seq_len, model.value_dim)):
+            moved = size * heads * (seq_len * inner + inner * columns + seq_len * columns)
+            products += self._seconds(heads * seq_len, inner, columns, self.workload.compute_dtype, moved)
+        forward, backward = products, 2 * products
+        for each in softmax_passes(fuses=self.strategy.fuses, dropout=self.strategy.dropout):
+            forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
+            backward += self._pass(pairs, each.backward_bytes, each.backward_kernels)
+        return PassSeconds(forward, SCORES_AGAIN[self.workload.remat] * forward, backward)
 
     def _elementwise(self) -> PassSeconds:
-        """Norms, residual sums, rotation and activation: each reads its operands and writes its result once."""
+        """Norms, residual sums, rotation and activation."""
         model, tp = self.workload.model, self.mesh.tp
-        stream = model.embed / (tp if self.strategy.sequence_parallel else 1)
-        width = self._mlp_width() / tp
-        heads = (model.num_heads * model.query_key_dim + model.num_kv_heads * model.query_key_dim) / tp
-        # A sum reads two and writes one, a norm reads one and writes one; both twice a layer.
-        elements = 10 * stream + (3 if model.gated else 2) * width
-        elements += 2 * heads if model.positions == "rotary" else 0
-        passes = 1 if self.strategy.fuses else UNFUSED_PASSES
-        forward = self._hbm(passes * elements * dtype_bytes(self.workload.compute_dtype) * self.tokens)
-        again = 0.0 if self.workload.remat == "none" else forward
-        return PassSeconds(forward, again, 2 * forward)
+        widths = {
+            "stream": model.embed / (tp if self.strategy.sequence_parallel else 1),
+            "mlp": self._mlp_width() / tp,
+            "heads": (model.num_heads + model.num_kv_heads) * model.query_key_dim / tp,
+        }
+        forward = backward = 0.0
+        for name, each in layer_passes(model, fuses=self.strategy.fuses, dropout=self.strategy.dropout):
+            forward += self._pass(self.tokens * widths[name], each.forward_bytes, each.forward_kernels)
+            backward += self._pass(self.tokens * widths[name], each.backward_bytes, each.backward_kernels)
+        return PassSeconds(forward, 0.0 if self.workload.keeps_read else forward, backward)
 
     def _mlp_width(self) -> float:
         """The elements of the mlps' inner activations for a token, the mean over layers."""
@@ -198,6 +270,18 @@ class _Ops:
         return (model.num_dense_layers * model.mlp + (model.num_layers - model.num_dense_layers) * sparse) / (
             model.num_layers
         )
+
+    def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
+        """The time of kernels that together move so many bytes for each element, given for narrow ones."""
+        launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
+        scale = dtype_bytes(self.workload.compute_dtype) / 2
+        return kernels * launch + self._hbm(scale * nbytes * elements)
+
+    def _seconds(
+        self, rows: float, inner: float, columns: float, dtype: str, moved_bytes: float | None = None
+    ) -> float:
+        """The time of one product."""
+        return product_seconds(rows, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved_bytes)
 
     def _hbm(self, nbytes: float) -> float:
         """The time of a pass over memory."""

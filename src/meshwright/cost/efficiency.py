@@ -1,4 +1,4 @@
-"""The share of its peak that a device reaches: in a product by its size, on its links by the bytes of a collective.
+"""The share of its peak that a device reaches in a product, by its size.
 
 GPUs: a model of tiles and waves with five constants a chip, fitted on measured times (`benchmarks/gpu_products.py`,
 data/gpu_products.json). TPUs: the estimates of the TPU compiler itself, interpolated between sizes
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from meshwright.cost.collective import CollectiveTime
 from meshwright.cost.roofline import matmul_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
@@ -36,61 +35,73 @@ class GpuFigures:
 
     multiprocessors: int
     peak_share: float
+    sustained_share: float
+    fp8_share: float
     tile_start: float
     tile_reuse: float
     hbm_share: float
     launch_seconds: float
 
 
-@dataclass(frozen=True)
-class LinkFigures:
-    """What collectives reach on the links inside a node: t = start + t at full rate / share."""
-
-    start_seconds: float
-    share: float
-
-
 @lru_cache(maxsize=1 << 16)
-def product_efficiency(system: System, m: float, k: float, n: float, *, dtype: str = "bf16") -> float:
+def product_efficiency(
+    system: System, m: float, k: float, n: float, *, dtype: str = "bf16", moved_bytes: float | None = None
+) -> float:
     """The share of the peak that one device reaches in a local product [m, k] @ [k, n], from 0 to 1.
 
     Never above the roofline of arithmetic and memory. GPUs and TPUs without figures of their own take those of a
     relative (`gpu_figures`, `_tpu_table`). A TPU's estimates are of bf16; other dtypes take the same share of their
-    own peak, as far as their roofline lets them.
+    own peak, as far as their roofline lets them. moved_bytes: what goes to and from memory, where that is not each
+    operand and the result once (`convolution_seconds`).
     """
     if min(m, k, n) < 1:
         raise MeshwrightError(
             f"a product of [{m}, {k}] and [{k}, {n}] has an empty dim; sizes are whole numbers from 1"
         )
     flops_seconds = 2 * m * k * n / system.peak(dtype)
+    if moved_bytes is None:
+        moved_bytes = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype)
     if system.chip.kind == "gpu":
-        seconds = gpu_product_seconds(gpu_figures(system.chip.name), system, m, k, n, dtype=dtype)
+        figures = gpu_figures(system.chip.name)
+        seconds = gpu_product_seconds(figures, system, m, k, n, dtype=dtype, moved_bytes=moved_bytes)
         return min(1.0, flops_seconds / seconds)
-    moved = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype) / system.hbm_bytes_per_second
-    roofline = min(1.0, flops_seconds / moved)
+    roofline = min(1.0, flops_seconds * system.hbm_bytes_per_second / moved_bytes)
     if system.chip.kind == "cpu":
         return roofline
     return min(roofline, _tpu_table(system.chip.name).share(m, k, n))
 
 
 def gpu_product_seconds(
-    figures: GpuFigures, system: System, m: float, k: float, n: float, *, dtype: str = "bf16"
+    figures: GpuFigures,
+    system: System,
+    m: float,
+    k: float,
+    n: float,
+    *,
+    dtype: str = "bf16",
+    moved_bytes: float | None = None,
 ) -> float:
     """The time of a product on a GPU with some figures, at the tile and split that are fastest in the model.
 
     A multiprocessor makes one tile after the other, so the time is that of whole waves. It has its part of
-    `peak_share` of the peak (the clock under load), lost in a tile for as long as `tile_start` elements of the
-    contraction take, and by as much as its operands are used less often than in the largest tile: r / (r + tile_reuse)
-    with r = a b / (a + b) for a tile [a, b]. Memory gives `hbm_share` of its bandwidth. Before all that comes the
-    launch. Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
+    `peak_share` of the peak (the clock in a short measurement), of that `sustained_share` where products follow each
+    other without end, in fp8 `fp8_share` again. A power limit takes the rate with it: a B200 at 750 of its 1000 W has
+    0.77 of it (8,192^3, cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a
+    GB300 at 500 of 1400 W 0.28 to 0.39 (triton/pull/2023). The rate is lost in a tile for as long as `tile_start`
+    elements of the contraction take, and by as much as its operands are used less often than in the largest tile:
+    r / (r + tile_reuse) with r = a b / (a + b) for a tile [a, b]. Memory gives `hbm_share` of its bandwidth. Before all
+    that comes the launch. Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
     """
-    rate = system.peak(dtype) * figures.peak_share / figures.multiprocessors
+    share = figures.peak_share * figures.sustained_share * system.chip.power_share
+    share *= figures.fp8_share if dtype == "fp8" else 1.0
+    rate = system.peak(dtype) * share / figures.multiprocessors
     bandwidth = system.hbm_bytes_per_second * figures.hbm_share
-    moved = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype)
+    if moved_bytes is None:
+        moved_bytes = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype)
     best = math.inf
     for split in SPLITS:
         # The parts of a split result are written and read back as float32.
-        memory = ((moved + (8 * m * n * split if split > 1 else 0)) / bandwidth) ** _OVERLAP
+        memory = ((moved_bytes + (8 * m * n * split if split > 1 else 0)) / bandwidth) ** _OVERLAP
         depth = k / split + figures.tile_start
         for (rows, columns), reuse in _tile_reuse(figures.tile_reuse):
             waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * split / figures.multiprocessors)
@@ -110,42 +121,18 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 @cache
 def gpu_figures(name: str) -> GpuFigures:
     """The figures of a GPU; one that was not measured has those of its relative, with its own multiprocessors."""
-    data = _read("gpu_products")
+    data = read_data("gpu_products")
     return GpuFigures(
         multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
-        **data["products"][_relative(name)],
+        sustained_share=data["sustained_share"].get(name, data["sustained_share"]["h100"]),
+        fp8_share=data["fp8_share"].get(name, data["fp8_share"]["h100"]),
+        **data["products"][relative(name)],
     )
 
 
-@cache
-def link_figures(name: str) -> LinkFigures:
-    """The figures of a GPU's links inside a node, or of its relative's."""
-    return LinkFigures(**_read("gpu_products")["links"][_relative(name)])
-
-
-def _relative(name: str) -> str:
-    """The measured GPU that stands for one: A100 for A100s, H100 for all that came after it."""
+def relative(name: str) -> str:
+    """The measured GPU that stands for one in data/gpu_products.json: A100 for A100s, H100 for all after it."""
     return "a100-80gb" if name.startswith("a100") else "h100"
-
-
-TPU_LINK_SHARE = 0.95
-"""An all-gather on v5e reaches about 95% of the links' bandwidth from 10 MB on 16 chips (scaling book, sharding)."""
-
-
-def collective_efficiency(system: System, time: CollectiveTime) -> float:
-    """The share of the links' full rate that a collective reaches, from 0 to 1: t at full rate over t with its start.
-
-    GPUs: measured inside nodes only. Where another level binds, nothing is known here but the start, so the share is
-    of that alone: an upper bound. TPUs: `TPU_LINK_SHARE`, their start being the hops of `time` itself.
-    """
-    ideal = time.bandwidth_seconds
-    if not ideal or system.chip.kind == "cpu":
-        return 1.0
-    if system.chip.kind == "tpu":
-        return TPU_LINK_SHARE if time.binds.startswith("ICI") else 1.0
-    figures = link_figures(system.chip.name)
-    slowest = max(time.terms, key=lambda term: term.seconds)
-    return ideal / (figures.start_seconds + ideal / (figures.share if slowest.link == "node" else 1.0))
 
 
 @dataclass(frozen=True)
@@ -181,7 +168,7 @@ class _Table:
 @cache
 def _tpu_table(name: str) -> _Table:
     """The table of a TPU; one that has none, v3 or a user's, has that of v5p, in shares of its own peak."""
-    data = _read("tpu_products")
+    data = read_data("tpu_products")
     chip = data["chips"].get(name, data["chips"]["v5p"])
     sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
     flops = (2 * m * k * n for m in sizes[0] for k in sizes[1] for n in sizes[2])
@@ -190,6 +177,19 @@ def _tpu_table(name: str) -> _Table:
     return _Table(logs, sizes, tuple(math.log(share / (1 - share)) for share in shares))
 
 
-def _read(name: str) -> dict:
+@cache
+def layer_shares(system: System) -> dict[str, float]:
+    """Of what its ops reach alone, what a layer reaches in one program: attention through scores, and all else.
+
+    On TPUs, by the estimates of their compiler for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and sums run
+    in the kernels of products, weights are copied to other layouts. A GPU runs its kernels as they are.
+    """
+    if system.chip.kind != "tpu":
+        return {"attention": 1.0, "rest": 1.0}
+    chips = read_data("tpu_layers")["chips"]
+    return chips.get(system.chip.name, chips["v5p"])
+
+
+def read_data(name: str) -> dict:
     """A data file of this package."""
     return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))

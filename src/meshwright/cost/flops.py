@@ -7,17 +7,21 @@ percent of them at real widths. Attention is counted full, not causal: the score
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
     ModelConfig,
     Parameter,
+    Remat,
     Workload,
     active_share,
     leaves,
     num_query_chunks,
     parameters,
+    sent_copies,
+    sent_tokens,
     token_axes,
     used_shape,
 )
@@ -41,6 +45,28 @@ NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedd
 """Weights whose product backward never needs again: nothing behind it in its block, or no block at all."""
 
 
+ALTERNATE = ("key", "output", "up", "expert_up", "shared_up")
+"""Every second product of a layer: of queries, keys, values, their output, gate, up and down."""
+
+SCORES_AGAIN: Mapping[Remat, float] = {
+    "none": 0.0,
+    "attention": 0.5,
+    "matmuls": 1.0,
+    "block": 1.0,
+    "offload": 1.0,
+    "alternate": 0.0,
+}
+"""The share of attention's two products that backward makes again; `attention` keeps what comes of the second."""
+
+
+def is_recomputed(path: str, remat: Remat) -> bool:
+    """Whether backward makes the product with a weight again."""
+    name = path.rpartition(".")[2]
+    if remat == "alternate":
+        return "." in path and name in ALTERNATE
+    return remat in ("block", "offload") and name not in NEVER_RECOMPUTED
+
+
 def model_flops(workload: Workload) -> float:
     """The flops that a step of the model needs over all devices, nothing recomputed: what MFU counts.
 
@@ -55,13 +81,15 @@ def step_flops(workload: Workload, mesh: MeshShape) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages."""
     tokens = workload.tokens / mesh.degree(token_axes())
     # An unused embedding table has no product; each device multiplies by its own part of a weight.
-    products = {path: 2 * tokens * size / mesh.pp for path, size in _weights(workload.model, mesh)}
+    products = {
+        path: 2 * tokens * size * _rows_a_token(path, workload, mesh) / mesh.pp
+        for path, size in _weights(workload.model, mesh)
+    }
     scores = tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
-    again = {"none": 0.0, "matmuls": scores, "block": scores}[workload.remat]
-    if workload.remat == "block":
-        again += sum(flops for path, flops in products.items() if path.rpartition(".")[2] not in NEVER_RECOMPUTED)
-    if num_query_chunks(workload.seq_len) > 1:
+    again = scores * SCORES_AGAIN[workload.remat]
+    if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention":
         again += scores / 2  # Each chunk makes its scores, half of attention's products, once more.
+    again += sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat))
     forward = sum(products.values()) + scores
     return StepFlops(forward=forward, recompute=again, backward=2 * forward)
 
@@ -78,6 +106,19 @@ def _weights(model: ModelConfig, mesh: MeshShape) -> list[tuple[str, float]]:
         for path, parameter in leaves(parameters(model))
         if parameter.role == "product"
     ]
+
+
+def _rows_a_token(path: str, workload: Workload, mesh: MeshShape) -> float:
+    """The rows that a product has for each token that the model multiplies by its weight: 1 but for a few.
+
+    A router multiplies the stream as it is split between blocks, experts with a capacity whatever is in their slots.
+    """
+    name, experts = path.rpartition(".")[2], workload.model.experts
+    if name == "router":
+        return 1 / mesh.tp
+    if experts is None or not name.startswith("expert_"):
+        return 1.0
+    return sent_copies(workload, mesh) / (sent_tokens(workload, mesh) * experts.num_active)
 
 
 def _experts_degree(parameter: Parameter, mesh: MeshShape) -> int:

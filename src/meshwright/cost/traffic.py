@@ -4,6 +4,11 @@ Weights are gathered over the axes that store them and their gradients reduce-sc
 activations are gathered before and reduce-scattered after each pair of products that tp splits (arXiv:2205.05198); a
 split sequence gathers keys and values; experts exchange tokens; a pipeline hands the stream on; a split vocab reduces
 the softmax of the loss. Over pp, counts are those of the stage with most layers.
+
+Experts without a capacity are planned as in balance. But arrays have shapes before a routing is known, so they are made
+for the worst there is: `workload.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and
+XLA:GPU exchange the copies that there are, in a ragged all-to-all over ep; what is gathered over tp after it, and
+scattered before the way back, is padded. With a capacity nothing is, and every target moves what is planned.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
@@ -19,12 +25,15 @@ from meshwright.workload import (
     DEFAULT,
     IN_USE,
     RULES,
+    Experts,
     Parameter,
     Strategy,
     Workload,
     leaves,
     local_parameter_shape,
     parameters,
+    sent_copies,
+    sent_tokens,
     spec,
     token_axes,
 )
@@ -32,20 +41,30 @@ from meshwright.workload import (
 
 def step_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> tuple[Collective, ...]:
     """Every collective of a step with more than one device in its group, in bytes per device and step."""
-    parts = strategy.num_microbatches
-    moves = [
-        *(
-            move
-            for path, parameter in leaves(parameters(workload.model))
-            for move in _weight(path, parameter, workload, mesh, strategy)
-        ),
-        *_split(_stream(workload, mesh, strategy), parts),
-        *_split(_keys_and_values(workload, mesh), parts),
-        *_split(_experts(workload, mesh), parts),
-        *_split(_stages(workload, mesh, strategy), parts),
-        *_split(_loss(workload, mesh), parts),
-    ]
+    return weight_collectives(workload, mesh, strategy) + activation_collectives(workload, mesh, strategy)
+
+
+def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """Those of a step's collectives that gather weights, and sum gradients and their norm."""
+    moves = (
+        move
+        for path, parameter in leaves(parameters(workload.model))
+        for move in _weight(path, parameter, workload, mesh, strategy)
+    )
     return tuple(found for move in moves if (found := _live(move, mesh)))
+
+
+def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
+    moves = chain(
+        _stream(workload, mesh, strategy),
+        _keys_and_values(workload, mesh),
+        _experts(workload, mesh),
+        _stages(workload, mesh, strategy),
+        _loss(workload, mesh),
+    )
+    # Run for each microbatch in turn: as many bytes, more often.
+    return tuple(found for move in moves if (found := _live(move, mesh, strategy.num_microbatches)))
 
 
 def stage_layers(num_layers: int, mesh: MeshShape) -> int:
@@ -53,15 +72,13 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
     return math.ceil(num_layers / mesh.pp)
 
 
-def _live(move: Collective, mesh: MeshShape) -> Collective | None:
-    """The collective over its axes of more than one device; None where there are none, or where it never runs."""
-    axes = tuple(axis for axis in move.axes if mesh.degrees[axis] > 1)
-    return replace(move, axes=axes) if axes and move.count else None
-
-
-def _split(moves: Iterator[Collective], parts: int) -> Iterator[Collective]:
-    """Collectives of a step's activations, run for each of its microbatches in turn: as many bytes, more often."""
-    return (replace(move, count=move.count * parts) for move in moves)
+def _live(move: Collective, mesh: MeshShape, parts: int = 1) -> Collective | None:
+    """The collective over its axes of more than one device, run `parts` times as often; None where it never runs."""
+    axes = tuple(axis for axis in move.axes if mesh.degree(axis) > 1)
+    if not axes or not move.count:
+        return None
+    is_same = axes == move.axes and parts == 1
+    return move if is_same else replace(move, axes=axes, count=move.count * parts)
 
 
 def _weight(
@@ -80,17 +97,20 @@ def _weight(
     split = spec(parameter.axes, mesh=mesh, what=path)
     stored = tuple(axis for name in parameter.axes if name in IN_USE for axis in RULES[name])
     gathered = size * shard * mesh.degree(stored)
+    widened = dtype_bytes(strategy.gradient_dtype) / size if strategy.gradient_dtype else 1
     if strategy.zero_stage == 0:
-        yield _times(count, "all-reduce", stored, "backward", gathered, path)
+        yield _times(count, "all-reduce", stored, "backward", widened * gathered, path)
     else:
         # Below ZeRO-3 the updated parameters are gathered once a step, at its start; else for every microbatch.
         parts = strategy.num_microbatches if strategy.zero_stage == 3 else 1
         yield _times(count * parts, "all-gather", stored, "forward", gathered, path)
         if strategy.zero_stage == 3 and "layers" in parameter.axes:
             yield _times(count * parts, "all-gather", stored, "recompute", gathered, path)
-        yield _times(count * parts, "reduce-scatter", stored, "backward", gathered, path)
-    copies = tuple(axis for axis in token_axes() if axis not in stored and not any(axis in dim for dim in split))
-    yield _times(count, "all-reduce", copies, "backward", size * shard, path)
+        yield _times(count * parts, "reduce-scatter", stored, "backward", widened * gathered, path)
+    # A router works on the stream as it is split between blocks.
+    tokens = (*RULES["batch"], *RULES["residual_sequence"]) if "router" in parameter.axes else token_axes()
+    copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
+    yield _times(count, "all-reduce", copies, "backward", widened * size * shard, path)
     for dim in split:
         yield _times(1, "all-reduce", dim, "update", 4, f"norm of the gradient of {path}")
 
@@ -102,20 +122,30 @@ def _stream(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator
     if not strategy.sequence_parallel:
         yield from _whole_stream(workload, mesh, blocks, size)
         return
-    layers, remat = stage_layers(workload.model.num_layers, mesh), workload.remat
+    layers = stage_layers(workload.model.num_layers, mesh)
     yield _times(1, "reduce-scatter", ("tp",), "forward", size, "embedding")
     yield _times(1, "all-gather", ("tp",), "backward", size, "embedding")
     for name in blocks:
-        yield _times(layers, "all-gather", ("tp",), "forward", size, f"{name} input")
-        yield _times(layers, "reduce-scatter", ("tp",), "forward", size, f"{name} output")
-        yield _times(layers if remat != "none" else 0, "all-gather", ("tp",), "recompute", size, f"{name} input")
-        yield _times(layers, "all-gather", ("tp",), "backward", size, f"{name} output gradient")
-        yield _times(layers, "reduce-scatter", ("tp",), "backward", size, f"{name} input gradient")
+        times = layers + (_more_mlp_inputs(workload, mesh) if name == "mlp" else 0)
+        yield _times(times, "all-gather", ("tp",), "forward", size, f"{name} input")
+        yield _times(times, "reduce-scatter", ("tp",), "forward", size, f"{name} output")
+        yield _times(0 if workload.keeps_read else times, "all-gather", ("tp",), "recompute", size, f"{name} input")
+        yield _times(times, "all-gather", ("tp",), "backward", size, f"{name} output gradient")
+        yield _times(times, "reduce-scatter", ("tp",), "backward", size, f"{name} input gradient")
     # The mlp's input follows from attention's output; what follows from the mlp's is the next block's own input.
-    again = layers * (len(blocks) - 1) if remat == "block" else 0
+    again = layers * (len(blocks) - 1) if workload.keeps_input_alone else 0
     yield _times(again, "reduce-scatter", ("tp",), "recompute", size, "attention output")
     yield _times(1, "all-gather", ("tp",), "forward", size, "logits input")
     yield _times(1, "reduce-scatter", ("tp",), "backward", size, "logits input gradient")
+
+
+def _more_mlp_inputs(workload: Workload, mesh: MeshShape) -> int:
+    """The mlps beside one a layer, or fewer, that want the stream whole: shared ones do, experts that ep splits not."""
+    experts = workload.model.experts
+    if experts is None:
+        return 0
+    layers = stage_layers(workload.model.num_layers - experts.num_dense_layers, mesh)
+    return layers * ((mesh.ep == 1) + (experts.shared_mlp > 0) - 1)
 
 
 def _whole_stream(workload: Workload, mesh: MeshShape, blocks: tuple[str, ...], size: float) -> Iterator[Collective]:
@@ -127,7 +157,8 @@ def _whole_stream(workload: Workload, mesh: MeshShape, blocks: tuple[str, ...], 
     yield _times(1, "all-reduce", ("tp",), "forward", size, "embedding")
     for name in blocks:
         yield _times(layers, "all-reduce", ("tp",), "forward", size, f"{name} output")
-        yield _times(layers if workload.remat == "block" else 0, "all-reduce", ("tp",), "recompute", size, name)
+        again = layers if workload.keeps_input_alone else 0
+        yield _times(again, "all-reduce", ("tp",), "recompute", size, name)
         yield _times(layers, "all-reduce", ("tp",), "backward", size, f"{name} input gradient")
     yield _times(1, "all-reduce", ("tp",), "backward", size, "logits input gradient")
 
@@ -137,7 +168,7 @@ def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective
     model = workload.model
     layers = stage_layers(model.num_layers, mesh)
     whole = workload.tokens // mesh.degree(RULES["batch"]) * model.num_kv_heads // mesh.tp
-    again = layers if workload.remat != "none" else 0
+    again = 0 if workload.keeps_read else layers
     for name, dim in (("keys", model.query_key_dim), ("values", model.value_dim)):
         size = whole * dim * dtype_bytes(workload.compute_dtype)
         yield _times(layers, "all-gather", ("sp",), "forward", size, name)
@@ -148,34 +179,77 @@ def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective
 def _experts(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
     """Tokens on their way to their experts and back (GShard, arXiv:2006.16668): one copy for each active expert.
 
-    Every device of tp moves its share of the stream.
+    Every device of tp exchanges its share of the stream; what arrives is gathered over tp, as each has a part of every
+    expert, and what they add is summed. Backward needs what went there, but nothing that came back. Where experts are
+    not split, tokens themselves are gathered over tp, as for any mlp.
     """
     experts = workload.model.experts
     if experts is None:
         return
     layers = stage_layers(workload.model.num_layers - experts.num_dense_layers, mesh)
-    copies = _tokens(workload, mesh) * experts.num_active / mesh.tp
-    size = copies * workload.model.embed * dtype_bytes(workload.compute_dtype)
-    runs: tuple[tuple[Phase, int], ...] = (
-        ("forward", layers),
-        ("recompute", layers if workload.remat == "block" else 0),
-        ("backward", layers),
-    )
+    again = 0 if workload.keeps_read else layers
+    if mesh.ep > 1:
+        sent = sent_copies(workload, mesh) * workload.model.embed * dtype_bytes(workload.compute_dtype)
+        yield from _there(layers, "forward", sent, mesh, "experts dispatch")
+        yield from _there(again, "recompute", sent, mesh, "experts dispatch")
+        yield from _back(layers, "forward", sent, mesh, "experts combine")
+        yield from _there(layers, "backward", sent, mesh, "experts combine")
+        yield from _back(layers, "backward", sent, mesh, "experts dispatch")
+    yield from _routing(experts, layers, again, workload, mesh)
+
+
+def _there(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> Iterator[Collective]:
+    """What each device sends to others of ep, and what arrives gathered over tp."""
+    yield _times(count, "all-to-all", ("ep",), phase, sent, name)
+    yield _times(count, "all-gather", ("tp",), phase, sent * mesh.tp, name)
+
+
+def _back(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> Iterator[Collective]:
+    """The other way, summed over tp."""
+    yield _times(count, "reduce-scatter", ("tp",), phase, sent * mesh.tp, name)
+    yield _times(count, "all-to-all", ("ep",), phase, sent, name)
+
+
+def _routing(experts: Experts, layers: int, again: int, workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
+    """What goes with the copies: the share of each in its token's result, and where they belong; and experts' load."""
+    copies = sent_copies(workload, mesh)
+    if mesh.ep > 1:
+        yield from _there(layers, "forward", 4 * copies, mesh, "routing shares")
+        yield from _there(again, "recompute", 4 * copies, mesh, "routing shares")
+        yield from _back(layers, "backward", 4 * copies, mesh, "routing shares")
+        if experts.capacity_factor is None:
+            yield from _counts(experts, layers, again, mesh)
+    else:
+        size = 4 * sent_tokens(workload, mesh) * experts.num_active
+        yield _times(2 * layers, "all-gather", ("tp",), "forward", size, "routing experts and shares")
+        yield _times(2 * again, "all-gather", ("tp",), "recompute", size, "routing experts and shares")
+        yield _times(layers, "reduce-scatter", ("tp",), "backward", size, "routing shares")
+    # The copies of each expert, those dropped, and its probability.
+    load = 4 * 3 * experts.count * layers
+    yield _times(1, "all-reduce", (*RULES["batch"], *RULES["residual_sequence"]), "forward", load, "loss of imbalance")
+
+
+def _counts(experts: Experts, layers: int, again: int, mesh: MeshShape) -> Iterator[Collective]:
+    """How many copies each device has for every expert, and where those for each device start."""
+    runs: tuple[tuple[Phase, int], ...] = (("forward", layers), ("recompute", again))
     for phase, count in runs:
-        for name in ("dispatch", "combine"):
-            yield _times(count, "all-to-all", ("ep",), phase, size, f"experts {name}")
+        yield _times(count, "all-to-all", ("ep",), phase, 4 * (experts.count + mesh.ep), "routing counts")
+        yield _times(count, "all-gather", ("tp",), phase, 4 * experts.count * mesh.tp, "routing counts")
 
 
 def _stages(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
     """The stream from stage to stage and its gradient back; with virtual stages each passes all devices as often.
 
-    Every device of tp hands on its share (arXiv:2104.04473, section 4.1).
+    Every device of tp hands on its share, which is gathered again where each has the whole stream (arXiv:2104.04473,
+    section 4.1).
     """
     stream = _tokens(workload, mesh) * workload.model.embed / mesh.tp
     size = stream * dtype_bytes(workload.compute_dtype)
     phases: tuple[Phase, ...] = ("forward", "backward")
     for phase in phases:
         yield _times(strategy.virtual_stages, "collective-permute", ("pp",), phase, size, "stream")
+        if mesh.pp > 1 and not strategy.sequence_parallel:
+            yield _times(strategy.virtual_stages, "all-gather", ("tp",), phase, size * mesh.tp, "stream")
 
 
 def _loss(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:

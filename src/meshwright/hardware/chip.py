@@ -68,8 +68,8 @@ class Chip:
 
     peak_flops: by canonical dtype, dense. hbm_bytes: as sold, the figure of back-of-the-envelope sums; what a program
     can have is `usable_bytes`. host_bytes_per_second: between chip and host (PCIe). torus or levels: the fabric, one of
-    the two. is_shared: the figures are a whole machine's, divided among simulated devices. sources: by table of the
-    TOML file.
+    the two. power_share: its power limit, of the power that the die is otherwise sold with. is_shared: the figures are
+    a whole machine's, divided among simulated devices. sources: by table of the TOML file.
     """
 
     name: str
@@ -86,8 +86,10 @@ class Chip:
     torus: Torus | None = None
     levels: tuple[Level, ...] = ()
     dcn: Dcn | None = None
+    power_share: float = 1.0
     is_shared: bool = False
     sources: Mapping[str, str] = field(hash=False)
+    file: str | None = field(default=None, compare=False)
 
     @property
     def usable_bytes(self) -> float:

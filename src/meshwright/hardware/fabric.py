@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.assign import assign
+from meshwright.hardware.by_hand import by_hand
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.system import System, units_of
 
@@ -92,15 +94,25 @@ class Piece:
     stride: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """A mesh laid on a system. `notes` say in words what a person should know: idle devices, axes that are split."""
+    """A mesh laid on a system. `notes` say in words what a person should know: idle devices, axes that are split.
+
+    order: the devices of a slice in the order of the mesh, where JAX has one by hand.
+    """
 
     system: System
-    degrees: Mapping[str, int] = field(hash=False)
+    degrees: Mapping[str, int]
     pieces: tuple[Piece, ...]
     is_split: bool
     notes: tuple[str, ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether `jax.make_mesh` refuses the mesh, as it splits physical axes and the chip is none where it may."""
+        torus = self.system.chip.torus
+        return torus is not None and self.is_split and not torus.splits_axes
 
     def placement(self, axes: str | tuple[str, ...]) -> Placement:
         """The placement of one mesh axis, or of several together, on which a collective over them runs."""
@@ -108,10 +120,16 @@ class Layout:
         for name in names:
             if name not in self.degrees:
                 raise MeshwrightError(f"axis {name!r} is not on the mesh; its axes are {', '.join(self.degrees)}")
-        pieces = [piece for piece in self.pieces if piece.axis in names]
-        if self.system.chip.torus:
-            return _on_torus(self.system, self.system.chip.torus, names, pieces)
-        return _on_switches(self.system, names, pieces)
+        return _placement(self, names)
+
+
+@lru_cache(maxsize=1 << 15)
+def _placement(layout: Layout, names: tuple[str, ...]) -> Placement:
+    """The placement of some axes of a layout; a search asks for each of them many times."""
+    pieces = [piece for piece in layout.pieces if piece.axis in names]
+    if layout.system.chip.torus:
+        return _on_torus(layout, layout.system.chip.torus, names, pieces)
+    return _on_switches(layout.system, names, pieces)
 
 
 def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
@@ -121,6 +139,13 @@ def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
     over the slices; on switches the innermost axes fill a node first. A mesh smaller than the system leaves the rest
     idle. Raises where the number of devices is not a multiple of the mesh's.
     """
+    return _laid(system, tuple(degrees.items()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _laid(system: System, items: tuple[tuple[str, int], ...]) -> Layout:
+    """The layout of a mesh; the same object for the same mesh, so that what is known of it can be kept."""
+    degrees = dict(items)
     used = math.prod(degrees.values())
     if system.num_devices % used:
         mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items())
@@ -135,34 +160,52 @@ def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
     if torus is None:
         pieces = tuple(_nested(list(all_degrees.items()), _DEVICE))
         return Layout(system, degrees, pieces, False, tuple(notes))
-    pieces, is_split = _torus_pieces(system, all_degrees)
+    pieces, is_split, order = _torus_pieces(system, all_degrees)
     over_slices = [piece for piece in pieces if piece.dim == _SLICE and piece.axis != IDLE]
     notes += [f"{piece.axis} runs over {piece.size} slices, on the data-centre network" for piece in over_slices]
     if is_split:
         notes.append(_split_note(system, torus, degrees))
-    return Layout(system, degrees, pieces, is_split, tuple(notes))
+    return Layout(system, degrees, pieces, is_split, tuple(notes), order)
 
 
 def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str:
     """What is said of a mesh that splits physical axes."""
     mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-    # On up to 8 chips JAX 0.10.2 numbers the devices along a ring and takes any mesh.
-    is_taken = torus.splits_axes or system.num_chips <= 8
-    advice = "" if is_taken else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
+    advice = "" if torus.splits_axes else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
     return f"{mesh} does not take whole physical axes of {system}, so links are shared and some rings open{advice}"
 
 
-def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool]:
-    """The pieces of every mesh axis on slices, physical axes and the devices of a chip; and whether one is split."""
+def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool, tuple[int, ...] | None]:
+    """The pieces of every mesh axis on slices, physical axes and the devices of a chip; whether an axis is split; and
+    the order that JAX has by hand, if it has one."""
     over_slices, inside = _divide_slices(system, degrees)
+    outer = _nested(list(over_slices.items()), _SLICE)
+    made = None if IDLE in degrees else by_hand(system, tuple(inside.values()))
+    if made:
+        return (*outer, *_in_order(made.dims, inside)), False, made.order
     cores = {_CORE: system.devices_per_chip} if system.devices_per_chip > 1 else {}
     # The devices of a chip come last, as in the device order of JAX.
     sizes = {_PHYSICAL[i]: size for i, size in enumerate(system.shape) if size > 1} | cores
     parts, is_split = assign(tuple(sizes.values()), tuple(inside.values()))
-    pieces = list(_nested(list(over_slices.items()), _SLICE))
+    pieces = outer
     for index, dim in enumerate(sizes):
         pieces += _nested([(axis, part[index]) for axis, part in zip(inside, parts, strict=True)], dim)
-    return tuple(pieces), is_split
+    return tuple(pieces), is_split, None
+
+
+def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> list[Piece]:
+    """The pieces of axes that fill dims one after the other, the innermost axis the innermost dim first."""
+    free, pieces = [(dim, size, 1) for dim, size in dims], []
+    for axis, degree in reversed(list(degrees.items())):
+        while degree > 1:
+            dim, left, stride = free.pop()
+            taken = math.gcd(degree, left)
+            if taken > 1:
+                pieces.append(Piece(axis, dim, taken, stride))
+            if taken < left:
+                free.append((dim, left // taken, stride * taken))
+            degree //= taken
+    return pieces
 
 
 def _divide_slices(system: System, degrees: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -185,12 +228,12 @@ def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
     return pieces
 
 
-def _on_torus(system: System, torus: Torus, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
+def _on_torus(layout: Layout, torus: Torus, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
     """The placement of some mesh axes on slices of a torus."""
+    system = layout.system
     slices, cores = (math.prod(p.size for p in pieces if p.dim == dim) for dim in (_SLICE, _CORE))
     degree = math.prod(piece.size for piece in pieces)
-    on_chip_sharers = system.devices_per_chip // cores
-    rings = _rings(system, torus, pieces, on_chip_sharers)
+    rings = _rings(layout, torus, pieces, system.devices_per_chip // cores)
     crossings = []
     if cores > 1:
         link = torus.core_bytes_per_second or torus.link_bytes_per_second
@@ -201,20 +244,26 @@ def _on_torus(system: System, torus: Torus, names: tuple[str, ...], pieces: list
         sharers = chips * system.devices_per_chip // members
         egress, hop = system.chip.dcn.bytes_per_second * chips, system.chip.dcn.hop_seconds
         crossings.append(Crossing("DCN", slices, members, sharers, egress, hop))
-    sizes = dict(zip(_PHYSICAL, system.shape, strict=False))
-    is_split = any(ring.size != sizes[ring.axis] for ring in rings)
+    is_split = any(ring.size != _size(layout, ring.axis) for ring in rings)
     return Placement(names, degree, rings, tuple(crossings), cores, torus.hop_seconds, is_split)
 
 
-def _rings(system: System, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
-    """The stretches of physical axes that pieces make, those that continue each other joined."""
+def _rings(layout: Layout, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
+    """The stretches of physical axes, and of rings laid by hand, that pieces make; those that continue are joined."""
+    # A ring laid by hand closes, through neighbours.
+    closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
     rings = []
-    for dim, size, wraps in zip(_PHYSICAL, system.shape, system.wraps, strict=False):
+    for dim, wraps in closes.items():
         for stride, length in _joined([piece for piece in pieces if piece.dim == dim]):
             # Groups that interleave on an axis share its links, so each has its part of them.
             link = torus.link_bytes_per_second / (stride * sharers)
-            rings.append(Ring(dim, length, stride, wraps and stride * length == size, link))
+            rings.append(Ring(dim, length, stride, wraps and stride * length == _size(layout, dim), link))
     return tuple(rings)
+
+
+def _size(layout: Layout, dim: str) -> int:
+    """The size of a dimension of the fabric, all of which some axis or none (`IDLE`) takes."""
+    return math.prod(piece.size for piece in layout.pieces if piece.dim == dim)
 
 
 def _joined(pieces: list[Piece]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def load_hardware(path: str | Path) -> Chip:
         raise MeshwrightError(f"cannot read hardware file {str(path)!r}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise MeshwrightError(f"hardware file {str(path)!r} is not TOML: {error}") from None
-    return _chip(Table(data, file=path.name))
+    return replace(_chip(Table(data, file=path.name)), file=str(path.resolve()))
 
 
 def normal_name(name: str) -> str:
@@ -86,6 +87,7 @@ def _chip(table: Table) -> Chip:
     """The chip of a whole file."""
     peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
     torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
+    power = table.table("power")
     if bool(torus.data) == bool(levels):
         raise table.error("fabric", "must be one of [torus] and [[levels]]")
     chip = Chip(
@@ -106,11 +108,14 @@ def _chip(table: Table) -> Chip:
         dcn=Dcn(bytes_per_second=dcn.number("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
         if dcn.data
         else None,
-        sources={part.name: part.text("source") for part in (peaks, hbm, torus, dcn, host, *levels) if part.data},
+        power_share=_power_share(power) if power.data else 1.0,
+        sources={
+            part.name: part.text("source") for part in (peaks, hbm, power, torus, dcn, host, *levels) if part.data
+        },
     )
     if chip.runtime_bytes >= chip.physical_bytes:
         raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
-    for part in (table, peaks, hbm, host, torus, dcn, *levels):
+    for part in (table, peaks, hbm, power, host, torus, dcn, *levels):
         part.close()
     return chip
 
@@ -128,6 +133,14 @@ def _peaks(table: Table) -> dict[str, float]:
     if not peaks:
         raise table.error("bf16", "is missing; give the peak of at least one dtype")
     return peaks
+
+
+def _power_share(table: Table) -> float:
+    """The power limit of a [power] table, of the full power of its die."""
+    limit, full = table.number("limit_watts"), table.number("full_watts")
+    if limit > full:
+        raise table.error("limit_watts", f"= {limit:g}; it must not be above full_watts = {full:g}")
+    return limit / full
 
 
 def _torus(table: Table) -> Torus:

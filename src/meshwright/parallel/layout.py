@@ -15,7 +15,6 @@ from meshwright.workload import (
     Rules,
     Spec,
     spec,
-    token_axes,
 )
 
 
@@ -46,17 +45,22 @@ class Layout:
         """
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
-    def weight(self, stored: Array, *names: str) -> Array:
+    def weight(self, stored: Array, *names: str, along: str = "sequence") -> Array:
         """A parameter as products use it: gathered over the axes that merely store it (ZeRO-3).
 
-        Its gradient has to be summed over every axis that splits tokens. Backward, the gather becomes a reduce-scatter
-        onto the shards; the sum over axes that hold copies comes after it, when a shard is all there is to sum.
+        Its gradient has to be summed over every axis that splits tokens, but for those that split it too and have other
+        tokens brought to them (experts). Backward, the gather becomes a reduce-scatter onto the shards; the sum over
+        axes that hold copies comes after it, when a shard is all there is to sum. along: the logical axis of the
+        sequence in what it multiplies.
         """
+        tokens = (*self.rules["batch"], *self.rules[along])
         kept = spec(names, mesh=self.mesh, rules=self.rules)
-        copies = tuple(axis for axis in token_axes(self.rules) if not any(axis in dim for dim in kept))
         used = spec(tuple(IN_USE.get(name, name) for name in names), mesh=self.mesh, rules=self.rules)
+        copies, summed = (
+            tuple(axis for axis in tokens if not any(axis in dim for dim in dims)) for dims in (kept, used)
+        )
         shard = jax.reshard(stored, self._partition(kept, (), copies))
-        return jax.reshard(shard, self._partition(used, (), token_axes(self.rules)))
+        return jax.reshard(shard, self._partition(used, (), summed))
 
     def _partition(self, dims: Spec, unreduced: tuple[str, ...], reduced: tuple[str, ...]) -> P:
         """A PartitionSpec without axes of degree 1, which would give different types to equal layouts."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.pictures.grid import mesh_text
-from meshwright.pictures.positions import Coordinates, Place, device_places, is_hand_made
+from meshwright.pictures.positions import Coordinates, Place, device_places
 from meshwright.pictures.sketch import Cell, Panel, Sketch, few
 
 _IDLE_CHIP = "·"
@@ -67,9 +67,9 @@ def _notes(layout: Layout, shown: list[str]) -> Iterator[str]:
     if shown:
         cores = ", one for each device of the chip" if system.devices_per_chip > 1 else ""
         yield f"labels are {','.join(shown)}{cores}"
-    if is_hand_made(layout):
+    if layout.order is not None:
         yield "a slice as small as this one JAX lays out by hand, along a ring of neighbours"
-    for axis in () if is_hand_made(layout) else shown:
+    for axis in shown:
         yield f"{axis}: {layout.placement(axis)}"
     wrapped = [name for name, wraps in zip("xyz", system.wraps, strict=False) if wraps]
     closed = "dotted links close " + ", ".join(wrapped) + " into rings" if wrapped else "no axis wraps around"

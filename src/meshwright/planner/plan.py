@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, parse_system
+from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.search import price
+from meshwright.planner.predict import predict
 from meshwright.record import Record, record_from_json
-from meshwright.workload import Workload, check_mesh, workload_from_data
+from meshwright.workload import (
+    DEFAULT,
+    Strategy,
+    Workload,
+    check_mesh,
+    check_positions,
+    check_runnable,
+    workload_from_data,
+)
 
 FORMAT = 1
 """The version of the file; another is refused."""
@@ -19,23 +27,56 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A workload on a mesh of a system, with its predicted record."""
+    """A workload on a mesh of a system, run in one way, with its predicted record.
+
+    hardware_file: the TOML file that describes the chip, where it is none of the project's own.
+    """
 
     workload: Workload
     hardware: str
     mesh: MeshShape
     predicted: Record
+    strategy: Strategy = DEFAULT
+    hardware_file: str | None = None
 
     @property
     def system(self) -> System:
         """The system that `hardware` names."""
-        return parse_system(self.hardware)
+        return parse_system(self.hardware, hardware_file=self.hardware_file)
+
+    @property
+    def planned_only(self) -> str:
+        """Why `meshwright train` cannot run this yet, in one line; nothing where it can."""
+        try:
+            check_runnable(self.workload.model, self.mesh, self.strategy)
+        except MeshwrightError as error:
+            return str(error)
+        is_refused = lay_mesh(self.system, self.mesh.layout).is_refused
+        return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 
 
-def make_plan(workload: Workload, mesh: MeshShape, system: System) -> Plan:
+def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
     """The plan of a workload on a mesh of a system; a mesh that cannot split the workload is an error."""
+    check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh)
-    return Plan(workload=workload, hardware=str(system), mesh=mesh, predicted=price(workload, mesh, system))
+    return Plan(
+        workload=workload,
+        hardware=str(system),
+        mesh=mesh,
+        predicted=predict(workload, mesh, system, strategy),
+        strategy=strategy,
+        hardware_file=system.chip.file,
+    )
+
+
+def as_run(plan: Plan) -> Plan:
+    """The plan as `meshwright train` runs it today: the default strategy, so attention scores for a fused kernel.
+
+    What cannot be run is an error that says why.
+    """
+    if reason := plan.planned_only:
+        raise MeshwrightError(f"{reason}; `meshwright plan … --runnable` finds what can")
+    return plan if plan.strategy == DEFAULT else make_plan(plan.workload, plan.mesh, plan.system)
 
 
 def plan_to_data(plan: Plan) -> dict[str, Any]:
@@ -44,7 +85,9 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         "meshwright_plan": FORMAT,
         "workload": asdict(plan.workload),
         "hardware": plan.hardware,
+        "hardware_file": plan.hardware_file,
         "mesh": plan.mesh.degrees,
+        "strategy": asdict(plan.strategy),
         "predicted": plan.predicted.to_json(),
     }
 
@@ -57,7 +100,9 @@ def plan_from_data(data: dict[str, Any], *, name: str) -> Plan:
         return Plan(
             workload=workload_from_data(data["workload"]),
             hardware=data["hardware"],
+            hardware_file=data.get("hardware_file"),
             mesh=MeshShape(**data["mesh"]),
+            strategy=Strategy(**data.get("strategy", {})),
             predicted=record_from_json(data["predicted"]),
         )
     except (KeyError, TypeError) as error:

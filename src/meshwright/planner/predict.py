@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from meshwright.cost import (
     PassSeconds,
-    collective_efficiency,
-    collective_seconds,
+    buffer_seconds,
     contention_seconds,
+    host_bytes,
     microbatch_seconds,
     model_flops,
+    offloaded_bytes,
     step_collectives,
     step_flops,
     step_memory,
@@ -21,14 +22,10 @@ from meshwright.cost import (
 )
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape
-from meshwright.record import Bound, Collective, Phase, Record, merge
+from meshwright.planner.waits import NO_WAITS, WINDOWS, Waits, can_hide, move_seconds, step_waits, waits
+from meshwright.record import Bound, Collective, Record, merge
+from meshwright.units import show_bytes
 from meshwright.workload import DEFAULT, Strategy, Workload
-
-CRITICAL = frozenset({"tp", "sp", "ep", "pp"})
-"""Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
-
-WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""Behind which pass a phase's collectives can hide: what is recomputed is so in backward; of the update none can."""
 
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
 
@@ -40,20 +37,11 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     gradients run beside the ops of their pass, and are exposed as far as they take longer. `breakdown_seconds` sums to
     the step.
     """
-    layout, parts = lay_mesh(system, mesh.layout), strategy.num_microbatches
-    once = microbatch_seconds(workload, mesh, system, strategy)
-    passes = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
-    priced = [_priced(move, layout) for move in step_collectives(workload, mesh, strategy)]
-    collectives = tuple(_exposed(priced, passes, strategy))
-    breakdown = passes | {"exposed communication": sum(move.exposed_seconds or 0.0 for move in collectives)}
-    if mesh.pp > 1:
-        breakdown["pipeline bubble"] = bubble_seconds(once, collectives, mesh, strategy)
-    if system.chip.kind == "gpu":
-        hidden = sum((move.seconds or 0.0) - (move.exposed_seconds or 0.0) for move in collectives)
-        breakdown["contention"] = contention_seconds(hidden, system)
-        breakdown["stragglers"] = straggling_seconds(sum(passes.values()), mesh.num_devices, system)
-    breakdown["update"] = update_seconds(workload, mesh, system)
-    step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy)
+    layout = lay_mesh(system, mesh.layout)
+    moves = step_collectives(workload, mesh, strategy)
+    waited = waits(moves, layout, strategy)
+    breakdown = step_breakdown(workload, mesh, system, strategy, waited)
+    step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
         origin="predicted",
         mesh=mesh.degrees,
@@ -66,62 +54,82 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         bound=_bound(workload, mesh, system, breakdown),
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
-        collectives=merge(collectives),
-        notes=layout.notes + ((SIMULATED,) if system.chip.kind == "cpu" else ()),
+        collectives=merge(_exposed(moves, layout, waited.shares(*windows(breakdown)), strategy)),
+        notes=layout.notes + _notes(workload, mesh, system, strategy),
     )
 
 
-def step_bound_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
-    """A time that a step is never under, cheap to have: ops, bubble, stragglers and update, as if links were free."""
-    once = microbatch_seconds(workload, mesh, system, strategy).total
-    straggling = straggling_seconds(once * strategy.num_microbatches, mesh.num_devices, system)
-    worked = once * (strategy.num_microbatches + (mesh.pp - 1) / strategy.virtual_stages)
-    return worked + straggling + update_seconds(workload, mesh, system)
+def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
+    """What there is to say of a prediction beside its figures."""
+    notes = (SIMULATED,) if system.chip.kind == "cpu" else ()
+    if waiting := host_bytes(workload, mesh, strategy):
+        notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
+    return notes
 
 
-def bubble_seconds(
-    once: PassSeconds, collectives: tuple[Collective, ...], mesh: MeshShape, strategy: Strategy
+def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+    """The step time of `predict`, without the rest of the record."""
+    waited = step_waits(workload, mesh, system, strategy)
+    return sum(step_breakdown(workload, mesh, system, strategy, waited).values())
+
+
+def step_breakdown(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, waited: Waits
+) -> dict[str, float]:
+    """The seconds of a step by what they go to, where its collectives take as long as `waited` says."""
+    once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
+    breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
+    for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
+        breakdown[phase] += seconds
+    shares = waited.shares(*windows(breakdown))
+    breakdown["exposed communication"] = waited.exposed(shares)
+    if workload.remat == "offload":
+        # Copies to and from the host run beside the ops of their pass.
+        copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
+        breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
+    if mesh.pp > 1:
+        breakdown["pipeline bubble"] = bubble_seconds(once, waited.exposed_stream(shares), mesh, strategy)
+    if system.chip.kind == "gpu":
+        hidden = sum((1 - shares[window]) * getattr(waited, window) for window in shares)
+        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
+    breakdown["update"] = update_seconds(workload, mesh, system, strategy)
+    return breakdown
+
+
+def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
+    """The time of the ops of forward and of backward, what is recomputed among these: what collectives hide behind."""
+    return breakdown["forward"], breakdown["recompute"] + breakdown["backward"]
+
+
+def step_bound_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, waited: Waits = NO_WAITS
 ) -> float:
+    """A time that a step is never under, cheap to have, where its collectives take no less than is said.
+
+    With none said: ops, bubble, stragglers and update, as if links were free.
+    """
+    return sum(step_breakdown(workload, mesh, system, strategy, waited).values())
+
+
+def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
     """The time that a device of a pipeline waits for its first microbatch and for the last one's gradient.
 
     (p - 1) / v microbatches, so that m / (m + (p - 1) / v) of the time is worked: GPipe (arXiv:1811.06965) and 1F1B
-    with v = 1, interleaved (arXiv:2104.04473, section 2.2) with more.
+    with v = 1, interleaved (arXiv:2104.04473, section 2.2) with more. waited_seconds: for collectives, by all
+    microbatches of a step.
     """
-    waited = sum(move.exposed_seconds or 0.0 for move in collectives if _is_critical(move) and move.phase != "update")
-    return (once.total + waited / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
+    return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
 
-def _priced(move: Collective, layout: Layout) -> Collective:
-    """The collective with the time that all its runs take on the fabric, at the rate that links achieve."""
-    once = collective_seconds(move.kind, move.bytes / move.count, layout.placement(move.axes))
-    share = collective_efficiency(layout.system, once)
-    return replace(move, seconds=max(once.bandwidth_seconds / share, once.latency_seconds) * move.count)
-
-
-def _exposed(moves: list[Collective], passes: Mapping[str, float], strategy: Strategy) -> Iterator[Collective]:
-    """The collectives with what of their time no op hides."""
-    free = {"forward": passes["forward"], "backward": passes["recompute"] + passes["backward"]}
-    wanted = dict.fromkeys(free, 0.0)
+def _exposed(
+    moves: tuple[Collective, ...], layout: Layout, shares: Mapping[str, float], strategy: Strategy
+) -> Iterator[Collective]:
+    """The collectives with their time, and what of it no op hides."""
     for move in moves:
-        if _can_hide(move, strategy):
-            wanted[WINDOWS[move.phase]] += move.seconds or 0.0
-    for move in moves:
-        share = 1.0
-        if _can_hide(move, strategy) and (whole := wanted[WINDOWS[move.phase]]):
-            share = max(0.0, 1 - free[WINDOWS[move.phase]] / whole)
-        yield replace(move, exposed_seconds=share * (move.seconds or 0.0))
-
-
-def _can_hide(move: Collective, strategy: Strategy) -> bool:
-    """Whether ops run beside a collective."""
-    if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
-        return False
-    return not _is_critical(move) or (strategy.overlaps_tp and move.axes == ("tp",) and move.phase != "update")
-
-
-def _is_critical(move: Collective) -> bool:
-    """Whether something waits for the collective: the next product for activations, the update for the norm."""
-    return move.phase == "update" or CRITICAL.issuperset(move.axes)
+        seconds = move_seconds(move, layout)
+        share = shares[WINDOWS[move.phase]] if can_hide(move, strategy) else 1.0
+        yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:

@@ -1,137 +1,215 @@
-"""The legal meshes of a workload on a system, best first."""
+"""The best ways to run a workload on a system: best first over the whole space, without pricing all of it."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import Any
 
 from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.mesh import AXES, POSITIONAL, MeshShape, divisors
-from meshwright.planner.predict import predict, step_bound_seconds
-from meshwright.record import Record
-from meshwright.workload import DEFAULT, Strategy, Workload, check_mesh, check_runnable
+from meshwright.mesh import MeshShape
+from meshwright.planner.plan import Plan
+from meshwright.planner.predict import predict, step_bound_seconds, step_seconds
+from meshwright.planner.space import Space, Way, runnable_space, whole_space
+from meshwright.planner.waits import NO_WAITS, least_waits
+from meshwright.workload import Remat, Strategy, Workload, check_mesh, check_positions, token_axes
+
+_BELOW = 1 - 1e-9
+"""What bounds are multiplied by, so that rounding never lifts one over the time it bounds."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates, best first: those that fit by step time, then those that do not by how much memory they want."""
+    """The best plans, each of another mesh: those that fit by step time, then those that want least too much memory.
 
-    candidates: tuple[Record, ...]
+    num_meshes: the legal ones, in num_ways ways. num_priced: the ways whose step was priced; no other can be better.
+    """
+
+    plans: tuple[Plan, ...]
     num_meshes: int
-    """All the ways to make a mesh of the devices, legal for the workload or not."""
-
-    @property
-    def num_fit(self) -> int:
-        """How many candidates fit in memory."""
-        return sum(bool(record.fits) for record in self.candidates)
+    num_ways: int
+    num_priced: int
 
 
-def rank(workload: Workload, system: System, axes: tuple[str, ...] = POSITIONAL) -> Ranking:
-    """Every legal mesh of some axes over all devices of the system, priced and ranked.
+def rank(
+    workload: Workload,
+    system: System,
+    *,
+    remats: tuple[Remat, ...] = (),
+    top: int = 8,
+    is_runnable: bool = False,
+    **choices: Any,
+) -> Ranking:
+    """The best `top` meshes, each run in the best of its ways.
 
-    The default are the axes that `meshwright train` runs over. No legal mesh is an error that says why.
+    remats: the policies to choose from; with none said, all of them. is_runnable: only what `meshwright train` runs
+    today. choices: fields of the strategy that are not to be
+    searched (`whole_space`). No legal mesh is an error that says why.
     """
-    shapes = list(meshes(system.num_devices, axes))
-    found = [price(workload, mesh, system) for mesh in _legal(workload, system, shapes)]
-    return Ranking(tuple(sorted(found, key=_order)), len(shapes))
+    if is_runnable:
+        return rank_space(runnable_space(workload, system, remats), top=top)
+    return rank_space(whole_space(workload, system, remats, **choices), top=top)
 
 
-def find_best(workload: Workload, system: System, axes: tuple[str, ...] = AXES) -> Record:
-    """The first of what `rank` would find, without pricing what cannot be first.
-
-    What does not fit is never better than what does, and no step is under its bound (`step_bound_seconds`): ways are
-    tried from the smallest bound on, until that exceeds the best time found.
-    """
-    legal = _legal(workload, system, list(meshes(system.num_devices, axes)))
-    bounded = [
-        (step_bound_seconds(workload, mesh, system, strategy), mesh, strategy)
-        for mesh in legal
-        for strategy in strategies(workload, mesh)
-    ]
-    best: Record | None = None
-    for bound, mesh, strategy in sorted(bounded, key=lambda way: way[0]):
-        if best is not None and bound > (best.step_seconds or 0.0):
-            break
-        if step_memory(workload, mesh, strategy)["peak"] <= system.usable_bytes:
-            record = _run(workload, mesh, system, strategy)
-            best = record if best is None else min(best, record, key=_order)
-    if best is None:
-        return min((price(workload, mesh, system) for mesh in legal), key=_order)
-    return best
+def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
+    """The best of everything that can be planned; where nothing fits, what wants least memory."""
+    return rank(workload, system, remats=remats, top=1, **choices).plans[0]
 
 
-def price(workload: Workload, mesh: MeshShape, system: System) -> Record:
-    """The record of a mesh, run in the best of the ways there are (`strategies`)."""
-    return min((_run(workload, mesh, system, way) for way in strategies(workload, mesh)), key=_order)
+def plan_mesh(
+    workload: Workload, mesh: MeshShape, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any
+) -> Plan:
+    """The plan of one mesh, run in the best of its ways; a mesh that cannot split the workload is an error."""
+    check_positions(workload.model, workload.seq_len)
+    check_mesh(workload, mesh)
+    return rank_space(whole_space(workload, system, remats, **choices), (mesh,), top=1).plans[0]
 
 
-def _run(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Record:
-    """The record of a mesh run in one way; its notes say where `meshwright train` cannot run that."""
-    record = predict(workload, mesh, system, strategy)
-    notes = list(record.notes)
-    if mesh.pp > 1:
-        parts = strategy.num_microbatches
-        interleaved = f", {strategy.virtual_stages} virtual stages" if strategy.virtual_stages > 1 else ""
-        notes.append(f"{strategy.schedule} with {parts} microbatch{'es' if parts > 1 else ''}{interleaved}")
-    try:
-        check_runnable(workload.model, mesh)
-    except MeshwrightError as error:
-        notes.append(f"planned only: {error}")
-    return replace(record, notes=tuple(notes))
-
-
-def strategies(workload: Workload, mesh: MeshShape) -> Iterator[Strategy]:
-    """The ways to run a mesh that are worth a look: of a pipeline every number of microbatches, interleaved or not.
-
-    Parameters are kept gathered there (ZeRO-2), as gathering them for every microbatch costs more than it saves.
-    Two virtual stages want layers that divide evenly and whole rounds of microbatches (arXiv:2104.04473, section 2.2).
-    """
-    if mesh.pp == 1:
-        yield DEFAULT
-        return
-    layers, rest = divmod(workload.model.num_layers, mesh.pp)
-    for parts in divisors(workload.batch // mesh.degree(("dp", "fsdp", "ep"))):
-        for virtual in (1, 2) if rest == layers % 2 == parts % mesh.pp == 0 else (1,):
-            yield Strategy(num_microbatches=parts, zero_stage=2, virtual_stages=virtual)
-
-
-def meshes(num_devices: int, axes: tuple[str, ...] = POSITIONAL) -> Iterator[MeshShape]:
-    """Every mesh of some axes with that many devices."""
-    for degrees in _factorings(num_devices, len(axes)):
-        yield MeshShape(**dict(zip(axes, degrees, strict=True)))
-
-
-def _factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as a product of so many, in order."""
-    if count == 1:
-        yield (product,)
-        return
-    for first in divisors(product):
-        for rest in _factorings(product // first, count - 1):
-            yield (first, *rest)
-
-
-def _legal(workload: Workload, system: System, shapes: list[MeshShape]) -> list[MeshShape]:
-    """The meshes that can split the workload; none is an error that says why the first cannot."""
-    found, refusals = [], []
-    for mesh in shapes:
-        try:
-            check_mesh(workload, mesh)
-        except MeshwrightError as error:
-            refusals.append(f"{mesh}: {error}")
-        else:
-            found.append(mesh)
-    if not found:
+def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8) -> Ranking:
+    """The best `top` meshes of a space, or of some of its meshes."""
+    shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
+    if not shapes:
         raise MeshwrightError(
-            f"none of {len(shapes)} meshes of {system.num_devices} devices can split {workload.model.name} with a batch"
-            f" of {workload.batch} x {workload.seq_len} tokens; for one, {refusals[0]}"
+            f"no mesh leaves a device a multiple of {space.num_microbatches} sequences, one for each microbatch,"
+            f" of a batch of {space.workload.batch}"
         )
-    return found
+    search = _Search(space)
+    plans = list(islice(search.plans(shapes), top))
+    if len(plans) < min(top, len(shapes)):
+        fitting = {plan.mesh for plan in plans}
+        closest = _closest(space, [mesh for mesh in shapes if mesh not in fitting])
+        plans += [_plan(space, way) for way in closest[: top - len(plans)]]
+    return Ranking(tuple(plans), len(shapes), space.num_ways(shapes), search.num_priced)
 
 
-def _order(record: Record) -> tuple[bool, float, float]:
-    """Fitting first, then fast; of two as fast, the one with more memory left."""
-    fits = bool(record.fits)
-    return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]
+@dataclass(frozen=True)
+class _Group:
+    """Ways with the same ops: some meshes, one policy and number of microbatches, and one ZeRO stage or all (None)."""
+
+    meshes: tuple[MeshShape, ...]
+    parts: int
+    remat: Remat
+    zero_stage: int | None = None
+
+
+@dataclass
+class _Search:
+    """Best first: what has the smallest bound is looked at more closely, until a step that is exact comes first.
+
+    Ways are bounded in groups with the same ops; then for each mesh of a group and ZeRO stage, with what its
+    collectives take at least; then each strategy that fits is priced.
+    """
+
+    space: Space
+    num_priced: int = 0
+    heap: list[tuple[float, float, int, object]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
+        """The plans that fit, best first, one of each mesh; of two as fast, the one with more memory left."""
+        done: set[MeshShape] = set()
+        for group in _groups(self.space, meshes):
+            self._push(self._bound(group), group)
+        while self.heap:
+            _, _, _, item = heapq.heappop(self.heap)
+            if isinstance(item, _Group):
+                self._open(replace(item, meshes=tuple(mesh for mesh in item.meshes if mesh not in done)))
+            elif isinstance(item, Way) and item.mesh not in done:
+                done.add(item.mesh)
+                yield _plan(self.space, item)
+
+    def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
+        """Keep an item for later; bounds come before exact times that are equal."""
+        heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
+
+    def _open(self, group: _Group) -> None:
+        """Bound the meshes of a group one by one, if any of them can fit, or price the ways of its only one."""
+        if not group.meshes:
+            return
+        if group.zero_stage is not None:
+            self._price(group)
+        elif self._can_fit(group):
+            for mesh in group.meshes:
+                stages = {strategy.zero_stage for strategy in self.space.strategies(mesh, group.parts)}
+                for stage in sorted(stages, reverse=True):
+                    alone = replace(group, meshes=(mesh,), zero_stage=stage)
+                    self._push(self._bound(alone), alone)
+
+    def _bound(self, group: _Group) -> float:
+        """A time that no way of a group is under."""
+        mesh, workload, system = _most_sharded(group), self.space.with_remat(group.remat), self.space.system
+        fastest = max(self._strategies(group), key=lambda strategy: strategy.virtual_stages)
+        waited = NO_WAITS if group.zero_stage is None else least_waits(workload, mesh, system, fastest)
+        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, waited)
+
+    def _price(self, group: _Group) -> None:
+        """Price the ways of a mesh that fit."""
+        (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
+        for strategy in self._strategies(group):
+            way = Way(mesh, group.remat, strategy)
+            if (peak := _peak(self.space, way)) <= system.usable_bytes:
+                self.num_priced += 1
+                self._push(step_seconds(workload, mesh, system, strategy), way, peak)
+
+    def _can_fit(self, group: _Group) -> bool:
+        """Whether the way of a group that wants least memory fits."""
+        way = Way(_most_sharded(group), group.remat, self._strategies(group)[0])
+        return _peak(self.space, way) <= self.space.system.usable_bytes
+
+    def _strategies(self, group: _Group) -> list[Strategy]:
+        """The strategies of a group on the mesh that stores most shards."""
+        found = self.space.strategies(_most_sharded(group), group.parts)
+        return [strategy for strategy in found if group.zero_stage in (None, strategy.zero_stage)]
+
+
+def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
+    """All ways on some meshes, in groups whose ops are the same: of as many tokens on as many tp, ep and pp."""
+    alike: dict[tuple[int, ...], list[MeshShape]] = {}
+    for mesh in meshes:
+        shards = mesh.degree(token_axes())
+        for parts in space.parts(mesh):
+            alike.setdefault((mesh.tp, mesh.ep, mesh.pp, shards, parts), []).append(mesh)
+    for (*_, parts), members in alike.items():
+        for remat in space.remats:
+            yield _Group(tuple(members), parts, remat)
+
+
+def _most_sharded(group: _Group) -> MeshShape:
+    """The mesh that stores its parameters in most shards, so that it updates and holds least."""
+    return max(group.meshes, key=lambda mesh: mesh.fsdp * mesh.sp)
+
+
+def _closest(space: Space, meshes: list[MeshShape]) -> list[Way]:
+    """Of each mesh that fits in no way the one that wants least memory, in the order of that."""
+    ways = [min(_smallest(space, mesh), key=lambda way: _peak(space, way)) for mesh in meshes]
+    return sorted(ways, key=lambda way: _peak(space, way))
+
+
+def _smallest(space: Space, mesh: MeshShape) -> Iterator[Way]:
+    """The ways of a mesh that can want least memory: those with most microbatches."""
+    parts = space.parts(mesh)[-1]
+    for remat in space.remats:
+        for strategy in space.strategies(mesh, parts):
+            yield Way(mesh, remat, strategy)
+
+
+def _peak(space: Space, way: Way) -> int:
+    """The memory that a way wants."""
+    return step_memory(space.with_remat(way.remat), way.mesh, way.strategy, kind=space.system.chip.kind)["peak"]
+
+
+def _plan(space: Space, way: Way) -> Plan:
+    """A way with what is predicted of it."""
+    workload, system = space.with_remat(way.remat), space.system
+    return Plan(
+        workload=workload,
+        hardware=str(system),
+        mesh=way.mesh,
+        predicted=predict(workload, way.mesh, system, way.strategy),
+        strategy=way.strategy,
+        hardware_file=system.chip.file,
+    )

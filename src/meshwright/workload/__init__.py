@@ -2,8 +2,22 @@
 
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
 from meshwright.workload.declaration import Parameter
+from meshwright.workload.expert_copies import dropless_padding, sent_copies, sent_tokens
 from meshwright.workload.hugging_face import model_from_hugging_face
-from meshwright.workload.legality import check_mesh, check_runnable
+from meshwright.workload.images import (
+    IMAGE_RULES,
+    RESNETS,
+    ConvNet,
+    Convolution,
+    ImageWorkload,
+    check_image_mesh,
+    convolutions,
+    image_parameters,
+    num_image_parameters,
+    pooled_size,
+)
+from meshwright.workload.legality import check_mesh, check_positions, check_runnable, limits
+from meshwright.workload.ops import Op, OpPhase, flops_by_phase, ops_collectives
 from meshwright.workload.parameters import (
     Tree,
     active_share,
@@ -13,43 +27,90 @@ from meshwright.workload.parameters import (
     num_parameters,
     parameters,
 )
-from meshwright.workload.presets import PRESETS, load_model
+from meshwright.workload.presets import PRESETS, SEQ_LENS, load_model, usual_seq_len
 from meshwright.workload.rules import IN_USE, RULES, Rules, Spec, local_parameter_shape, spec, token_axes, used_shape
-from meshwright.workload.strategy import DEFAULT, Strategy
+from meshwright.workload.serving import (
+    CACHE_SPLITS,
+    SERVING_RULES,
+    TENSOR_AXES,
+    CacheSplit,
+    Serving,
+    ServingLayout,
+    ServingPhase,
+    cache_axes,
+    check_serving,
+    serving_from_data,
+)
+from meshwright.workload.step_ops import step_ops
+from meshwright.workload.strategy import DEFAULT, Attention, Optimizer, Strategy
 from meshwright.workload.workload import REMATS, Dtype, Remat, Workload, num_query_chunks, workload_from_data
 
 __all__ = [
+    "CACHE_SPLITS",
     "DEFAULT",
+    "IMAGE_RULES",
     "IN_USE",
     "PRESETS",
     "REMATS",
+    "RESNETS",
     "RULES",
+    "SEQ_LENS",
+    "SERVING_RULES",
+    "TENSOR_AXES",
+    "Attention",
+    "CacheSplit",
+    "ConvNet",
+    "Convolution",
     "Dtype",
     "Experts",
+    "ImageWorkload",
     "LatentAttention",
     "ModelConfig",
+    "Op",
+    "OpPhase",
+    "Optimizer",
     "Parameter",
     "Remat",
     "RopeScaling",
     "Rules",
+    "Serving",
+    "ServingLayout",
+    "ServingPhase",
     "Spec",
     "Strategy",
     "Tree",
     "Workload",
     "active_share",
+    "cache_axes",
+    "check_image_mesh",
     "check_mesh",
+    "check_positions",
     "check_runnable",
+    "check_serving",
+    "convolutions",
+    "dropless_padding",
+    "flops_by_phase",
+    "image_parameters",
     "leaves",
+    "limits",
     "load_model",
     "local_parameter_shape",
     "map_leaves",
     "model_from_hugging_face",
     "num_active_parameters",
+    "num_image_parameters",
     "num_parameters",
     "num_query_chunks",
+    "ops_collectives",
     "parameters",
+    "pooled_size",
+    "sent_copies",
+    "sent_tokens",
+    "serving_from_data",
     "spec",
+    "step_ops",
     "token_axes",
     "used_shape",
+    "usual_seq_len",
     "workload_from_data",
 ]

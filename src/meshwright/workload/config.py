@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,9 @@ class Experts:
 
     shared_mlp: the width of the mlp that works on every token beside them (several shared experts count as one wide
     one), 0 where there is none. num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
+    capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
+    dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
+    arXiv:2101.03961, section 2.2).
     """
 
     count: int
@@ -32,6 +36,19 @@ class Experts:
     mlp: int
     shared_mlp: int = 0
     num_dense_layers: int = 0
+    capacity_factor: float | None = None
+    balance_weight: float = 0.01
+
+    def slots(self, tokens: int) -> int:
+        """The slots that an expert has for a device of so many tokens, where there is a capacity; else as in balance.
+
+        Whole ones from each device.
+        """
+        return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
+
+    def room(self, tokens: int, ep: int) -> int:
+        """The most copies that a device of so many tokens can send one of `ep`: a token is sent once to an expert."""
+        return tokens * min(self.num_active, self.count // ep)
 
 
 @dataclass(frozen=True, kw_only=True)

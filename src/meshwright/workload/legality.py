@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import POSITIONAL, MeshShape, check_batch, check_divides
+from meshwright.mesh import AXES, POSITIONAL, MeshShape, check_batch, check_divides
 from meshwright.workload.config import ModelConfig
 from meshwright.workload.parameters import leaves, parameters
 from meshwright.workload.rules import RULES, Rules, local_parameter_shape
+from meshwright.workload.strategy import DEFAULT, Strategy
 from meshwright.workload.workload import Workload
 
 RUNNABLE_SIZES = (
@@ -30,10 +31,7 @@ RUNNABLE_SIZES = (
 
 def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
     """Raise where the mesh cannot split some dim of the workload, or an axis of it would split nothing."""
-    declared = list(leaves(parameters(workload.model)))
-    named = {name for _, parameter in declared for name in parameter.axes} | {"residual_sequence", "batch"}
-    # Experts give ep its dim; the batch alone would make it another name for dp.
-    used = {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | {"pp"}
+    used = _used_axes(workload.model, rules)
     for axis, degree in mesh.degrees.items():
         if degree > 1 and axis not in used:
             raise MeshwrightError(
@@ -48,14 +46,47 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
     check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len)
     check_divides("batch", workload.batch, mesh, rules["batch"])
     check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
-    for path, parameter in declared:
+    for path, parameter in leaves(parameters(workload.model)):
         local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
 
 
-def check_runnable(model: ModelConfig, mesh: MeshShape) -> None:
-    """Raise where a step would compute a model otherwise than it is, or would not use an axis of the mesh.
+def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
+    """Every size that a mesh must divide, with the axes that split it: what `check_mesh` checks but for pp's stages.
 
-    Such a model or mesh can be planned, not lowered, compiled or trained.
+    A mesh is legal where the product of the degrees of the axes divides the size, for each pair; an axis that would
+    split nothing stands with size 1.
+    """
+    found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
+    for _, parameter in leaves(parameters(workload.model)):
+        found.update((size, rules[name]) for name, size in zip(parameter.axes, parameter.shape, strict=True))
+    found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
+    return frozenset((size, axes) for size, axes in found if axes)
+
+
+def _used_axes(model: ModelConfig, rules: Rules) -> set[str]:
+    """The mesh axes that split something of a model or its batch.
+
+    Experts give ep its dim; the batch alone would make it another name for dp.
+    """
+    declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
+    named = declared | {"residual_sequence", "batch"}
+    return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | {"pp"}
+
+
+def check_positions(model: ModelConfig, seq_len: int) -> None:
+    """Raise where a model with learned positions has fewer of them than a sequence has tokens."""
+    if model.positions == "learned" and seq_len > model.max_positions:
+        raise MeshwrightError(
+            f"sequence length {seq_len} is more than the {model.max_positions} positions that {model.name} has learned;"
+            f" use --seq-len {model.max_positions} or less"
+        )
+
+
+def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
+    """Raise where a step would compute a model otherwise than it is, or otherwise than the mesh and strategy say.
+
+    Such a model, mesh or strategy can be planned, not lowered, compiled or trained. A fused attention kernel is no
+    reason: what runs makes scores in its place, and computes the same.
     """
     differing = [
         f"{field.name}={getattr(model, field.name)!r}"
@@ -72,4 +103,13 @@ def check_runnable(model: ModelConfig, mesh: MeshShape) -> None:
         raise MeshwrightError(
             f"mesh {mesh} can be planned, but what runs does not split over {' and '.join(unused)} yet;"
             f" use {' and '.join(f'{axis}=1' for axis in unused)}"
+        )
+    if strategy.num_microbatches > 1:
+        raise MeshwrightError(
+            f"{strategy.num_microbatches} microbatches can be planned, but what runs takes the batch as one yet"
+        )
+    if strategy.zero_stage != DEFAULT.zero_stage and mesh.fsdp > 1:
+        raise MeshwrightError(
+            f"ZeRO-{strategy.zero_stage} over fsdp={mesh.fsdp} can be planned, but what runs shards parameters too yet"
+            f" (ZeRO-{DEFAULT.zero_stage})"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig
 from meshwright.workload.hugging_face import model_from_hugging_face
+from meshwright.workload.images import RESNETS
 
 
 def _decoder(
@@ -179,19 +180,46 @@ PRESETS: Mapping[str, ModelConfig] = {
 }
 
 
+SEQ_LENS: Mapping[str, int] = {
+    "llama2-7b": 4096,
+    "llama2-13b": 4096,
+    "llama2-70b": 4096,
+    "llama3-8b": 8192,
+    "llama3-70b": 8192,
+    "llama3-405b": 8192,
+    "palm-540b": 2048,
+    "bloom-176b": 2048,
+    "mixtral-8x7b": 8192,
+    "deepseek-v3": 4096,
+    "qwen3-8b": 4096,
+    "gemma-7b": 8192,
+}
+"""The tokens of a sequence in pre-training, as the papers above say; of Mixtral, Mistral 7B's (arXiv:2310.06825)."""
+
+
+def usual_seq_len(model: ModelConfig) -> int:
+    """The tokens of a sequence where nobody says: what the model was trained on, all its learned positions, or 2048."""
+    return SEQ_LENS.get(model.name) or (model.max_positions if model.positions == "learned" else 2048)
+
+
 def load_model(name: str) -> ModelConfig:
     """The model of a preset's name, or of a path to a `config.json` (or to the folder that holds one)."""
     if name in PRESETS:
         return PRESETS[name]
+    if name in RESNETS:
+        raise MeshwrightError(
+            f"{name} is a model of images, which `meshwright plan {name} …` plans and nothing runs yet"
+        )
     path = Path(name)
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
         return _read_config(path)
-    near = difflib.get_close_matches(name, PRESETS, n=1)
+    near = difflib.get_close_matches(name, [*PRESETS, *RESNETS], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise MeshwrightError(
-        f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
+        f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json;"
+        f" of images, to be planned, {', '.join(RESNETS)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
@@ -62,7 +63,7 @@ def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: 
         for axis in rules[name]:
             if axis not in AXES:
                 raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
-        result.append(tuple(axis for axis in rules[name] if mesh.degrees[axis] > 1))
+        result.append(tuple(axis for axis in rules[name] if mesh.degree(axis) > 1))
     used = [axis for dim in result for axis in dim]
     for axis in used:
         if used.count(axis) > 1:
@@ -81,6 +82,7 @@ def local_parameter_shape(
     return local_shape(parameter.shape, found, mesh.degrees)
 
 
+@lru_cache(maxsize=1 << 14)
 def used_shape(parameter: Parameter, mesh: MeshShape, what: str = "a parameter") -> tuple[int, ...]:
     """The shape of a parameter as one device multiplies by it: gathered over the axes that merely store it."""
     stored = local_parameter_shape(parameter, mesh=mesh, what=what)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
+from meshwright.workload.workload import Dtype
 
-Attention = Literal["scores", "flash"]
+Attention = Literal["scores", "flash", "cudnn"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
 
 
@@ -21,9 +22,15 @@ class Strategy:
     schedule (arXiv:2104.04473). sequence_parallel: between products the stream is split over tp, else each device of
     tp has all of it. overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
     overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
-    attention: scores that go through memory, or a fused kernel that keeps them on the chip and skips the masked half.
+    overlaps_weights: weights are gathered, and their gradients scattered, beside products. gradient_dtype: in which
+    gradients are summed, where that is not the compute dtype. flat_buffers: weights are gathered into one buffer and
+    copied out of it, gradients copied into one, as PyTorch's FSDP does. attention: scores that go through memory, or a
+    fused kernel that keeps them on the chip and skips the masked half: FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
     matmul_dtype: of the products with weights, where it is not the workload's compute dtype. fuses: elementwise ops are
-    compiled into few passes over memory, as XLA does. optimizer: what keeps moments beside the parameters.
+    compiled into few passes over memory, as XLA does. dropout: attention's weights and what joins the residual stream
+    are dropped at random. optimizer: what keeps moments beside the parameters. moment_dtype: of the moments, where it
+    is not the parameters'. master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
+    fuses_loss: the loss has the float32 logits once, as compiled; else an array for each op, as PyTorch's does.
     """
 
     num_microbatches: int = 1
@@ -33,10 +40,17 @@ class Strategy:
     sequence_parallel: bool = True
     overlaps_tp: bool = False
     overlaps_gradients: bool = True
+    overlaps_weights: bool = True
+    gradient_dtype: str | None = None
+    flat_buffers: bool = False
     attention: Attention = "scores"
     matmul_dtype: str | None = None
     fuses: bool = True
+    dropout: bool = False
     optimizer: Optimizer = "adamw"
+    moment_dtype: Dtype | None = None
+    master_weights: bool = False
+    fuses_loss: bool = True
 
     def __post_init__(self) -> None:
         for field in ("num_microbatches", "virtual_stages"):

@@ -9,10 +9,21 @@ from meshwright.errors import MeshwrightError
 from meshwright.workload.config import ModelConfig, model_from_data
 
 Dtype = Literal["bf16", "f32"]
-Remat = Literal["none", "matmuls", "block"]
+Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
 
-REMATS: tuple[Remat, ...] = ("none", "matmuls", "block")
-"""What a layer keeps for backward: everything but gathered weights, the results of its products, or its input alone."""
+REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
+"""What a layer keeps for backward, from most to least of the device's memory.
+
+none: everything but gathered weights. attention: that without attention's scores (arXiv:2205.05198, section 5).
+matmuls: the results of its products. block: its input alone. offload: its input alone, in the host's memory.
+"""
+
+FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
+"""What other frameworks keep, to be planned and not run here.
+
+alternate: the results of every second product and of attention, as torchtitan's selective checkpointing of ops does
+(github.com/pytorch/torchtitan, `selective_ac_option = "op"`).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +45,23 @@ class Workload:
         for field in ("batch", "seq_len"):
             if getattr(self, field) < 1:
                 raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
-        if self.remat not in REMATS:
+        if self.remat not in REMATS + FOREIGN_REMATS:
             raise MeshwrightError(f"remat is {self.remat!r}; it is one of {', '.join(REMATS)}")
 
     @property
     def tokens(self) -> int:
         """The tokens of a step, over all devices."""
         return self.batch * self.seq_len
+
+    @property
+    def keeps_input_alone(self) -> bool:
+        """Whether backward makes a whole layer again from its input."""
+        return self.remat in ("block", "offload")
+
+    @property
+    def keeps_read(self) -> bool:
+        """Whether what products read is kept, so that no collective of the forward pass runs again for it."""
+        return self.remat in ("none", "attention")
 
 
 QUERY_CHUNK = 1024

@@ -1,0 +1,172 @@
+"""How far the predicted peak memory of a train step is from what XLA's compilers allocate.
+
+    .venv/bin/python benchmarks/memory.py [--json]
+
+Twenty steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
+(10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiled` defines it beside the
+predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
+widths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from meshwright.compiled import CompileRequest, compile_in_child
+from meshwright.compiled.verify import TRAIN_STEP
+from meshwright.cost import step_memory
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.workload import ModelConfig, Remat, Workload
+
+GIB = 2**30
+
+
+def _widths(name: str, embed: int, mlp: int, heads: int, kv_heads: int, vocab: int, **more: int) -> ModelConfig:
+    """A model of these widths; its layers are set by each configuration."""
+    return ModelConfig(
+        name=name,
+        num_layers=1,
+        embed=embed,
+        mlp=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=more.get("head_dim", 128),
+        vocab=vocab,
+        tied_embeddings=bool(more.get("tied")),
+    )
+
+
+WIDTHS = {
+    model.name: model
+    for model in (
+        _widths("llama3-8b", 4096, 14336, 32, 8, 128_256),
+        _widths("llama2-7b", 4096, 11008, 32, 32, 32_000),
+        _widths("qwen2.5-7b", 3584, 18944, 28, 4, 152_064),
+        _widths("gemma2-2b", 2304, 9216, 8, 4, 256_000, head_dim=256, tied=1),
+        # GPT-2's vocabulary, padded to a multiple of 128 as trainings have it.
+        _widths("gpt2-xl", 1600, 6400, 25, 25, 50_304, head_dim=64, tied=1),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A step to compile: a model's widths, layers, sequences of a length, a remat policy, a mesh on some hardware."""
+
+    model: str
+    layers: int
+    batch: int
+    seq_len: int
+    remat: Remat
+    hardware: str
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    sp: int = 1
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The mesh."""
+        return MeshShape(dp=self.dp, fsdp=self.fsdp, tp=self.tp, sp=self.sp)
+
+    @property
+    def workload(self) -> Workload:
+        """The step."""
+        model = replace(WIDTHS[self.model], num_layers=self.layers)
+        return Workload(model=model, batch=self.batch, seq_len=self.seq_len, remat=self.remat)
+
+    def __str__(self) -> str:
+        step = f"{self.model} x{self.layers} {self.batch}x{self.seq_len} {self.remat}"
+        return f"{step}, {self.mesh} on {self.hardware}"
+
+
+CONFIGURATIONS = (
+    Configuration("llama3-8b", 4, 16, 2048, "block", "v5e:4x4", fsdp=16),
+    Configuration("llama3-8b", 4, 16, 4096, "block", "v5e:4x4", fsdp=4, tp=4),
+    Configuration("llama3-8b", 2, 8, 8192, "matmuls", "v6e:4x4", fsdp=8, tp=2),
+    Configuration("llama3-8b", 4, 8, 4096, "none", "v5p:2x2x2", fsdp=4, tp=2),
+    Configuration("llama3-8b", 8, 8, 8192, "block", "h100:8", fsdp=8),
+    Configuration("llama3-8b", 4, 8, 8192, "matmuls", "h100:16", fsdp=8, sp=2),
+    Configuration("llama2-7b", 8, 16, 4096, "block", "v5e:4x4", fsdp=16),
+    Configuration("llama2-7b", 4, 32, 2048, "matmuls", "v5p:2x2x4", dp=2, fsdp=4, tp=2),
+    Configuration("llama2-7b", 4, 16, 2048, "none", "v6e:2x4", fsdp=8),
+    Configuration("llama2-7b", 2, 4, 8192, "block", "v5e:4x4", fsdp=4, sp=4),
+    Configuration("llama2-7b", 4, 16, 2048, "none", "h100:8", fsdp=4, tp=2),
+    Configuration("qwen2.5-7b", 4, 16, 2048, "matmuls", "v5e:4x4", fsdp=4, tp=4),
+    Configuration("qwen2.5-7b", 6, 16, 4096, "block", "v6e:4x4", fsdp=16),
+    Configuration("qwen2.5-7b", 4, 8, 4096, "attention", "v5p:2x2x2", fsdp=4, sp=2),
+    Configuration("gemma2-2b", 4, 16, 4096, "block", "v6e:4x4", fsdp=4, tp=4),
+    Configuration("gemma2-2b", 8, 16, 2048, "block", "v5p:2x2x2", fsdp=8),
+    Configuration("gemma2-2b", 4, 16, 2048, "attention", "h100:8", fsdp=8),
+    Configuration("gpt2-xl", 8, 16, 2048, "none", "v5e:4x4", dp=4, fsdp=4),
+    Configuration("gpt2-xl", 8, 16, 2048, "matmuls", "h100:8", dp=8),
+    Configuration("gpt2-xl", 8, 4, 8192, "attention", "v6e:2x4", dp=2, sp=4),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration with both figures: the terms predicted, and what the compiler says of its program."""
+
+    configuration: Configuration
+    predicted: dict[str, int]
+    compiled: dict[str, int]
+
+    @property
+    def error(self) -> float:
+        """The relative error of the predicted peak, positive where it is too large."""
+        return self.predicted["peak"] / self.compiled["peak"] - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """This row as plain data."""
+        sizes = {"predicted": self.predicted, "compiled": self.compiled}
+        return {"configuration": asdict(self.configuration), **sizes, "error": self.error}
+
+
+def main() -> None:
+    """Print every row, the mean and the worst."""
+    parser = argparse.ArgumentParser(description="Predicted peak memory of a train step beside the compiled one.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    rows = []
+    for configuration in CONFIGURATIONS:
+        rows.append(row := measure(configuration))
+        if not args.json:
+            print(show(row), flush=True)
+    errors = [abs(row.error) for row in rows]
+    mean, worst = statistics.mean(errors), max(errors)
+    if args.json:
+        print(json.dumps({"rows": [row.to_json() for row in rows], "mean_abs_error": mean, "worst": worst}, indent=2))
+    else:
+        print(f"mean |error| {mean:.1%}, worst {worst:.1%}, {len(rows)} steps")
+
+
+def measure(configuration: Configuration) -> Row:
+    """The row of a configuration; compiles it where the cache has it not."""
+    workload, mesh, hardware = configuration.workload, configuration.mesh, configuration.hardware
+    program = compile_in_child(
+        CompileRequest(
+            function=TRAIN_STEP,
+            hardware=hardware,
+            mesh=mesh.layout,
+            arguments={"workload": asdict(workload)},
+            effort="fast",
+        )
+    )
+    predicted = step_memory(workload, mesh, kind=parse_system(hardware).chip.kind)
+    return Row(configuration, predicted, dict(program.memory_bytes))
+
+
+def show(row: Row) -> str:
+    """A row in one line, in GiB."""
+    predicted, compiled = row.predicted["peak"] / GIB, row.compiled["peak"] / GIB
+    return f"{row.configuration!s:76} {predicted:7.2f} {compiled:7.2f} GiB {row.error:+7.1%}"
+
+
+if __name__ == "__main__":
+    main()

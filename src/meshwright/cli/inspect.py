@@ -1,0 +1,238 @@
+"""`meshwright inspect`: what a compiled program really does, of any function or of an HLO text, and what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import sys
+import textwrap
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from meshwright.cli.page import check_page
+from meshwright.cli.tables import WIDTH, console, folded, show, table, terms
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.record import Collective, merge
+from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.findings import Finding, Inspection
+
+_MOST_SCOPES = 12
+_MOST_ROWS = 30
+_SCREEN_PATH = 40
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compile what a function makes, or read a dumped HLO text: collectives by axis, memory, flops, findings.
+
+    Example: meshwright inspect my_module:make_step --mesh dp=2,fsdp=4
+    For a slice that is not here: meshwright inspect my_module:make_step --mesh fsdp=16,tp=4 --on v5p:4x4x4
+    What another program dumped: meshwright inspect module.after_optimizations.txt --mesh data=2,model=4 --on v5e:2x4
+    The function takes a mesh and returns jax.jit(…).lower(…), or (function, arguments).
+    """
+
+    subject: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODULE:FUNCTION|DUMP")]
+    """A function that takes a mesh, or a file of HLO text (.gz too), as XLA dumps and compiled.as_text() prints it."""
+    mesh: str
+    """Every axis and its degree, outermost first, any names: dp=2,fsdp=4."""
+    on: str | None = None
+    """The hardware to compile for, as v5p:4x4x4 or h100:16 (simulated devices without it); of a dump, for its times."""
+    axes: Literal["explicit", "auto"] = "explicit"
+    """The type of the mesh's axes."""
+    effort: Literal["fast", "default"] = "default"
+    """What the TPU compiler spends: fast for counts and bytes, default for the schedule that will really run."""
+    html: Path | None = None
+    """Write the whole of it as one page to look at, with the timeline of the step where it was simulated."""
+    json: bool = False
+    """Print {"name", "record", "flops_by_scope", "findings"} instead of the tables."""
+
+
+def run(args: Args) -> int:
+    """Compile or read, print; 1 where there is a finding."""
+    check_page(args.html)
+    found = _inspection(args)
+    if args.html is not None:
+        from meshwright.pages import inspection_page, write_page
+
+        write_page(args.html, inspection_page(found))
+    if args.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(found)
+    return int(bool(found.findings))
+
+
+def _inspection(args: Args) -> Inspection:
+    """The inspection that the arguments mean."""
+    mesh, file = parse_axes(args.mesh), Path(args.subject)
+    if file.is_file():
+        from meshwright.findings import inspect_text
+
+        return inspect_text(_text(file), mesh=mesh, on=args.on, name=file.name)
+    if ":" not in args.subject:
+        raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    from jax.sharding import AxisType
+
+    from meshwright.findings import inspect_named
+
+    on, types = (
+        args.on or f"cpu:{math.prod(mesh.values())}",
+        AxisType.Auto if args.axes == "auto" else AxisType.Explicit,
+    )
+    with waiting(f"compiling {args.subject} for {on}"):
+        return inspect_named(args.subject, mesh=mesh, on=on, types=types, effort=args.effort)
+
+
+def parse_axes(text: str) -> dict[str, int]:
+    """The axes and degrees of `dp=2,fsdp=4`, in the order they are written."""
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, degree = (word.strip() for word in part.partition("="))
+        if not axis.isidentifier() or not degree.isdecimal() or int(degree) < 1 or axis in mesh:
+            raise MeshwrightError(f"--mesh {text!r} is not a list of axes, each once with its degree, as dp=2,fsdp=4")
+        mesh[axis] = int(degree)
+    return mesh
+
+
+def _text(file: Path) -> str:
+    """The text of a file, packed with gzip or not."""
+    try:
+        data = file.read_bytes()
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise MeshwrightError(f"cannot read {file} as HLO text: {error}") from None
+
+
+def _print(found: Inspection) -> None:
+    """The answer, what it rests on, then each finding in full."""
+    print(_headline(found))
+    print(f"\n{_answer(found)}\n")
+    show(console(), _collective_table(found))
+    print()
+    _print_memory(found)
+    _print_flops(found)
+    for number, finding in enumerate(found.findings, start=1):
+        print(_told(number, finding))
+    for note in found.record.notes:
+        print(folded(f"note: {note}"))
+
+
+def _headline(found: Inspection) -> str:
+    """What was inspected."""
+    mesh = ",".join(f"{axis}={degree}" for axis, degree in found.record.mesh.items() if degree > 1) or "one device"
+    words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
+    if found.program:
+        took = f"in {show_seconds(found.program.compile_seconds)}{' (cached)' if found.program.cached else ''}"
+        words.append(f"compiled by {found.program.compiler} {took}")
+    return " · ".join(words)
+
+
+def _answer(found: Inspection) -> str:
+    """The findings in a line, and the step where it was simulated."""
+    count = len(found.findings)
+    cost = found.findings[0].seconds if found.findings else None
+    says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    if cost:
+        says += f", the first of {show_seconds(cost)} a step"
+    if found.schedule is not None:
+        exposed = sum(move.exposed_seconds or 0.0 for move in found.collectives)
+        says += f"   step {show_seconds(found.schedule.step_seconds)}, of it exposed communication"
+        says += f" {show_seconds(exposed)}"
+    return f"  {says}"
+
+
+def _collective_table(found: Inspection) -> Any:
+    """The collectives, those alike from one line added up, the largest first."""
+    is_timed = any(move.seconds is not None for move in found.collectives)
+    has_schedule = found.schedule is not None
+    times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
+    columns = ["collective", "over", "phase", "bytes", "times", *times, "from"]
+    moves = sorted(_alike(found.collectives), key=lambda move: -move.bytes)
+    rows = []
+    for move in moves[:_MOST_ROWS]:
+        seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []
+        seconds += [show_seconds(move.exposed_seconds or 0.0)] if has_schedule else []
+        counts = [show_bytes(move.bytes), str(move.count), *seconds]
+        place = _file_name(move.source) + (f" [{move.note}]" if move.note else "")
+        rows.append([move.kind, "*".join(move.axes) or "?", move.phase, *counts, place])
+    if len(moves) > _MOST_ROWS:
+        rest = moves[_MOST_ROWS:]
+        size, count = sum(move.bytes for move in rest), sum(move.count for move in rest)
+        rows.append([f"{len(rest)} more", "", "", show_bytes(size), str(count), *[""] * (len(times) + 1)])
+    return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1))
+
+
+def _alike(moves: Sequence[Collective]) -> Iterator[Collective]:
+    """The collectives with those of one kind, axes, phase, note and place in the source added up."""
+    groups: dict[tuple[Any, ...], list[Collective]] = {}
+    for move in moves:
+        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.source), []).append(move)
+    for (*_, note, source), alike in groups.items():
+        (one,) = merge(replace(move, note="") for move in alike)
+        yield replace(one, note=note, source=source)
+
+
+def _print_memory(found: Inspection) -> None:
+    """The memory, where the program says it."""
+    memory = found.memory
+    if not memory:
+        return
+    parts = {name: show_bytes(size) for name, size in memory.items() if size and name != "peak"}
+    fits = {True: ", which fits", False: ", which does not fit", None: ""}[found.record.fits]
+    print(terms("memory", parts | {"peak": show_bytes(memory["peak"]) + fits}))
+
+
+def _print_flops(found: Inspection) -> None:
+    """The flops by scope, the largest first."""
+    scopes = list(found.flops_by_scope.items())
+    print(terms("flops", {"": show_flops(found.flops)}))
+    rows = [
+        [f"  {scope or '(no scope)'}", show_flops(flops), show_percent(flops / found.flops)]
+        for scope, flops in scopes[:_MOST_SCOPES]
+    ]
+    if len(scopes) > _MOST_SCOPES:
+        rest = sum(flops for _, flops in scopes[_MOST_SCOPES:])
+        rows.append([f"  {len(scopes) - _MOST_SCOPES} more", show_flops(rest), show_percent(rest / found.flops)])
+    show(console(), table(["", "", ""], rows))
+    print()
+
+
+def _told(number: int, finding: Finding) -> str:
+    """A finding in full."""
+    costs = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
+    costs += [show_bytes(finding.bytes)] if finding.bytes else []
+    head = f" finding {number}  {finding.kind}"
+    price = f"costs {', '.join(costs)}" if costs else ""
+    lines = [f"{head}{price:>{max(len(price) + 2, WIDTH - len(head))}}"]
+    for words in (finding.evidence, f"from {_short(finding.source)}" if finding.source else "", f"fix: {finding.fix}"):
+        lines += textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
+    return "\n".join(lines) + "\n"
+
+
+def _file_name(source: str) -> str:
+    """file:line (scopes) without the folders of the file."""
+    path, space, scope = source.partition(" ")
+    return f"{Path(path).name}{space}{scope}"
+
+
+def _short(source: str) -> str:
+    """file:line (scopes) with the path as short as it says where: relative to here, else its last parts."""
+    path, space, scope = source.partition(" ")
+    here = f"{Path.cwd()}{os.sep}"
+    if path.startswith(here):
+        path = path.removeprefix(here)
+    if len(path) > _SCREEN_PATH:
+        path = "…/" + "/".join(Path(path).parts[-2:])
+    return f"{path}{space}{scope}"

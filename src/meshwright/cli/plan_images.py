@@ -1,0 +1,98 @@
+"""`meshwright plan` of an image model: the meshes of dp and fsdp priced and ranked, and why the first is first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.cli.common import Subject
+from meshwright.cli.tables import collective_table, console, folded, mesh_name, show, speed, table, terms
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System, parse_system
+from meshwright.mesh import parse_mesh
+from meshwright.planner.images import ImageRanking, plan_image_mesh, rank_images, reason_images, why_images
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.workload import RESNETS, ImageWorkload
+
+
+def plan_images(
+    subject: Subject, mesh_dim: str | None, *, top: int, as_json: bool, others: Mapping[str, object]
+) -> int:
+    """Print the ranking of an image model's meshes, or the price of one; the exit code.
+
+    others: what `meshwright plan` was told beside that, by name; whatever is neither None nor False is refused.
+    """
+    if subject.on is None:
+        raise MeshwrightError(f"{subject.model} wants --on, as --on a100-80gb:8")
+    system = parse_system(subject.on, hardware_file=subject.hardware)
+    workload = _read(subject, system, others)
+    if mesh_dim is None:
+        ranking = rank_images(workload, system)
+    else:
+        mesh = parse_mesh(mesh_dim, num_devices=system.num_devices)
+        ranking = ImageRanking((plan_image_mesh(workload, mesh, system),), 1)
+    if as_json:
+        candidates = [_data(record, workload) for record in ranking.candidates]
+        print(json.dumps({"candidates": candidates}, indent=2))
+    else:
+        _print(ranking, workload, system, top)
+    return 0
+
+
+def _read(subject: Subject, system: System, others: Mapping[str, object]) -> ImageWorkload:
+    """The workload that the arguments mean; every activation is kept, so that there is no policy to choose."""
+    foreign = {name: getattr(subject, name) for name in ("batch_tokens", "seq_len", "num_layers", "remat")}
+    said = [name for name, value in {**foreign, **others}.items() if value is not None and value is not False]
+    if said:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise MeshwrightError(f"{subject.model} is a model of images, planned without {options}; leave it out")
+    if subject.batch is None:
+        raise MeshwrightError(f"{subject.model} wants --batch, its images over all devices, as --batch 256")
+    dtype = subject.dtype or ("f32" if system.chip.kind == "cpu" else "bf16")
+    return ImageWorkload(model=RESNETS[subject.model], batch=subject.batch, compute_dtype=dtype)
+
+
+def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:
+    """A record as plain data, with the images a second."""
+    return record.to_json() | {"images_per_second": workload.batch / (record.step_seconds or 1.0)}
+
+
+def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: int) -> None:
+    """The answer first, then why, then the runners-up, then the terms."""
+    out, best, model = console(), ranking.candidates[0], workload.model
+    size = f"{workload.batch} images of {model.image_size} × {model.image_size}"
+    print(f"{model.name} · train · {size} · {workload.compute_dtype} · SGD with momentum · {system}")
+    meshes = "1 mesh" if ranking.num_meshes == 1 else f"{ranking.num_meshes} meshes"
+    print(f"{meshes}, {len(ranking.candidates)} legal, {ranking.num_fit} fit\n")
+    room = f"{show_bytes(best.memory_bytes['peak'])} of {show_bytes(system.usable_bytes)}"
+    fits = "" if best.fits else "   DOES NOT FIT"
+    answer = f"{mesh_name(best)}   {speed(best)}   {_rate(best, workload)}   {room}   {best.bound} bound{fits}"
+    show(out, f"  {answer}", style="bold")
+    for line in why_images(ranking, workload, system):
+        print(folded(line))
+    print()
+    columns = ("", "mesh", "step", "MFU", "", "memory", "bound by", "loses because")
+    rows = [_row(place, record, best, workload) for place, record in enumerate(ranking.candidates[:top], start=1)]
+    show(out, table(columns, rows, left=(1, 6, 7)))
+    print()
+    print(terms("step", {name: show_seconds(time) for name, time in best.breakdown_seconds.items()}))
+    parts = {name: show_bytes(size) for name, size in best.memory_bytes.items() if name != "peak"}
+    print(terms("memory", parts))
+    if best.collectives:
+        print()
+        show(out, collective_table(best))
+
+
+def _rate(record: Record, workload: ImageWorkload) -> str:
+    """The images a second."""
+    return f"{workload.batch / (record.step_seconds or 1.0):,.0f} images/s"
+
+
+def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> tuple[str, ...]:
+    """A candidate's line."""
+    step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
+    rate = _rate(record, workload)
+    memory = show_bytes(record.memory_bytes["peak"])
+    return str(place), mesh_name(record), step, mfu, rate, memory, record.bound or "", reason_images(record, best)

@@ -1,0 +1,243 @@
+"""The screen of `meshwright plan`: the answer, why, the runners-up, a mesh that was asked for, rules and thresholds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.plan_compare import comparison
+from meshwright.cli.tables import collective_table, console, folded, show, speed, table, terms
+from meshwright.planner import (
+    Fix,
+    Plan,
+    Ranking,
+    as_run,
+    chips_that_fit,
+    how,
+    nearby,
+    rank,
+    reason,
+    rules_of_thumb,
+    ways_to_fit,
+    why,
+)
+from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.workload import SEQ_LENS
+
+
+def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
+    """Print all of it as JSON."""
+    best = ranking.plans[0]
+    data: dict[str, Any] = {
+        "candidates": [candidate(plan, best) for plan in ranking.plans],
+        "num_meshes": ranking.num_meshes,
+        "num_ways": ranking.num_ways,
+        "why": why(best),
+        "rules_of_thumb": rules_of_thumb(best),
+        "nearby": nearby(best),
+    }
+    if asked is not None:
+        data["asked"] = candidate(asked, best)
+    if not best.predicted.fits:
+        data["ways_to_fit"] = [
+            {"changes": fix.changes, "flags": fix.flags, "peak_bytes": fix.peak_bytes, "step_seconds": fix.step_seconds}
+            for fix in _fixes(best)
+        ]
+    if with_ops:
+        from meshwright.cli.plan_ops import price_ops
+
+        shown = asked or best
+        data["ops"] = [op.to_json() for op in price_ops(shown.workload, shown.mesh, shown.system)]
+    print(json.dumps(data, indent=2))
+
+
+def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
+    """A plan as plain data: its record, how it is run, why it loses, and why train cannot run it yet, if so."""
+    return plan.predicted.to_json() | {
+        "remat": plan.workload.remat,
+        "strategy": asdict(plan.strategy),
+        "loses_because": reason(plan, best),
+        "planned_only": plan.planned_only or None,
+    }
+
+
+def print_plan(ranking: Ranking, asked: Plan | None, *, top: int, output: Path | None, with_ops: bool) -> None:
+    """Print the answer first, then why, then what comes near it, then its terms."""
+    best = ranking.plans[0]
+    _print_answer(ranking)
+    if not best.predicted.fits:
+        _print_fixes(best)
+    _print_candidates(ranking.plans[:top])
+    shown = best
+    if asked is not None:
+        _print_asked(asked, best)
+        shown = asked
+    else:
+        _print_terms(best)
+    _print_section("rules of thumb", rules_of_thumb(best))
+    _print_section("nearby", nearby(best))
+    print()
+    show(console(), collective_table(best.predicted))
+    for note in _notes(best):
+        print(folded(f"note: {note}"))
+    if with_ops:
+        from meshwright.cli.plan_ops import print_ops
+
+        print_ops(shown.workload, shown.mesh, shown.system)
+    print(_next(best, asked, output))
+
+
+def headline(plan: Plan) -> str:
+    """What a plan is about."""
+    workload, system = plan.workload, plan.system
+    tokens = f"{workload.batch:,} × {workload.seq_len:,} tokens"
+    devices = f"{system.num_devices:,} devices of {show_bytes(system.usable_bytes)}"
+    return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
+
+
+def _print_answer(ranking: Ranking) -> None:
+    """The best plan, how it runs, and why it is what it is."""
+    best = ranking.plans[0]
+    record, room = best.predicted, show_bytes(best.system.usable_bytes)
+    print(headline(best))
+    print(f"{ranking.num_meshes:,} meshes in {ranking.num_ways:,} ways; {ranking.num_priced:,} had to be priced\n")
+    memory = f"{show_bytes(record.memory_bytes['peak'])} of {room}"
+    fits = "" if record.fits else "   DOES NOT FIT"
+    show(console(), f"  {best.mesh}   {speed(record)}   {memory}   {record.bound} bound{fits}", style="bold")
+    print(folded(f"how: {how(best)}"))
+    for index, line in enumerate(why(best)):
+        print(folded(f"why: {line}" if not index else f"     {line}"))
+    if best.planned_only:
+        print(folded(f"train: {best.planned_only}"))
+        _print_runnable(best)
+    elif best.strategy.attention != "scores":
+        runs = as_run(best).predicted
+        memory = show_bytes(runs.memory_bytes["peak"]) + ("" if runs.fits else ", which does not fit")
+        print(folded(f"train: runs it with attention scores in place of a fused kernel yet: {speed(runs)}   {memory}"))
+    print()
+
+
+def _print_runnable(best: Plan) -> None:
+    """The best that train runs today, where it runs the model."""
+    runs = best_runnable(best)
+    if runs is not None:
+        fits = "" if runs.predicted.fits else ", which does not fit"
+        print(folded(f"       the best that it runs today: {runs.mesh}, {speed(runs.predicted)}{fits} (--runnable)"))
+
+
+def best_runnable(plan: Plan) -> Plan | None:
+    """The best that `meshwright train` runs of a plan's workload on its system; None where it runs no mesh of it."""
+    from meshwright.errors import MeshwrightError
+
+    try:
+        return rank(plan.workload, plan.system, is_runnable=True, top=1).plans[0]
+    except MeshwrightError:
+        return None
+
+
+def _print_fixes(best: Plan) -> None:
+    """By how much nothing fits, and what would make it fit."""
+    lacking = best.predicted.memory_bytes["peak"] - best.system.usable_bytes
+    print(folded(f"nothing fits: this is the closest, and wants {show_bytes(lacking)} a device more than there is"))
+    fixes = _fixes(best)
+    for fix in fixes[:5]:
+        extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
+        changes = ", ".join(fix.changes)
+        takes = f"step {show_seconds(fix.step_seconds)} ({extra})"
+        print(folded(f"to fit: {changes}: {show_bytes(fix.peak_bytes)}, {takes}"))
+    if not fixes:
+        more = chips_that_fit(best)
+        found = f"{more.hardware} is, with {more.mesh}, {speed(more.predicted)}" if more else "nor is 64x the chips"
+        print(folded(f"to fit: no change of mesh, policy or optimizer is enough; {found}"))
+    print()
+
+
+def _fixes(plan: Plan) -> tuple[Fix, ...]:
+    """The changes that make a plan fit."""
+    return ways_to_fit(plan.workload, plan.mesh, plan.system, plan.strategy)
+
+
+def _print_candidates(plans: tuple[Plan, ...]) -> None:
+    """The best plan and the runners-up, each with the one reason why it loses."""
+    columns = ("", "mesh", "run as", "step", "MFU", "memory", "loses because")
+    rows = [
+        (
+            str(place),
+            str(plan.mesh),
+            run_as(plan),
+            show_seconds(plan.predicted.step_seconds or 0.0),
+            show_percent(plan.predicted.mfu or 0.0),
+            show_bytes(plan.predicted.memory_bytes["peak"]),
+            reason(plan, plans[0]),
+        )
+        for place, plan in enumerate(plans, start=1)
+    ]
+    show(console(), table(columns, rows, left=(1, 2, 6)))
+    if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
+        print("  run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3")
+    print()
+
+
+def run_as(plan: Plan) -> str:
+    """How a plan is run, as short as a table wants it: `none m16 v2 z2`."""
+    strategy = plan.strategy
+    words = [plan.workload.remat]
+    words += [f"m{strategy.num_microbatches}"] if strategy.num_microbatches > 1 else []
+    words += [f"v{strategy.virtual_stages}"] if strategy.virtual_stages > 1 else []
+    words += ["gpipe"] if strategy.schedule == "gpipe" and plan.mesh.pp > 1 else []
+    words += [f"z{strategy.zero_stage}"] if strategy.zero_stage < 3 and plan.mesh.fsdp > 1 else []
+    return " ".join(words)
+
+
+def _print_asked(asked: Plan, best: Plan) -> None:
+    """The mesh that was asked for beside the best."""
+    if (asked.mesh, asked.workload, asked.strategy) == (best.mesh, best.workload, best.strategy):
+        print(f"asked for: {asked.mesh}, which is the best\n")
+        return
+    record = asked.predicted
+    fits = "" if record.fits else "   DOES NOT FIT"
+    show(console(), f"  asked for: {asked.mesh}   {speed(record)}   {record.bound} bound{fits}", style="bold")
+    print(folded(f"how: {how(asked)}"))
+    print(folded(f"loses because: {reason(asked, best)}"))
+    for index, line in enumerate(why(asked)):
+        print(folded(f"why: {line}" if not index else f"     {line}"))
+    print()
+    show(console(), comparison([best, asked]))
+    print()
+
+
+def _print_terms(best: Plan) -> None:
+    """What the step and the memory of a plan are made of."""
+    record = best.predicted
+    print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items() if time}))
+    parts = {name: show_bytes(size) for name, size in record.memory_bytes.items() if name != "peak" and size}
+    print(terms("memory", parts))
+
+
+def _print_section(title: str, lines: Iterable[str]) -> None:
+    """Lines under a title."""
+    print(f"\n {title}")
+    for line in lines:
+        print(folded(line))
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What a reader should know beside the numbers."""
+    notes, model = list(plan.predicted.notes), plan.workload.model
+    trained = SEQ_LENS.get(model.name, 0)
+    if model.positions != "learned" and 0 < trained < plan.workload.seq_len:
+        notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
+    return notes
+
+
+def _next(best: Plan, asked: Plan | None, output: Path | None) -> str:
+    """The command to go on with."""
+    if output is not None:
+        chosen = asked or best
+        if not chosen.planned_only:
+            return f"\n next   meshwright verify {output}     ({chosen.mesh})"
+        return f"\n wrote  {output} ({chosen.mesh}); train and verify cannot run it yet"
+    return "\n next   -o plan.yaml, then meshwright verify plan.yaml   or  --compare MESH…, --sweep chips=64..1024"

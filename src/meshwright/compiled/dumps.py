@@ -1,0 +1,29 @@
+"""What a compiler dumps of a program while it partitions it. To be used in the process that compiles."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_PASSES = "shardy-xla|spmd-partitioning"
+
+# The compilers for CPU, TPU and GPU name these passes alike, but for a prefix; the others around them differ.
+_TEXTS = {
+    "annotated": re.compile(r"\.before_[\w-]*shardy-xla\."),
+    "propagated": re.compile(r"\.before_[\w-]*spmd-partitioning\."),
+    "partitioned": re.compile(r"\.after_[\w-]*spmd-partitioning\."),
+}
+
+
+def dump_options(directory: str) -> dict[str, Any]:
+    """What `lowered.compile` takes to leave the module before and after the partitioner's passes in a directory."""
+    return {"xla_dump_to": directory, "xla_dump_hlo_pass_re": _PASSES}
+
+
+def read_dumps(directory: str) -> dict[str, str]:
+    """The texts of `CompiledProgram` by name, all '' where the program was not partitioned, as for one device."""
+    files = sorted(Path(directory).glob("*.txt"))
+    found = {name: [file for file in files if part.search(file.name)] for name, part in _TEXTS.items()}
+    was_partitioned = all(found.values())
+    return {name: made[0].read_text(errors="replace") if was_partitioned else "" for name, made in found.items()}

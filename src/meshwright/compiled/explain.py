@@ -1,0 +1,78 @@
+"""Names for what a compiler does otherwise than planned, each found by an identity of bytes that is exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from meshwright.record import PHASES, Collective
+
+Key = tuple[str, tuple[str, ...], str]
+"""The kind, axes and phase of collectives that are added up."""
+
+Named = Iterator[tuple[Key, str]]
+
+OTHER_PHASE = "in another phase: all phases together are as planned"
+PADDED_SHARES = "in shares padded to the compiler's tiles, which collective-permutes put in place"
+PUTS_IN_PLACE = "puts the padded shares of the reduce-scatter in place"
+IN_STEPS = "the rest in steps beside the products that use it, as collective-permutes"
+STEPS = "steps of the {kinds}, beside the products that use it"
+
+
+def explain(
+    planned: Mapping[Key, Collective], found: Mapping[Key, Collective], mesh: Mapping[str, int]
+) -> dict[Key, str]:
+    """What names the difference of each kind, axes and phase of collective that one of these rules explains.
+
+    Another phase: XLA runs a gather or a small sum where it suits it; the bytes over all phases are as planned. Padded
+    shares: the TPU compiler scatters rows in whole tiles, and each device then sends the next those that are its. With
+    n devices, of the bytes that this adds to the reduce-scatter n-1 in n go on so. Steps: a gather or a reduce-scatter
+    done as a ring of permutes between the parts of a product (arXiv:2211.05102, section 3.5), which carry n-1 in n of
+    its bytes.
+    """
+    difference = {key: _bytes(found, key) - _bytes(planned, key) for key in dict.fromkeys((*planned, *found))}
+    named: dict[Key, str] = {}
+    for rule in (_other_phase, _padded_shares, _steps):
+        for key, name in rule(difference, mesh):
+            if difference[key]:
+                named.setdefault(key, name)
+    return named
+
+
+def _bytes(collectives: Mapping[Key, Collective], key: Key) -> int:
+    """The bytes of some key, 0 where there is no such collective."""
+    return collectives[key].bytes if key in collectives else 0
+
+
+def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+    """What is more in one phase and as much less in others."""
+    del mesh
+    for kind, axes in dict.fromkeys(key[:2] for key in difference):
+        keys = [key for key in difference if key[:2] == (kind, axes)]
+        if sum(difference[key] for key in keys) == 0:
+            yield from ((key, OTHER_PHASE) for key in keys)
+
+
+def _padded_shares(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+    """A reduce-scatter of more than was planned, with permutes of n-1 in n of what is too much."""
+    for (kind, axes, phase), size in difference.items():
+        permute = ("collective-permute", axes, phase)
+        degree, sent = math.prod(mesh[axis] for axis in axes), difference.get(permute, 0)
+        if kind == "reduce-scatter" and size > 0 and sent > 0 and sent * degree == size * (degree - 1):
+            yield (kind, axes, phase), PADDED_SHARES
+            yield permute, PUTS_IN_PLACE
+
+
+def _steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+    """Permutes of n-1 in n of what gathers and reduce-scatters lack, in one phase or in all together."""
+    for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
+        degree = math.prod(mesh[axis] for axis in axes)
+        for phases in (*((phase,) for phase in PHASES), PHASES):
+            keys = [key for key in difference if key[1] == axes and key[2] in phases]
+            permutes = [key for key in keys if key[0] == "collective-permute" and difference[key] > 0]
+            others = [key for key in keys if key[0] in ("all-gather", "reduce-scatter") and difference[key]]
+            lacking = -sum(difference[key] for key in others)
+            if lacking > 0 and sum(difference[key] for key in permutes) * degree == lacking * (degree - 1):
+                kinds = " and ".join(dict.fromkeys(key[0] for key in others))
+                yield from ((key, STEPS.format(kinds=kinds)) for key in permutes)
+                yield from ((key, IN_STEPS) for key in others)

@@ -1,0 +1,169 @@
+"""The activations of one microbatch on one device: what a layer keeps for backward, and what its backward works with.
+
+What is kept follows from the remat policy, and is what XLA keeps of the decoder in `meshwright.models`; what is live
+beside it was read off the buffers of compiled steps at their peak (`benchmarks/memory.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.hardware import dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.workload import DEFAULT, RULES, Strategy, Workload, num_query_chunks, token_axes
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The bytes of each kind of activation; widths are in elements of the compute dtype."""
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy = DEFAULT
+
+    @cached_property
+    def tokens(self) -> int:
+        """The tokens of one microbatch on one device."""
+        return self.workload.tokens // self.mesh.degree(token_axes()) // self.strategy.num_microbatches
+
+    @property
+    def kept(self) -> float:
+        """The bytes that one layer keeps for backward in the device's memory.
+
+        The stream before each of its two blocks; the gathered inputs of both; queries, keys and values as attention has
+        them, and what it mixes; gate and up. `matmuls` has queries, keys and values before rotation, none gathered.
+        """
+        stream, heads = 2 * self.stream, self.queries + self.keys
+        match self.workload.remat:
+            case "block":
+                elements = self.stream
+            case "offload":
+                elements = 0.0
+            case "matmuls":
+                elements = stream + heads + self.first_products
+            case "alternate":
+                # Its input; of its products queries, values, gate and the mlp's last one; what attention mixes.
+                elements = stream + self.queries + self.values + self.mixed + self.width
+            case _:
+                elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen + self.first_products
+        return self.narrow * elements + self._kept_scores
+
+    @property
+    def on_host(self) -> float:
+        """The bytes that one layer keeps for backward in the host's memory."""
+        return self.narrow * self.stream if self.workload.remat == "offload" else 0.0
+
+    @property
+    def read(self) -> float:
+        """The bytes that one layer's backward reads of activations, kept or made again."""
+        return (
+            self.narrow
+            * (2 * self.stream + 2 * self.inputs + self.queries + self.mixed + self.seen + 1.5 * self.first_products)
+            + 4 * self.scores
+        )
+
+    def in_attention(self, *, on_tpu: bool) -> float:
+        """The bytes live in attention's backward beside what was kept.
+
+        Of one chunk of queries the float32 scores and narrow gradients of the softmax's result; queries, keys and
+        values with their gradients; the mlp's first products and the gradient of what its last one read, whose weights'
+        gradients come later; the stream and its gradient. All but TPUs have the scores' float32 gradient apart, and
+        keep the gathered inputs of both blocks and the gathered gradients of their outputs.
+        """
+        scores = self.scores * (self.narrow + (4 if on_tpu else 8))
+        heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
+        stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
+        again = 0.0 if self.workload.remat == "matmuls" else self.width
+        return scores + self.narrow * (stream + heads + again + self.first_products)
+
+    @property
+    def in_mlp(self) -> float:
+        """The bytes live in the mlp's backward beside what was kept: first products and theirs, input and stream."""
+        return self.narrow * (2 * self.first_products + self.width + 2 * self.inputs + 4 * self.stream)
+
+    @property
+    def logits(self) -> float:
+        """The bytes of the logits and of what the loss has live beside them, until their gradient has been used.
+
+        The float32 logits once, as XLA writes their gradient over them; the input of the product and its gradient. Op
+        by op there are three float32 arrays: the log-softmax, the loss's gradient for it, and that for the logits; a
+        fourth, their exponential, where tp splits the vocab (torch/distributed/tensor/parallel/loss.py).
+        """
+        arrays = 1 if self.strategy.fuses_loss else 3 if self.mesh.tp == 1 else 4
+        elements = self.tokens * self.workload.model.vocab / self.mesh.tp
+        return 4 * arrays * elements + 2 * self.narrow * self.inputs
+
+    @cached_property
+    def narrow(self) -> float:
+        """The bytes of an element as products have it."""
+        return dtype_bytes(self.workload.compute_dtype)
+
+    @property
+    def inputs(self) -> float:
+        """A block's gathered input."""
+        return self.tokens * self.workload.model.embed
+
+    @property
+    def stream(self) -> float:
+        """The residual stream between blocks."""
+        return self.inputs / (self.mesh.tp if self.strategy.sequence_parallel else 1)
+
+    @property
+    def queries(self) -> float:
+        """The queries."""
+        return self.tokens * self.workload.model.num_heads * self.workload.model.query_key_dim / self.mesh.tp
+
+    @property
+    def mixed(self) -> float:
+        """What attention mixes of the values."""
+        return self.tokens * self.workload.model.num_heads * self.workload.model.value_dim / self.mesh.tp
+
+    @property
+    def keys(self) -> float:
+        """The keys and values of the device's own tokens."""
+        model = self.workload.model
+        return self.tokens * model.num_kv_heads * (model.query_key_dim + model.value_dim) / self.mesh.tp
+
+    @property
+    def values(self) -> float:
+        """The values of the device's own tokens."""
+        return self.tokens * self.workload.model.num_kv_heads * self.workload.model.value_dim / self.mesh.tp
+
+    @property
+    def seen(self) -> float:
+        """The keys and values of the whole sequence."""
+        return self.keys * self.mesh.degree(RULES["sequence"])
+
+    @property
+    def width(self) -> float:
+        """What the mlp's last product reads; of experts those that work on a token."""
+        model, experts = self.workload.model, self.workload.model.experts
+        width = experts.num_active * experts.mlp + experts.shared_mlp if experts else model.mlp
+        return self.tokens * width / self.mesh.tp
+
+    @property
+    def first_products(self) -> float:
+        """What the products give that the mlp begins with."""
+        return self.width * (2 if self.workload.model.gated else 1)
+
+    @property
+    def scores(self) -> float:
+        """The attention scores of one chunk of queries; a fused kernel makes none."""
+        if self.strategy.attention != "scores":
+            return 0.0
+        queries = self.tokens / num_query_chunks(self.workload.seq_len)
+        return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
+
+    @property
+    def _kept_scores(self) -> float:
+        """The bytes of scores that are kept: all of them where they are made at once; a chunk's are made again.
+
+        A fused kernel keeps the softmax's float32 sum of each query (arXiv:2205.14135).
+        """
+        if not self.workload.keeps_read and self.workload.remat != "alternate":
+            return 0.0
+        if self.strategy.attention != "scores":
+            return 4 * self.tokens * self.workload.model.num_heads / self.mesh.tp
+        is_whole = num_query_chunks(self.workload.seq_len) == 1 and self.workload.remat == "none"
+        return 4 * self.scores if is_whole else 0.0

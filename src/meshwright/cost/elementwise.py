@@ -1,0 +1,104 @@
+"""The passes over memory between a layer's products, counted op by op: what each reads and writes.
+
+Two ways to run them. Fused: each chain of elementwise ops is one kernel, as XLA, torch.compile and the fused kernels of
+Megatron-LM (arXiv:2104.04473, section 4.2) have it. One by one: every op of PyTorch reads its operands and writes its
+result, the norm in float32. Bytes are of narrow activations, two an element, as of float32 four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.workload import ModelConfig
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What an op moves for each element, forward and backward, in how many kernels each."""
+
+    forward_bytes: float
+    backward_bytes: float
+    forward_kernels: int = 1
+    backward_kernels: int = 1
+
+
+FUSED = {
+    # x -> y; backward reads dy, x and the gradient of the residual stream, and writes that.
+    "norm": Pass(4, 8),
+    "residual": Pass(6, 0, 1, 0),
+    # Each product beside the first that reads the same input has a gradient of it, read by the norm's backward.
+    "branch": Pass(0, 2, 0, 0),
+    "rotary": Pass(4, 4),
+    # gate, up -> y; backward reads dy, gate and up, writes two gradients. Not gated: x -> y; dy, x -> dx.
+    "gated": Pass(6, 10),
+    "activation": Pass(4, 6),
+    "softmax": Pass(4, 6),
+}
+"""One kernel for each chain of elementwise ops."""
+
+ONE_BY_ONE = {
+    # RMSNorm of PyTorch: to float32 6, square 8, mean 4, times its root 8, to narrow 6, times the scale 4; backward the
+    # scale and its gradient 12, to float32 6, the root's two branches 24, the square's two 16, their sums 24, narrow 6.
+    "rms": Pass(36, 88, 6, 12),
+    # LayerNorm is one kernel of PyTorch's; backward one for the input and one for scale and bias.
+    "layer": Pass(4, 10, 1, 2),
+    "residual": Pass(6, 6),
+    "branch": Pass(0, 6, 0, 1),
+    # To float32 6, the complex product 8, to narrow 6; backward the same.
+    "rotary": Pass(20, 20, 3, 3),
+    # silu 4, times up 6; backward the product's two gradients 12, silu's 6.
+    "gated": Pass(10, 18, 2, 3),
+    "activation": Pass(4, 6),
+    # Scale 4, mask 5, to float32 6, softmax 8, to narrow 6; backward narrow 6, softmax 12, float32 6, mask 5, scale 4.
+    "softmax": Pass(29, 33, 5, 5),
+}
+"""One kernel for each op, as PyTorch runs a model that is not compiled."""
+
+DROPOUT = {
+    # The mask, a byte: written forward with what is there, backward read, and a gradient of its own written.
+    "residual": Pass(1, 5, 0, 1),
+    "softmax": Pass(5, 5),
+}
+"""What dropout adds: on the way into the residual stream in its kernel, on attention's weights in one of its own."""
+
+LOGITS_BYTES = (12, 12)
+"""Of each logit in float32, forward and backward: written narrow or wide by the product, read for maximum and sum;
+read once more for the gradient, which is written, and read by the products' backward."""
+
+LOGITS_BYTES_ONE_BY_ONE = (22, 26)
+"""The same op by op: to float32 6, softmax reads it three times and writes it 16; backward the gradient of the loss is
+filled in 4, softmax reads it twice and the result once and writes 16, to narrow 6."""
+
+UPDATE_PASSES = 8
+"""Of AdamW in one pass over each float32 state: the gradient for its norm; gradient, parameter and two moments read,
+the last three written."""
+
+UPDATE_PASSES_ONE_BY_ONE = 23
+"""The same by PyTorch's foreach ops: norm 1 and clipping 2, decay 2, first moment 3, second 2 + 3, root 2, divided 2,
+epsilon added 2, parameter 4."""
+
+
+def layer_passes(model: ModelConfig, *, fuses: bool, dropout: bool) -> Iterator[tuple[str, Pass]]:
+    """Every pass of a layer but the softmax's, with what its elements are: `stream`, `heads` or `mlp`."""
+    table = FUSED if fuses else ONE_BY_ONE
+    norm = table["norm"] if fuses else table["layer" if model.norm == "layer" else "rms"]
+    for _ in range(1 if model.parallel_blocks else 2):
+        yield "stream", norm
+    for _ in range(2):
+        yield "stream", table["residual"]
+        if dropout:
+            yield "stream", DROPOUT["residual"]
+    # Queries, keys and values; gate and up.
+    for _ in range(3 if model.gated else 2):
+        yield "stream", table["branch"]
+    if model.positions == "rotary":
+        yield "heads", table["rotary"]
+    yield "mlp", table["gated" if model.gated else "activation"]
+
+
+def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:
+    """The passes over attention's scores between their two products."""
+    yield (FUSED if fuses else ONE_BY_ONE)["softmax"]
+    if dropout:
+        yield DROPOUT["softmax"]

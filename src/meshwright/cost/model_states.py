@@ -1,0 +1,176 @@
+"""What a device keeps from step to step: parameters, their float32 copies, the optimizer's moments; and gradients.
+
+ZeRO's stages (arXiv:1910.02054) say what fsdp shards of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import permutations
+
+from meshwright.cost.traffic import stage_layers
+from meshwright.hardware import dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.workload import (
+    DEFAULT,
+    IN_USE,
+    RULES,
+    ModelConfig,
+    Parameter,
+    Strategy,
+    Workload,
+    leaves,
+    local_parameter_shape,
+    parameters,
+    used_shape,
+)
+
+MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "adafactor": 0, "sgd": 0}
+"""The arrays of a parameter's size that an optimizer keeps beside it.
+
+Lion has one (arXiv:2302.06675); of Adafactor, without momentum, the row and column sums (arXiv:1804.04235) vanish
+beside the parameters. sgd is without momentum.
+"""
+
+BLOCK_OF_8BIT = 256
+"""The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
+
+TILE = (8, 128)
+"""The rows and columns of the tile that a TPU fills a float32 array up to."""
+
+STATES = ("parameters", "master weights", "optimizer")
+"""The terms of `step_memory` that stay from step to step; all others come and go within one."""
+
+
+def states_bytes(memory: Mapping[str, int]) -> int:
+    """The bytes of a step's memory that stay from step to step."""
+    return sum(memory.get(name, 0) for name in STATES)
+
+
+def parameter_elements(workload: Workload, mesh: MeshShape) -> int:
+    """The elements of all parameters that one device stores; of a pipeline the stage with most."""
+    return sum(stored_elements(workload.model, replace(mesh, dp=1)))
+
+
+@lru_cache(maxsize=1 << 14)
+def stored_elements(model: ModelConfig, mesh: MeshShape, *, is_tiled: bool = False) -> tuple[int, int]:
+    """The elements that one device stores of the layers, and of the tables at both ends; `mesh` without dp, of copies.
+
+    Of a pipeline those of a stage with most layers, and of the larger end. is_tiled: as they lie in a TPU's tiles.
+    """
+    layers, ends = 0, []
+    for path, parameter in leaves(parameters(model)):
+        shape = local_parameter_shape(parameter, mesh=mesh, what=path)
+        size = tiled_elements(shape) if is_tiled else math.prod(shape)
+        if "layers" in parameter.axes:
+            layers += size // parameter.num_layers * stage_layers(parameter.num_layers, mesh)
+        else:
+            ends.append(size)
+    # The table stands on the first stage, that of the logits on the last.
+    return layers, sum(ends) if mesh.pp == 1 else max(ends)
+
+
+def tiled_elements(shape: tuple[int, ...]) -> int:
+    """The elements an array takes up in a TPU's memory, its dims filled up to tiles.
+
+    The compiler lays the two dims along rows and columns of a tile that waste least; a dim of fewer than 8 rows gets
+    smaller tiles (openxla.org/xla/tiled_layout; read off the layouts of compiled steps).
+    """
+    rows, columns = TILE
+    if len(shape) < 2:
+        return math.prod(shape)
+    size = math.prod(shape)
+    return min(
+        size // (row * column) * _filled(row, min(rows, 1 << (row - 1).bit_length())) * _filled(column, columns)
+        for row, column in permutations(shape, 2)
+    )
+
+
+def _filled(dim: int, tile: int) -> int:
+    """A dim filled up to whole tiles."""
+    return -(-dim // tile) * tile
+
+
+@dataclass(frozen=True)
+class States:
+    """The bytes of parameters, moments and gradients on one device. is_tiled: as they lie in a TPU's tiles."""
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy = DEFAULT
+    is_tiled: bool = False
+
+    @cached_property
+    def stored(self) -> tuple[int, int]:
+        """The elements of the layers' parameters and of the tables, where fsdp shards them."""
+        return stored_elements(self.workload.model, replace(self.mesh, dp=1), is_tiled=self.is_tiled)
+
+    @property
+    def elements(self) -> int:
+        """The elements of the parameters where fsdp shards them."""
+        return sum(self.stored)
+
+    @property
+    def parameters(self) -> float:
+        """The parameters; below ZeRO-3 whole, in the compute dtype beside shards of the dtype they are kept in."""
+        degree, stage, each = self._shards, self.strategy.zero_stage, dtype_bytes(self.workload.param_dtype)
+        if stage == 3 or degree == 1:
+            return self.elements * each
+        if stage == 0:
+            return self.elements * each * degree
+        return self.elements * (each + dtype_bytes(self.workload.compute_dtype) * degree)
+
+    @property
+    def master_weights(self) -> float:
+        """The float32 copies that the optimizer updates, where it keeps them beside narrower parameters."""
+        if not self.strategy.master_weights or self.workload.param_dtype == "f32":
+            return 0.0
+        return 4 * self.elements * self._copies
+
+    @property
+    def moments(self) -> float:
+        """The optimizer's moments, with what else it keeps."""
+        name = self.strategy.optimizer
+        each = dtype_bytes(self.strategy.moment_dtype or self.workload.param_dtype)
+        if name == "adamw-8bit":
+            each = 1 + 4 / BLOCK_OF_8BIT
+        return MOMENTS[name] * each * self.elements * self._copies
+
+    def gradients(self, elements: float) -> float:
+        """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2."""
+        return (
+            dtype_bytes(self.workload.param_dtype) * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
+        )
+
+    @property
+    def _shards(self) -> int:
+        """The devices that share each parameter, and would have it whole without ZeRO: those of fsdp and sp."""
+        return self.mesh.fsdp * self.mesh.sp
+
+    @property
+    def _copies(self) -> int:
+        """How often those hold each element of the optimizer's state."""
+        return 1 if self.strategy.zero_stage else self._shards
+
+
+@lru_cache(maxsize=1 << 12)
+def gathered_elements(model: ModelConfig, tp: int, ep: int, names: tuple[str, ...]) -> float:
+    """The elements of some weights as one device multiplies by them, for one layer where they are stacked.
+
+    names: the last parts of their paths; empty for all weights of a layer. Once gathered, a weight is split over tp and
+    ep alone.
+    """
+    mesh = MeshShape(tp=tp, ep=ep)
+    return sum(
+        math.prod(used_shape(parameter, mesh, path)) / parameter.num_layers
+        for path, parameter in leaves(parameters(model))
+        if (path.rpartition(".")[2] in names if names else "." in path) and _is_gathered(parameter)
+    )
+
+
+def _is_gathered(parameter: Parameter) -> bool:
+    """Whether a parameter is stored in shards that its use gathers; norms and biases are kept whole."""
+    return "norm" not in parameter.axes and any(name in IN_USE and RULES[name] for name in parameter.axes)

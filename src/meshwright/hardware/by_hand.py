@@ -1,0 +1,60 @@
+"""The orders of devices that JAX has by hand for small slices: along a ring of neighbours, whatever the mesh.
+
+The functions `_v5e_create_device_mesh`, `_v5p_create_device_mesh`, `_7x_create_device_mesh` and
+`_tpu_v2_v3_create_device_mesh` of jax/_src/mesh_utils.py (JAX 0.10.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwright.hardware.system import System
+
+_RING_OF_4 = (0, 1, 3, 2)
+_RING_OF_8 = (0, 1, 2, 3, 7, 6, 5, 4)
+_RING_OF_16 = (0, 1, 2, 3, 7, 6, 5, 9, 10, 11, 15, 14, 13, 12, 8, 4)
+_RING_OF_CUBE = (0, 1, 3, 2, 6, 7, 5, 4)
+_RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """An order of the devices of a slice, as JAX numbers them, in the order of the mesh.
+
+    dims: what a mesh runs over in that order, outermost first, each with its size: `xy` (`xyz`) is a ring of neighbours
+    through the axes of that name, the others are axes of their own.
+    """
+
+    order: tuple[int, ...]
+    dims: tuple[tuple[str, int], ...]
+
+
+def by_hand(system: System, degrees: tuple[int, ...]) -> ByHand | None:
+    """The order by hand of a slice for a mesh of all its devices; None where the mesh follows the torus.
+
+    degrees: those of the mesh axes inside a slice, outermost first. The order of v5e:2x4 is a ring of neighbours of a
+    slice of 4x2; there it is taken as one all the same, as a slice of that shape has one.
+    """
+    chip, shape = system.chip.name, system.shape
+    count = math.prod(shape) * system.devices_per_chip
+    if chip in ("v5e", "v6e"):
+        if count == 16 and shape == (4, 4) and max(degrees) == 16:
+            return ByHand(_RING_OF_16, (("xy", 16),))
+        order = {4: _RING_OF_4, 8: _RING_OF_8}.get(count)
+        return ByHand(order, (("xy", count),)) if order else None
+    if chip == "v5p" and shape == (2, 2, 2):
+        return ByHand(_RING_OF_CUBE, (("xyz", 8),))
+    if chip == "tpu7x" and max(shape[:2]) <= 2 and count % 8 == 0 and count <= 32:
+        return ByHand(_repeated(count), (("z", count // 8), ("xy", 4), ("core", 2)))
+    if chip == "v3":
+        if count == 8:
+            return ByHand(_repeated(count), (("xy", 4), ("core", 2)))
+        order = _repeated(count) if degrees[-1] == 8 else tuple(range(count))
+        return ByHand(order, (("y", shape[1]), ("x", shape[0]), ("core", 2)))
+    return None
+
+
+def _repeated(count: int) -> tuple[int, ...]:
+    """The order of 4 chips of two devices, for every 4 of them."""
+    return tuple(start + number for start in range(0, count, 8) for number in _RING_OF_TWO_CORES)

@@ -1,0 +1,80 @@
+"""An HTML document from sections: nothing to fetch and nothing that runs, so that a file alone shows the same anywhere.
+
+Every text passes through `escape`; the policy in the head forbids the page to load anything, whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1100px; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.35rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+p { margin: .2rem 0; } .quiet { color: #666; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid #eee; vertical-align: top; }
+th { color: #666; font-weight: 500; } td.text, th.text { text-align: left; }
+svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: #1a1a1a; }
+.finding { border-left: 3px solid #c0392b; padding: .2rem .8rem; margin: .7rem 0; } code { font-size: .92em; }
+"""
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: its title, and its body as HTML that is whole and escaped."""
+
+    title: str
+    body: str
+
+
+def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str:
+    """The document: a title, some lines under it, the sections that have a body."""
+    under = "\n".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
+    parts = "\n".join(
+        f"<section>\n<h2>{escape(part.title)}</h2>\n{part.body}\n</section>" for part in sections if part.body
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{under}\n{parts}\n</body>\n</html>\n"
+    )
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:
+    """A table; columns hold figures but for those in `text`. Nothing without rows."""
+    if not rows:
+        return ""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        marked = (
+            f"<{tag}{' class=' + chr(34) + 'text' + chr(34) if index in text else ''}>{escape(cell)}</{tag}>"
+            for index, cell in enumerate(cells)
+        )
+        return f"<tr>{''.join(marked)}</tr>"
+
+    body = "\n".join(line(row, "td") for row in rows)
+    return f"<table>\n<thead>{line(columns, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def paragraphs(lines: Sequence[str]) -> str:
+    """Lines of words, each a paragraph."""
+    return "\n".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(page)
+        partial.replace(path)
+    except OSError as error:
+        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None

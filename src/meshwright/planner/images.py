@@ -1,0 +1,253 @@
+"""The meshes of an image model, priced and ranked, and why data parallelism is enough: until when it hides its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.cost import (
+    IMAGE_AXES,
+    STATISTICS,
+    contention_seconds,
+    image_collectives,
+    image_flops,
+    image_memory,
+    image_ops,
+    image_step_flops,
+    image_update_seconds,
+    straggling_seconds,
+)
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import Layout, System, lay_mesh, make_system
+from meshwright.mesh import MeshShape, divisors
+from meshwright.planner.predict import SIMULATED
+from meshwright.planner.waits import move_seconds
+from meshwright.record import Bound, Collective, Record, merge
+from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.workload import ImageWorkload, check_image_mesh, num_image_parameters
+
+PLANNED_ONLY = "planned only: what runs are decoders of tokens"
+
+
+@dataclass(frozen=True)
+class ImageRanking:
+    """The candidates, best first: those that fit by step time, then those that do not by how much memory they want.
+
+    num_meshes: all the ways to make a mesh of dp and fsdp, legal or not.
+    """
+
+    candidates: tuple[Record, ...]
+    num_meshes: int
+
+    @property
+    def num_fit(self) -> int:
+        """How many candidates fit in memory."""
+        return sum(bool(record.fits) for record in self.candidates)
+
+
+def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
+    """Every legal mesh of dp and fsdp over all devices, priced and ranked; none is an error that says why."""
+    shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
+    found, refusals = [], []
+    for mesh in shapes:
+        try:
+            found.append(plan_image_mesh(workload, mesh, system))
+        except MeshwrightError as error:
+            refusals.append(f"{mesh}: {error}")
+    if not found:
+        raise MeshwrightError(
+            f"none of {len(shapes)} meshes of {system.num_devices} devices can split {workload.model.name} with a batch"
+            f" of {workload.batch} images; for one, {refusals[0]}"
+        )
+    return ImageRanking(tuple(sorted(found, key=_order)), len(shapes))
+
+
+def plan_image_mesh(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
+    """The record of one mesh; one that cannot split the workload is an error."""
+    check_image_mesh(workload, mesh)
+    return predict_images(workload, mesh, system)
+
+
+def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
+    """The record of a train step of an image model: its ops on the chip, its collectives on the fabric, the update.
+
+    What is gathered or summed in buckets runs beside the ops of its pass, but the first gather, before which there is
+    nothing, and the last sum, after which there is nothing. Statistics of batch norms are waited for.
+    `breakdown_seconds` sums to the step. `tokens_per_second` is left out: a step's images are its workload's batch.
+    """
+    layout, passes = lay_mesh(system, mesh.layout), _passes(workload, mesh, system)
+    moves = tuple(_exposed(_priced(workload, mesh, layout), passes))
+    breakdown = passes | {"exposed communication": sum(move.exposed_seconds or 0.0 for move in moves)}
+    if system.chip.kind == "gpu":
+        hidden = sum((move.seconds or 0.0) - (move.exposed_seconds or 0.0) for move in moves)
+        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["stragglers"] = straggling_seconds(sum(passes.values()), mesh.num_devices, system)
+    breakdown["update"] = image_update_seconds(workload, mesh, system)
+    step, memory = sum(breakdown.values()), image_memory(workload, mesh)
+    return Record(
+        origin="predicted",
+        mesh=mesh.degrees,
+        hardware=str(system),
+        step_seconds=step,
+        mfu=image_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
+        flops=image_step_flops(workload, mesh).total,
+        memory_bytes=memory,
+        fits=memory["peak"] <= system.usable_bytes,
+        bound=_bound(workload, mesh, system, breakdown),
+        breakdown_seconds=breakdown,
+        collectives=merge(moves),
+        notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else ()), PLANNED_ONLY),
+    )
+
+
+def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -> list[str]:
+    """What decides the step of the best mesh, a line each, with the numbers."""
+    best = ranking.candidates[0]
+    lines = [*_room(best, workload, system), _copies(ranking), _sums(best, workload), _scaling(workload, system)]
+    first, *others = filter(None, lines)
+    return [f"why: {first}", *(f"     {line}" for line in others), *(f"note: {note}" for note in best.notes)]
+
+
+STATES = ("parameters", "gradients", "optimizer")
+"""The terms of memory that a model takes whatever its batch."""
+
+COSTLY = 0.1
+"""The share of a step from which exposed collectives are worth a warning."""
+
+
+def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, int]:
+    """The devices from which the sum of gradients over dp, where nothing hides it, takes `COSTLY` of the step.
+
+    Of the system's chip as many are tried as it has, then twice as many and so on, as long as the batch can be split:
+    None where it takes less on all of them, and then the most that were tried.
+    """
+    larger: System | None = system
+    tried = system.num_devices
+    while larger is not None and workload.batch % larger.num_devices == 0:
+        tried = larger.num_devices
+        record = predict_images(workload, MeshShape(dp=tried), larger)
+        if record.breakdown_seconds["exposed communication"] > COSTLY * (record.step_seconds or 0.0):
+            return tried, tried
+        larger = _doubled(larger)
+    return None, tried
+
+
+def _doubled(system: System) -> System | None:
+    """Twice as many chips of the same kind; None where there is no such system."""
+    try:
+        chips = 2 * system.num_chips // system.num_slices
+        return make_system(system.chip, (chips,), num_slices=system.num_slices)
+    except MeshwrightError:  # No slice has as many chips.
+        return None
+
+
+def reason_images(record: Record, best: Record) -> str:
+    """The one reason why `record` loses against `best`, in a few words with its numbers."""
+    if not record.fits:
+        return f"wants {show_bytes(record.memory_bytes['peak'])}"
+    gaps = {name: time - best.breakdown_seconds[name] for name, time in record.breakdown_seconds.items()}
+    slowest = max(gaps, key=gaps.__getitem__)
+    if record is best or gaps[slowest] <= 0:
+        return "-" if record is best else "as fast, with less memory left"
+    return f"{slowest} +{show_seconds(gaps[slowest])}"
+
+
+def _room(record: Record, workload: ImageWorkload, system: System) -> Iterator[str]:
+    """What a whole copy of the model takes of a device's memory, and what its images take."""
+    memory, mesh = record.memory_bytes, MeshShape(**record.mesh)
+    whole = image_memory(workload, MeshShape(dp=workload.batch))
+    states = sum(whole[name] for name in STATES)
+    verdict = "only the batch has to be split: data parallel" if record.fits else "it is the images that do not fit"
+    yield (
+        f"{num_image_parameters(workload.model) / 1e6:,.1f} M parameters with gradients and momentum are"
+        f" {show_bytes(states)}, {show_percent(states / system.usable_bytes)} of a device's memory: {verdict}"
+    )
+    rest = memory["peak"] - sum(memory[name] for name in STATES)
+    yield f"{show_bytes(rest)} are for {_images(workload.batch // mesh.degree(IMAGE_AXES))} a device, kept for backward"
+
+
+def _copies(ranking: ImageRanking) -> str:
+    """What a copy of the model on every device would lose, where the best mesh stores shards."""
+    best = ranking.candidates[0]
+    copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
+    if best.mesh["fsdp"] == 1 or copied is None:
+        return ""
+    mesh = MeshShape(**copied.mesh)
+    return f"a copy on every device ({mesh}) would do, but each would update all of it: {reason_images(copied, best)}"
+
+
+def _sums(record: Record, workload: ImageWorkload) -> str:
+    """What the collectives take, in images of backward, and what of it is exposed."""
+    taken = sum(move.seconds or 0.0 for move in record.collectives)
+    if not taken:
+        return ""
+    exposed, backward = record.breakdown_seconds["exposed communication"], record.breakdown_seconds["backward"]
+    images = workload.batch // MeshShape(**record.mesh).degree(IMAGE_AXES)
+    return (
+        f"collectives take {show_seconds(taken)}, as long as the backward pass of {images * taken / backward:.2g}"
+        f" of its {_images(images)}; {show_seconds(exposed)} is exposed,"
+        f" {show_percent(exposed / (record.step_seconds or 1))} of the step"
+    )
+
+
+def _scaling(workload: ImageWorkload, system: System) -> str:
+    """Until when data parallelism alone hides its sums."""
+    if system.num_devices == 1 or system.chip.kind == "cpu":
+        return ""
+    costly, tried = costly_degree(workload, system)
+    if costly is None:
+        return f"on dp alone this batch keeps that under {COSTLY:.0%} of the step on up to {tried:,} devices at least"
+    each = _images(workload.batch // costly)
+    return f"on dp alone this batch has over {COSTLY:.0%} of the step exposed from {costly:,} devices on, {each} each"
+
+
+def _images(count: int) -> str:
+    """A number of images."""
+    return f"{count:,} image{'s' if count != 1 else ''}"
+
+
+def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:
+    """What one device computes in each pass."""
+    passes = {"forward": 0.0, "backward": 0.0}
+    for op in image_ops(workload, mesh, system):
+        passes[op.phase] += op.seconds
+    return passes
+
+
+def _priced(workload: ImageWorkload, mesh: MeshShape, layout: Layout) -> list[Collective]:
+    """The collectives of a step with the time that all runs of each take on the fabric."""
+    return [replace(move, seconds=move_seconds(move, layout)) for move in image_collectives(workload, mesh)]
+
+
+def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
+    """The collectives with what of their time no op hides: at least that of one of its runs, at the pass's end."""
+    wanted = dict.fromkeys(passes, 0.0)
+    for move in moves:
+        if move.array != STATISTICS:
+            wanted[move.phase] += move.seconds or 0.0
+    for move in moves:
+        seconds = move.seconds or 0.0
+        share = max(0.0, 1 - passes[move.phase] / wanted[move.phase]) if wanted[move.phase] else 0.0
+        exposed = seconds if move.array == STATISTICS else max(seconds / move.count, share * seconds)
+        # Gathers of the backward pass follow the forward pass, behind which the first of them hides.
+        if move.kind == "all-gather" and move.phase == "backward":
+            exposed = share * seconds
+        yield replace(move, exposed_seconds=exposed)
+
+
+def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
+    """What most of the step waits for."""
+    waits: dict[Bound, float] = {
+        "compute": 0.0,
+        "memory": breakdown["update"],
+        "communication": breakdown["exposed communication"],
+    }
+    for op in image_ops(workload, mesh, system):
+        waits[op.bound(system, workload.compute_dtype)] += op.seconds
+    return max(waits, key=waits.__getitem__)
+
+
+def _order(record: Record) -> tuple[bool, float, float]:
+    """Fitting first, then fast; of two as fast, the one with more memory left."""
+    fits = bool(record.fits)
+    return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]

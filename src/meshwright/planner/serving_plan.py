@@ -1,0 +1,167 @@
+"""A serving plan: what is served on what, over which mesh and at which batch, and what is predicted of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.cost import ServingStep, serving_flops, serving_memory, serving_step
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import Layout, System, lay_mesh, parse_system
+from meshwright.mesh import MeshShape
+from meshwright.record import Record, merge, record_from_json
+from meshwright.workload import CacheSplit, Serving, ServingLayout, check_serving, serving_from_data
+
+FORMAT = 1
+"""The version of the file; another is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPlan:
+    """A phase of serving on a mesh of a system, its batch filled in, with its predicted record.
+
+    cache: what of the cache is split beyond its heads. Of the record, step_seconds is the time of a token of every
+    sequence (decode) or of one batch of prompts (prefill), tokens_per_second that of the whole system.
+    """
+
+    serving: Serving
+    hardware: str
+    mesh: MeshShape
+    cache: CacheSplit
+    predicted: Record
+
+    @property
+    def system(self) -> System:
+        """The system that `hardware` names."""
+        return parse_system(self.hardware)
+
+    @property
+    def layout(self) -> ServingLayout:
+        """The mesh with the split of the cache."""
+        return ServingLayout(self.mesh, self.cache)
+
+    @property
+    def batch(self) -> int:
+        """The sequences served at once, over all devices."""
+        assert self.serving.batch is not None
+        return self.serving.batch
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        return self.predicted.step_seconds or 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The tokens a second of all devices together."""
+        return self.predicted.tokens_per_second or 0.0
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether a step takes no longer than what is asked for."""
+        return self.serving.latency_seconds is None or self.seconds <= self.serving.latency_seconds
+
+
+def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -> ServingPlan:
+    """The plan of a serving, its batch said, on a layout; one that cannot split what is served is an error."""
+    if serving.batch is None:
+        raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} wants a batch; none is said")
+    check_serving(serving, layout)
+    laid = lay_mesh(system, layout.mesh.layout)
+    step = serving_step(serving, layout, serving.batch, system, laid.placement)
+    return ServingPlan(
+        serving=serving,
+        hardware=str(system),
+        mesh=layout.mesh,
+        cache=layout.cache,
+        predicted=_record(serving, layout, system, laid, step),
+    )
+
+
+def _record(serving: Serving, layout: ServingLayout, system: System, laid: Layout, step: ServingStep) -> Record:
+    """The record of a step."""
+    assert serving.batch is not None
+    memory = serving_memory(serving, layout, serving.batch)
+    rate = serving_flops(serving, serving.batch) / step.seconds
+    return Record(
+        origin="predicted",
+        mesh=layout.mesh.degrees,
+        hardware=str(system),
+        step_seconds=step.seconds,
+        mfu=rate / (system.peak(serving.compute_dtype) * layout.mesh.num_devices),
+        memory_bytes=memory,
+        fits=memory["peak"] <= system.usable_bytes,
+        bound=step.bound,
+        tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
+        breakdown_seconds=step.breakdown_seconds,
+        collectives=merge(step.collectives),
+        notes=laid.notes,
+    )
+
+
+def step_tokens(serving: Serving, batch: int) -> int:
+    """The tokens that a step goes through: one of each sequence, or whole prompts."""
+    return batch * (serving.prompt_len if serving.phase == "prefill" else 1)
+
+
+def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
+    """The plan as plain data, for JSON or YAML."""
+    return {
+        "meshwright_serving_plan": FORMAT,
+        "serving": asdict(plan.serving),
+        "hardware": plan.hardware,
+        "mesh": plan.mesh.degrees,
+        "cache": plan.cache,
+        "predicted": plan.predicted.to_json(),
+    }
+
+
+def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
+    """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
+    if not isinstance(data, dict) or data.get("meshwright_serving_plan") != FORMAT:
+        raise MeshwrightError(
+            f"{name} is not a serving plan of format {FORMAT}; `meshwright plan … --for decode -o {name}` writes one"
+        )
+    try:
+        return ServingPlan(
+            serving=serving_from_data(data["serving"]),
+            hardware=data["hardware"],
+            mesh=MeshShape(**data["mesh"]),
+            cache=data["cache"],
+            predicted=record_from_json(data["predicted"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise MeshwrightError(f"{name} is not a whole serving plan: {error}") from None
+
+
+def write_serving_plan(plan: ServingPlan, path: Path) -> None:
+    """Write the plan, whole or not at all: as JSON to a .json, else as YAML."""
+    data = serving_plan_to_data(plan)
+    if path.suffix == ".json":
+        text = json.dumps(data, indent=2)
+    else:
+        import yaml  # A tenth of a second that plans without a file need not wait for.
+
+        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def read_serving_plan(path: Path) -> ServingPlan:
+    """The plan in a file, of JSON where it is named so, else of YAML."""
+    if not path.is_file():
+        raise MeshwrightError(f"no serving plan {str(path)!r}; `meshwright plan … --for decode -o {path}` writes one")
+    if path.suffix == ".json":
+        try:
+            return serving_plan_from_data(json.loads(path.read_text()), name=str(path))
+        except json.JSONDecodeError as error:
+            raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    import yaml
+
+    try:
+        return serving_plan_from_data(yaml.safe_load(path.read_text()), name=str(path))
+    except yaml.YAMLError as error:
+        raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None

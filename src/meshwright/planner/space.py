@@ -1,0 +1,221 @@
+"""The space of a search: every mesh that can split a workload, and every way to run it on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System, lay_mesh
+from meshwright.mesh import AXES, POSITIONAL, MeshShape, divisors
+from meshwright.workload import (
+    DEFAULT,
+    REMATS,
+    Attention,
+    Remat,
+    Strategy,
+    Workload,
+    check_mesh,
+    check_positions,
+    check_runnable,
+    limits,
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a workload: its mesh, what a layer keeps for backward, and the strategy."""
+
+    mesh: MeshShape
+    remat: Remat
+    strategy: Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """All ways to run a workload on all devices of a system.
+
+    axes: the mesh axes that may be larger than 1. remats: the policies to choose from, whatever the workload's own is.
+    base: the strategy that all ways share but for what is searched: microbatches, ZeRO stage, schedule and virtual
+    stages. num_microbatches, zero_stage: the only ones, where not None. is_runnable: only what `meshwright train` runs
+    today, one way a mesh and policy.
+    """
+
+    workload: Workload
+    system: System
+    axes: tuple[str, ...]
+    remats: tuple[Remat, ...]
+    base: Strategy
+    num_microbatches: int | None = None
+    zero_stage: int | None = None
+    is_runnable: bool = False
+
+    def meshes(self) -> tuple[MeshShape, ...]:
+        """The legal meshes; none is an error that says why one of them is not. Those to run are those JAX takes."""
+        found = _legal(self.workload, self.system.num_devices, self.axes)
+        if not self.is_runnable:
+            return found
+        return tuple(mesh for mesh in found if not lay_mesh(self.system, mesh.layout).is_refused)
+
+    def ways(self, mesh: MeshShape) -> Iterator[Way]:
+        """Every way to run a mesh."""
+        for parts in self.parts(mesh):
+            for remat in self.remats:
+                for strategy in self.strategies(mesh, parts):
+                    yield Way(mesh, remat, strategy)
+
+    def num_ways(self, meshes: tuple[MeshShape, ...]) -> int:
+        """All ways on some meshes."""
+        each = (len(self.strategies(mesh, parts)) for mesh in meshes for parts in self.parts(mesh))
+        return len(self.remats) * sum(each)
+
+    def parts(self, mesh: MeshShape) -> list[int]:
+        """The numbers of microbatches that a device's batch can be cut into."""
+        if self.is_runnable:
+            return [1]
+        each = self.workload.batch // mesh.degree(("dp", "fsdp", "ep"))
+        if self.num_microbatches is not None:
+            return [] if each % self.num_microbatches else [self.num_microbatches]
+        return _divisors(each)
+
+    def strategies(self, mesh: MeshShape, parts: int) -> tuple[Strategy, ...]:
+        """The strategies of a mesh with so many microbatches."""
+        if self.is_runnable:
+            return (self.base,)
+        # What ZeRO shards is over fsdp; over sp, where parameters are stored too, they are gathered for each use.
+        stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
+        if self.zero_stage is not None and mesh.fsdp > 1:
+            stages = (self.zero_stage,)
+        return _strategies(self.base, self.workload.model.num_layers, mesh.pp, parts, stages)
+
+    def with_remat(self, remat: Remat) -> Workload:
+        """The workload with a policy."""
+        return _with_remat(self.workload, remat)
+
+
+def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
+    """Everything that can be planned: all axes, and attention as chips at scale run it (`planned_attention`).
+
+    remats: the policies to choose from; all that differ where none is said. choices: fields of the strategy that are
+    not to be searched, or to be other than the default; None says nothing.
+    """
+    said = {name: value for name, value in choices.items() if value is not None}
+    only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
+    base = replace(DEFAULT, **({"attention": planned_attention(system)} | said))
+    return Space(
+        workload=workload,
+        system=system,
+        axes=AXES,
+        remats=remats or _policies(base),
+        base=base,
+        **only,
+    )
+
+
+def _policies(base: Strategy) -> tuple[Remat, ...]:
+    """The policies that differ: a fused kernel leaves no scores to drop; what the host keeps is asked for by name."""
+    left_out = {"offload"} | ({"attention"} if base.attention != "scores" else set())
+    return tuple(remat for remat in REMATS if remat not in left_out)
+
+
+def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
+    """What `meshwright train` runs today: dp, fsdp, tp and sp, one microbatch, attention scores; else an error why."""
+    check_runnable(workload.model, MeshShape())
+    return Space(
+        workload=workload,
+        system=system,
+        axes=POSITIONAL,
+        remats=remats or _policies(DEFAULT),
+        base=DEFAULT,
+        is_runnable=True,
+    )
+
+
+def planned_attention(system: System) -> Attention:
+    """How a plan takes attention to be computed: by a fused kernel; on simulated CPU devices through memory."""
+    return "scores" if system.chip.kind == "cpu" else "flash"
+
+
+def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write a number as a product of so many, in order."""
+    if count == 1:
+        yield (product,)
+        return
+    for first in _divisors(product):
+        for rest in factorings(product // first, count - 1):
+            yield (first, *rest)
+
+
+@lru_cache(maxsize=1 << 6)
+def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...]) -> tuple[MeshShape, ...]:
+    """The meshes of so many devices that can split a workload."""
+    check_positions(workload.model, workload.seq_len)
+    sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload)]
+    stages = axes.index("pp") if "pp" in axes else None
+    found, shapes = [], list(factorings(num_devices, len(axes)))
+    for degrees in shapes:
+        if stages is not None and degrees[stages] > workload.model.num_layers:
+            continue
+        for size, over in sizes:
+            for index in over:
+                if size % degrees[index]:
+                    break
+                size //= degrees[index]
+            else:
+                continue
+            break
+        else:
+            found.append(MeshShape(**dict(zip(axes, degrees, strict=True))))
+    if not found:
+        raise MeshwrightError(_none_legal(workload, num_devices, axes, shapes))
+    return tuple(found)
+
+
+def _none_legal(workload: Workload, num_devices: int, axes: tuple[str, ...], shapes: list[tuple[int, ...]]) -> str:
+    """The message where no mesh is legal, with the reason of the first."""
+    mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
+    try:
+        check_mesh(workload, mesh)
+    except MeshwrightError as error:
+        reason = str(error)
+    else:
+        raise AssertionError(f"{mesh} is legal, but not within the limits of its workload")
+    return (
+        f"none of {len(shapes)} meshes of {num_devices} devices can split {workload.model.name} with a batch"
+        f" of {workload.batch} x {workload.seq_len} tokens; for one, {mesh}: {reason}"
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _strategies(
+    base: Strategy, num_layers: int, stages: int, parts: int, zero: tuple[int, ...]
+) -> tuple[Strategy, ...]:
+    """The strategies of one number of microbatches.
+
+    A schedule matters to a pipeline alone. Virtual stages want layers that divide evenly and whole rounds of
+    microbatches (arXiv:2104.04473, section 2.2).
+    """
+    each, rest = divmod(num_layers, stages)
+    schedules = [("1f1b", 1)]
+    if stages > 1:
+        virtual = _divisors(each)[1:] if not rest and parts % stages == 0 else []
+        schedules += [("1f1b", v) for v in virtual] + [("gpipe", 1)]
+    return tuple(
+        replace(base, num_microbatches=parts, zero_stage=stage, schedule=schedule, virtual_stages=v)  # pyright: ignore[reportArgumentType]
+        for stage in zero
+        for schedule, v in schedules
+    )
+
+
+@lru_cache(maxsize=1 << 5)
+def _with_remat(workload: Workload, remat: Remat) -> Workload:
+    """The workload with a policy, the same object each time."""
+    return replace(workload, remat=remat)
+
+
+@lru_cache(maxsize=1 << 10)
+def _divisors(size: int) -> list[int]:
+    """Every whole number that divides a size."""
+    return divisors(size)

@@ -1,0 +1,204 @@
+"""How long a step waits for its collectives: which of them ops can hide, and for how much of the rest nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from meshwright.cost import activation_collectives, collective_efficiency, collective_seconds, weight_collectives
+from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.mesh import MeshShape, divisors
+from meshwright.record import Collective, Kind, Phase
+from meshwright.workload import DEFAULT, RULES, Strategy, Workload
+
+CRITICAL = frozenset({"tp", "sp", "ep", "pp"})
+"""Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
+
+WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
+"""Behind which pass a phase's collectives can hide: what is recomputed is so in backward; of the update none can."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The seconds of a step's collectives, added up by what they can hide behind.
+
+    forward, backward: what ops of that pass can hide, and of it what products wait for all the same
+    (critical_forward, critical_backward). stream: what nothing hides and every microbatch waits for; rest: what
+    nothing hides and a step waits for once.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    critical_forward: float = 0.0
+    critical_backward: float = 0.0
+    stream: float = 0.0
+    rest: float = 0.0
+
+    def __add__(self, other: Waits) -> Waits:
+        return Waits(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def __mul__(self, times: float) -> Waits:
+        return Waits(*(times * seconds for seconds in vars(self).values()))
+
+    def shares(self, forward: float, backward: float) -> dict[str, float]:
+        """The share of each pass's collectives that is exposed where ops take so long in them."""
+        return {"forward": _exposed(self.forward, forward), "backward": _exposed(self.backward, backward)}
+
+    def exposed(self, shares: Mapping[str, float]) -> float:
+        """The seconds that nothing hides."""
+        return self.stream + self.rest + shares["forward"] * self.forward + shares["backward"] * self.backward
+
+    def exposed_stream(self, shares: Mapping[str, float]) -> float:
+        """The part of these that every microbatch waits for."""
+        hidden = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
+        return self.stream + hidden
+
+
+_SHAPE = ("num_microbatches", "virtual_stages", "schedule")
+"""What of a strategy changes no use of a weight."""
+
+NO_WAITS = Waits()
+"""Of links that are free."""
+
+
+def waits(moves: Iterable[Collective], layout: Layout, strategy: Strategy) -> Waits:
+    """What a step waits for some collectives on a layout."""
+    sums = dict.fromkeys(vars(Waits()), 0.0)
+    for move in moves:
+        seconds, critical = move_seconds(move, layout), is_critical(move)
+        if can_hide(move, strategy):
+            sums[WINDOWS[move.phase]] += seconds
+            if critical:
+                sums[f"critical_{WINDOWS[move.phase]}"] += seconds
+        else:
+            sums["stream" if critical and move.phase != "update" else "rest"] += seconds
+    return Waits(**sums)
+
+
+def step_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
+    """What a step waits for all its collectives."""
+    return weight_waits(workload, mesh, system, strategy) + activation_waits(workload, mesh, system, strategy)
+
+
+def least_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
+    """What a step waits for its collectives at least, cheap to have.
+
+    Activations as one microbatch: of more, each moves its part, at no better rate. Gathered weights and their
+    gradients as if all went at once, at the full rate of the links.
+    """
+    whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
+    least = Waits(stream=_activation_waits(workload, mesh, system, whole).stream)
+    stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
+    if not stored or not strategy.overlaps_weights:
+        return least
+    rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
+    once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, _SHAPE))
+    times = strategy.num_microbatches
+    forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
+    return replace(least, forward=forward, backward=backward)
+
+
+def weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
+    """What a step waits for weights and gradients."""
+    once, each = _weight_waits(_any_remat(workload), mesh, system, _without(strategy, _SHAPE))
+    return once + each * strategy.num_microbatches
+
+
+def activation_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
+    """What a step waits for activations, and for what the loss sums."""
+    return _activation_waits(workload, mesh, system, _without(strategy, ("zero_stage", "schedule")))
+
+
+@lru_cache(maxsize=1 << 15)
+def _activation_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
+    """What a step waits for activations, of a strategy without what does not change it."""
+    return waits(activation_collectives(workload, mesh, strategy), lay_mesh(system, mesh.layout), strategy)
+
+
+@lru_cache(maxsize=1 << 14)
+def _weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[Waits, Waits]:
+    """What a step waits for weights once, and for each microbatch: each use of a weight takes as long."""
+    layout = lay_mesh(system, mesh.layout)
+    one, two = (
+        waits(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
+        for parts in (1, 2)
+    )
+    each = two + one * -1
+    return one + each * -1, each
+
+
+def _ends_of(mesh: MeshShape) -> MeshShape:
+    """The part of a mesh that splits weights for good, and the fewest devices that store them in shards."""
+    return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], tp=mesh.tp, ep=mesh.ep, pp=mesh.pp)
+
+
+@lru_cache(maxsize=1 << 14)
+def _gather_rate(layout: Layout, axes: tuple[str, ...]) -> float:
+    """The bytes a second of an all-gather or reduce-scatter that is nothing but bandwidth."""
+    return 1 / collective_seconds("all-gather", 1.0, layout.placement(axes)).bandwidth_seconds
+
+
+@lru_cache(maxsize=1 << 12)
+def _gathered_bytes(
+    workload: Workload, mesh: MeshShape, strategy: Strategy
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The bytes of gathers and scatters over fsdp forward and backward: once, and for each microbatch."""
+    one, two = (
+        [
+            sum(move.bytes for move in moves if WINDOWS.get(move.phase) == window and _is_of_weights(move))
+            for window in ("forward", "backward")
+        ]
+        for moves in (weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)) for parts in (1, 2))
+    )
+    each = (two[0] - one[0], two[1] - one[1])
+    return (one[0] - each[0], one[1] - each[1]), each
+
+
+def _is_of_weights(move: Collective) -> bool:
+    """Whether a collective gathers weights or scatters their gradients."""
+    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
+
+
+@lru_cache(maxsize=1 << 6)
+def _any_remat(workload: Workload) -> Workload:
+    """The workload with one policy for all: weights are used, and gathered, as often under each."""
+    return replace(workload, remat="none")
+
+
+@lru_cache(maxsize=1 << 12)
+def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
+    """The strategy with the defaults in some fields, so that those that differ in them alone are one."""
+    return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
+
+
+def move_seconds(move: Collective, layout: Layout) -> float:
+    """The time that all runs of a collective take on the fabric, at the rate that links achieve."""
+    return _once_seconds(layout, move.kind, move.bytes / move.count, move.axes) * move.count
+
+
+@lru_cache(maxsize=1 << 16)
+def _once_seconds(layout: Layout, kind: Kind, nbytes: float, axes: tuple[str, ...]) -> float:
+    """The time of one run."""
+    once = collective_seconds(kind, nbytes, layout.placement(axes))
+    share = collective_efficiency(layout.system, once)
+    return max(once.bandwidth_seconds / share, once.latency_seconds)
+
+
+def can_hide(move: Collective, strategy: Strategy) -> bool:
+    """Whether ops run beside a collective."""
+    if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
+        return False
+    if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
+        return False
+    return not is_critical(move) or (strategy.overlaps_tp and move.axes == ("tp",) and move.phase != "update")
+
+
+def is_critical(move: Collective) -> bool:
+    """Whether something waits for the collective: the next product for activations, the update for the norm."""
+    return move.phase == "update" or CRITICAL.issuperset(move.axes)
+
+
+def _exposed(wanted: float, free: float) -> float:
+    """The share of collectives that takes longer than the ops beside them."""
+    return max(0.0, 1 - free / wanted) if wanted else 0.0

@@ -1,0 +1,106 @@
+"""`meshwright inspect`: tables and findings of a function or a dump, in plain text of 100 columns and as JSON."""
+
+import gzip
+import json
+
+import inspect_programs
+import jax
+import pytest
+from jax.sharding import AxisType
+
+from meshwright.cli.inspect import parse_axes
+from meshwright.cli.main import main
+from meshwright.errors import MeshwrightError
+
+MESH = ["--mesh", "dp=2,tp=4"]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def dump(tmp_path):
+    """A file of the HLO text of `whole`."""
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    file = tmp_path / "dump.txt"
+    file.write_text(inspect_programs.whole(mesh).compile().as_text())
+    return file
+
+
+def test_a_function_without_a_mistake_has_no_finding(capsys):
+    assert main(["inspect", "inspect_programs:split", *MESH, "--axes", "auto"]) == 0
+    shown = capsys.readouterr().out
+    assert "inspect_programs:split · dp=2,tp=4 on cpu:8 · compiled by jaxlib" in shown
+    assert "no finding" in shown
+    assert "all-reduce" in shown
+    assert "inspect_programs.py:17 (mlp/dot_general)" in shown
+    assert "peak" in shown
+    assert "100%" in shown
+
+
+def test_a_mistake_is_told_with_its_cost_its_line_and_a_fix(capsys):
+    assert main(["inspect", "inspect_programs:whole", *MESH]) == 1
+    shown = capsys.readouterr().out
+    assert "1 finding" in shown
+    assert "repeated work" in shown
+    assert "all products are the same on all 4 devices along tp" in shown
+    assert "inspect_programs.py:17" in shown
+    assert "fix: " in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_json_has_the_record_and_the_findings(capsys):
+    assert main(["inspect", "inspect_programs:whole", *MESH, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["record"]["mesh"] == {"dp": 2, "tp": 4}
+    assert [found["kind"] for found in data["findings"]] == ["repeated work"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_dump_is_read_as_it_is_or_packed(dump, packed, capsys):
+    if packed:
+        file = dump.with_suffix(".txt.gz")
+        file.write_bytes(gzip.compress(dump.read_bytes()))
+        dump = file
+    assert main(["inspect", str(dump), *MESH]) == 1
+    shown = capsys.readouterr().out
+    assert "repeated work" in shown
+    assert "memory" not in shown
+
+
+def test_a_dump_for_some_hardware_has_times(dump, capsys):
+    assert main(["inspect", str(dump), *MESH, "--on", "cpu:8", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found["seconds"] > 0
+
+
+MISTAKES = [
+    (["inspect_programs:whole", "--mesh", "dp=2,dp=4"], "dp=2,dp=4' is not a list of axes"),
+    (["inspect_programs:whole", "--mesh", "2,4"], "is not a list of axes, each once with its degree"),
+    (["inspect_programs:absent", *MESH], "module inspect_programs has no 'absent'"),
+    (["nowhere:whole", *MESH], "cannot import 'nowhere'"),
+    (["nowhere.txt", *MESH], "neither a file nor module:function"),
+    (["inspect_programs:nothing", *MESH], "must return jax.jit(...).lower(...) or (function, args)"),
+    (["inspect_programs:whole", *MESH, "--on", "cpu:16"], "has 8 devices; cpu:16 has 16"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), MISTAKES)
+def test_a_mistake_in_the_call_is_one_line_and_code_2(words, reason, capsys):
+    assert main(["inspect", *words]) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_a_dump_for_another_number_of_devices_is_an_error(dump, capsys):
+    assert main(["inspect", str(dump), "--mesh", "dp=4"]) == 2
+    assert "runs on 8 devices; mesh dp=4 has 4" in capsys.readouterr().err
+
+
+def test_axes_keep_their_order():
+    assert list(parse_axes("tp=4, data=2").items()) == [("tp", 4), ("data", 2)]
+    with pytest.raises(MeshwrightError):
+        parse_axes("")

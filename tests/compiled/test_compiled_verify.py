@@ -1,0 +1,173 @@
+"""A plan beside its compiled program: every difference named, times where a schedule or a run gives them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from meshwright.compiled import Row, compare, verify
+from meshwright.compiled.compare import MISSING, NOT_PLANNED, UNEXPLAINED
+from meshwright.compiled.explain import IN_STEPS, OTHER_PHASE, PADDED_SHARES, PUTS_IN_PLACE, explain
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner import make_plan
+from meshwright.record import Collective, Record
+from meshwright.workload import Strategy, Workload, load_model
+
+MESH = {"fsdp": 4, "tp": 4}
+
+
+def moves(*said: tuple[str, str, str, int]) -> dict:
+    """Collectives by their key, from kind, axes, phase and bytes."""
+    found = [
+        Collective(kind=kind, axes=tuple(axes.split("*")), phase=phase, bytes=size) for kind, axes, phase, size in said
+    ]
+    return {(move.kind, move.axes, move.phase): move for move in found}
+
+
+# (planned, found, the names by kind and phase)
+EXPLAINED = [
+    (
+        [("all-gather", "fsdp", "recompute", 100), ("all-reduce", "tp", "backward", 8)],
+        [
+            ("all-gather", "fsdp", "recompute", 70),
+            ("all-gather", "fsdp", "backward", 30),
+            ("all-reduce", "tp", "backward", 8),
+        ],
+        {("all-gather", "recompute"): OTHER_PHASE, ("all-gather", "backward"): OTHER_PHASE},
+    ),
+    (
+        # As libtpu makes of a gradient of 2048 rows over 4 devices: 528 rows each, and 3 x 16 sent on.
+        [("reduce-scatter", "fsdp", "backward", 2048)],
+        [("reduce-scatter", "fsdp", "backward", 2112), ("collective-permute", "fsdp", "backward", 48)],
+        {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "backward"): PUTS_IN_PLACE},
+    ),
+    (
+        [("all-gather", "fsdp", "forward", 1000)],
+        [("all-gather", "fsdp", "forward", 600), ("collective-permute", "fsdp", "forward", 300)],
+        {
+            ("all-gather", "forward"): IN_STEPS,
+            ("collective-permute", "forward"): "steps of the all-gather, beside the products that use it",
+        },
+    ),
+    (
+        [("all-gather", "fsdp", "forward", 1000)],
+        [("all-gather", "fsdp", "forward", 600), ("collective-permute", "fsdp", "forward", 299)],
+        {},
+    ),
+    ([("all-gather", "fsdp", "forward", 1000)], [("all-gather", "tp", "forward", 1000)], {}),
+]
+
+
+@pytest.mark.parametrize(("planned", "found", "names"), EXPLAINED)
+def test_a_difference_has_a_name_where_the_bytes_add_up_exactly(planned, found, names):
+    named = explain(moves(*planned), moves(*found), MESH)
+    assert {(kind, phase): name for (kind, _, phase), name in named.items()} == names
+
+
+def record(**changes) -> Record:
+    fields = {
+        "origin": "predicted",
+        "mesh": MESH,
+        "hardware": "v5e:4x4",
+        "memory_bytes": {"peak": 100},
+        "flops": 1000.0,
+    }
+    return Record(**(fields | changes))
+
+
+def test_times_are_rows_where_a_schedule_or_a_run_gives_them():
+    plan = record(step_seconds=1.0, breakdown_seconds={"forward": 0.4, "backward": 0.6})
+    program = record(
+        step_seconds=1.5, breakdown_seconds={"forward": 0.4, "backward": 0.6, "exposed communication": 0.5}
+    )
+    run = record(step_seconds=1.6, memory_bytes={"peak": 90})
+    rows = {row.quantity: row for row in compare(plan, program, argument_bytes=10, measured=run)}
+    step = rows["step"]
+    assert (step.predicted, step.compiled, step.measured) == (1.0, 1.5, 1.6)
+    assert step.reason == "exposed communication +500 ms"
+    assert step.measured_relative == pytest.approx(0.6)
+    assert rows["memory peak"].measured == 90
+    assert "tokens a second" not in rows
+    assert "step" not in {row.quantity for row in compare(plan, record(), argument_bytes=10)}
+
+
+def test_a_difference_that_no_rule_explains_says_so_whatever_the_compiler_notes():
+    planned = [Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=100)]
+    found = [Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=130, note="as all-reduce of shards")]
+    (row,) = compared(planned, found)
+    assert row.reason == f"{UNEXPLAINED}; as all-reduce of shards"
+    (row,) = compared([], found)
+    assert row.reason.startswith(NOT_PLANNED)
+    (row,) = compared(planned, [])
+    assert row.reason == MISSING
+
+
+def test_a_sum_over_two_axes_at_once_is_one_planned_over_each_in_turn_in_whatever_phase_it_stands():
+    parts = [
+        Collective(kind="all-reduce", axes=(axis,), phase=phase, bytes=size)
+        for axis in ("fsdp", "tp")
+        for phase, size in (("backward", 4096), ("update", 36))
+    ]
+    both = [Collective(kind="all-reduce", axes=("fsdp", "tp"), phase="backward", bytes=4132)]
+    rows = compared(parts, both)
+    assert [(row.quantity, row.predicted, row.compiled) for row in rows] == [
+        ("all-reduce fsdp*tp backward", 4096, 4132),
+        ("all-reduce fsdp*tp update", 36, None),
+    ]
+    assert all(row.reason == f"planned over fsdp and tp in turn; {OTHER_PHASE}" for row in rows)
+
+
+def compared(planned: list[Collective], found: list[Collective]) -> list[Row]:
+    """The rows of the collectives alone."""
+    plan, program = (record(collectives=tuple(moves)) for moves in (planned, found))
+    return [row for row in compare(plan, program, argument_bytes=10) if "all-" in row.quantity]
+
+
+TOLERATED = [
+    (Row(quantity="q", unit="B", predicted=100, compiled=105), 0.1, False),
+    (Row(quantity="q", unit="B", predicted=100, compiled=105), 0.01, True),
+    (Row(quantity="q", unit="B", predicted=100, compiled=100, measured=150), 0.1, True),
+    (Row(quantity="q", unit="B", predicted=None, compiled=4), 10.0, True),
+    (Row(quantity="q", unit="B", predicted=4, compiled=None), 10.0, True),
+    (Row(quantity="q", unit="B", predicted=0, compiled=4), 10.0, True),
+    (Row(quantity="q", unit="s", predicted=1.0, compiled=None), 0.1, False),
+]
+
+
+@pytest.mark.parametrize(("row", "tolerance", "exceeds"), TOLERATED)
+def test_a_difference_exceeds_a_tolerance_by_its_share_or_where_one_side_lacks_a_collective(row, tolerance, exceeds):
+    assert row.exceeds(tolerance) is exceeds
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The step of a tiny model on 8 simulated devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
+        return verify(make_plan(workload, MeshShape(fsdp=2, tp=4), parse_system("cpu:8")))
+
+
+@pytest.mark.slow
+def test_the_schedule_of_a_compiled_step_is_its_step_time(found):
+    assert found.schedule is not None
+    (step,) = [row for row in found.rows if row.quantity == "step"]
+    assert step.compiled == found.schedule.step_seconds
+    assert math.isclose(sum(found.compiled.breakdown_seconds.values()), found.schedule.step_seconds)
+    assert found.compiled.mfu == pytest.approx(found.plan.predicted.mfu * step.predicted / step.compiled)
+
+
+@pytest.mark.slow
+def test_every_collective_of_a_step_on_simulated_devices_is_as_planned(found):
+    rows = [row for row in found.rows if row.unit in ("B", "flop") and not row.quantity.startswith("memory")]
+    assert len(rows) > 8
+    assert [row for row in rows if not row.is_equal] == []
+
+
+def test_what_cannot_be_run_is_not_compiled():
+    workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
+    plan = make_plan(workload, MeshShape(dp=8), parse_system("cpu:8"), Strategy(num_microbatches=2))
+    with pytest.raises(MeshwrightError, match="2 microbatches can be planned"):
+        verify(replace(plan))

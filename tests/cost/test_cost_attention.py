@@ -1,0 +1,73 @@
+"""What fused attention, collectives of many members and elementwise passes take, against what was measured."""
+
+import pytest
+
+from meshwright.cost.attention import attention_share, fused_attention_time
+from meshwright.cost.collective import collective_seconds
+from meshwright.cost.efficiency import layer_shares
+from meshwright.cost.elementwise import layer_passes, softmax_passes
+from meshwright.cost.links import RINGS, TREE, collective_efficiency
+from meshwright.hardware import lay_mesh, parse_system
+from meshwright.workload import PRESETS
+
+H100 = parse_system("h100:8")
+
+
+def rates(kernel, seq_len, head_dim, system=H100):
+    """TFLOP/s forward and backward."""
+    time = fused_attention_time(1e15, seq_len, head_dim, kernel, system)
+    return 1e3 / time.forward, 2.5e3 / time.backward
+
+
+def test_forward_rates_are_those_of_the_paper():
+    """FlashAttention-2 and cuDNN, causal, heads of 128, on an H100 (arXiv:2407.08608, figure 5)."""
+    assert rates("flash", 16384, 128)[0] == pytest.approx(335, rel=0.1)
+    assert rates("cudnn", 16384, 128)[0] > 1.4 * rates("flash", 16384, 128)[0]
+
+
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+def test_longer_sequences_and_wider_heads_are_faster_and_backward_is_slower(kernel):
+    forward = [rates(kernel, seq_len, 128)[0] for seq_len in (256, 1024, 3000, 8192, 1 << 20)]
+    assert forward == sorted(forward)
+    assert rates(kernel, 4096, 64)[0] < rates(kernel, 4096, 128)[0]
+    assert rates(kernel, 4096, 128)[1] < rates(kernel, 4096, 128)[0]
+
+
+def test_attention_is_no_faster_than_products_under_the_power_limit():
+    limited = parse_system("h100-96gb-500w:8")
+    assert rates("cudnn", 16384, 128, limited)[0] < rates("cudnn", 16384, 128)[0]
+    assert attention_share(limited) <= attention_share(H100)
+
+
+def test_op_by_op_moves_more_than_fused():
+    model = PRESETS["llama3-8b"]
+    fused, alone = (
+        sum(each.forward_bytes + each.backward_bytes for _, each in layer_passes(model, fuses=fuses, dropout=False))
+        for fuses in (True, False)
+    )
+    assert alone > 2 * fused
+    masked, plain = (
+        sum(each.forward_bytes for each in softmax_passes(fuses=True, dropout=dropout)) for dropout in (True, False)
+    )
+    assert masked > plain
+
+
+def test_small_arrays_take_a_step_for_each_member_and_a_tree_fewer():
+    """NCCL takes what is faster, so small arrays grow less than their members."""
+
+    def seconds(num_devices, nbytes):
+        system = parse_system(f"h100:{num_devices}")
+        ideal = collective_seconds("all-reduce", nbytes, lay_mesh(system, {"X": num_devices}).placement("X"))
+        return ideal.bandwidth_seconds / collective_efficiency(system, ideal)
+
+    assert RINGS
+    assert TREE
+    assert seconds(512, 1e5) < 4 * seconds(16, 1e5)
+    assert seconds(512, 1e9) < 1.5 * seconds(16, 1e9)
+
+
+def test_a_layer_in_one_program_of_a_tpu_reaches_less_than_its_ops():
+    shares = layer_shares(parse_system("v5e:4x4"))
+    assert 0.5 < shares["attention"] < shares["rest"] < 1
+    assert layer_shares(parse_system("v6e:4x4"))
+    assert layer_shares(H100) == {"attention": 1.0, "rest": 1.0}

@@ -1,0 +1,123 @@
+"""What a device holds in a step: states, activations by policy and pipeline, and what is live beside them."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import argument_bytes, host_bytes, in_flight, states_bytes, step_memory
+from meshwright.cost.model_states import tiled_elements
+from meshwright.mesh import MeshShape
+from meshwright.workload import PRESETS, REMATS, ModelConfig, Strategy, Workload, num_parameters
+
+GIB = 2**30
+LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192)
+GPT = Workload(model=PRESETS["gpt3-175b"], batch=128, seq_len=2048)
+FSDP = MeshShape(fsdp=16)
+XL = ModelConfig(
+    name="gpt2-xl widths",
+    num_layers=8,
+    embed=1600,
+    mlp=6400,
+    num_heads=25,
+    num_kv_heads=25,
+    head_dim=64,
+    vocab=50_304,
+    tied_embeddings=True,
+)
+
+
+@pytest.mark.parametrize("remat", REMATS)
+@pytest.mark.parametrize("kind", ["tpu", "gpu", "cpu"])
+def test_the_terms_sum_to_the_peak(remat, kind):
+    memory = step_memory(replace(LLAMA, remat=remat), MeshShape(fsdp=8, tp=2), kind=kind)
+    assert sum(size for name, size in memory.items() if name != "peak") == memory["peak"]
+    assert states_bytes(memory) == memory["parameters"] + memory["optimizer"]
+
+
+def test_every_policy_keeps_less_than_the_one_before():
+    """At 1,024 tokens, where `none` keeps the scores too."""
+    short = replace(LLAMA, seq_len=1024, batch=256)
+    kept = [step_memory(replace(short, remat=remat), FSDP)["activations"] for remat in REMATS]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == len(REMATS)
+
+
+def test_long_sequences_keep_no_scores():
+    """Chunks of queries make theirs again, whatever the policy."""
+    none, attention = (step_memory(replace(LLAMA, remat=remat), FSDP) for remat in ("none", "attention"))
+    assert none == attention
+
+
+def test_a_block_keeps_two_bytes_an_element_of_its_input():
+    memory = step_memory(LLAMA, FSDP)
+    assert memory["activations"] == 32 * 8192 * 4096 * 2
+
+
+def test_offloaded_inputs_wait_in_the_hosts_memory():
+    """What `block` keeps on the device; nowhere else is anything told apart from it."""
+    offload = replace(LLAMA, remat="offload")
+    assert step_memory(offload, FSDP)["activations"] == 0
+    assert host_bytes(offload, FSDP) == step_memory(LLAMA, FSDP)["activations"]
+    assert host_bytes(LLAMA, FSDP) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "each"),
+    [
+        ({}, 4 + 8),
+        ({"param_dtype": "bf16"}, 2 + 4),
+        ({"param_dtype": "bf16", "moment_dtype": "f32", "master_weights": True}, 2 + 8 + 4),
+        ({"optimizer": "lion"}, 4 + 4),
+        ({"optimizer": "sgd"}, 4),
+        ({"optimizer": "adafactor"}, 4),
+        ({"optimizer": "adamw-8bit"}, 4 + 2 * (1 + 4 / 256)),
+    ],
+)
+def test_states_have_so_many_bytes_a_parameter(fields, each):
+    """ZeRO's 16 (arXiv:1910.02054, section 3.1) are 2 + 8 + 4 and 2 for gradients, which are no state here."""
+    workload = replace(LLAMA, param_dtype=fields.pop("param_dtype", "f32"))
+    states = states_bytes(step_memory(workload, FSDP, Strategy(**fields)))
+    assert states == pytest.approx(num_parameters(LLAMA.model) / 16 * each, rel=1e-3)  # norms are whole
+
+
+def test_the_last_stage_of_1f1b_holds_one_microbatch_and_gpipe_all():
+    mesh = MeshShape(pp=8, dp=8)
+    assert in_flight(mesh, Strategy(num_microbatches=16)) == 8
+    assert in_flight(mesh, Strategy(num_microbatches=16), last=True) == 1
+    gpipe = Strategy(num_microbatches=16, schedule="gpipe")
+    assert in_flight(mesh, gpipe) == in_flight(mesh, gpipe, last=True) == 16
+    interleaved = Strategy(num_microbatches=16, virtual_stages=2)
+    assert in_flight(mesh, interleaved) == 8 + 7 / 2
+    assert in_flight(mesh, interleaved, last=True) == (8 + 1) / 2
+
+
+def test_a_loss_run_op_by_op_holds_the_logits_three_times():
+    once, thrice = (
+        step_memory(LLAMA, FSDP, Strategy(fuses_loss=fuses, attention="flash"))["logits"] for fuses in (True, False)
+    )
+    assert thrice - once == 2 * 4 * 8192 * 128_256
+
+
+@pytest.mark.parametrize(
+    ("shape", "filled"),
+    [
+        ((50_304, 400), (50_304, 400)),  # along columns, as 400 is no multiple of 128
+        ((8, 400, 25, 64), (8, 512, 25, 64)),
+        ((4, 448, 4, 128), (4, 448, 4, 128)),  # tiles of 4 rows
+        ((4, 448, 3, 128), (4, 448, 3, 128)),  # 448 along the rows
+        ((5, 3), (128, 4)),
+    ],
+)
+def test_a_tpu_fills_dims_up_to_tiles_where_that_wastes_least(shape, filled):
+    wanted = 1
+    for dim in filled:
+        wanted *= dim
+    assert tiled_elements(shape) == wanted
+
+
+def test_arguments_are_what_libtpu_allocates_for_them():
+    """1.205 GiB by libtpu 0.0.42.1 for gpt2-xl's widths over fsdp=4, padded: `benchmarks/memory.py --json`."""
+    workload = Workload(model=XL, batch=16, seq_len=2048)
+    mesh = MeshShape(dp=4, fsdp=4)
+    assert argument_bytes(workload, mesh, kind="tpu") / GIB == pytest.approx(1.205, abs=1e-3)
+    assert argument_bytes(workload, mesh) / GIB == pytest.approx(1.141, abs=1e-3)

@@ -1,0 +1,117 @@
+"""The cache of a server: what a token, a sequence and a device hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import (
+    device_cache_bytes,
+    kept_tokens,
+    kv_cache_bytes,
+    mean_cache_bytes,
+    most_sequences,
+    paged_tokens,
+    read_cache_bytes,
+    sequence_cache_bytes,
+    serving_memory,
+    token_cache_bytes,
+    wasted_share,
+    weight_bytes,
+)
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.workload import PRESETS, Serving, ServingLayout, num_parameters
+
+LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
+V5E = parse_system("v5e:2x4")
+
+
+@pytest.mark.parametrize(
+    ("model", "published"), [("deepseek-v3", 70_272), ("llama3-405b", 516_096), ("llama3-70b", 327_680)]
+)
+def test_a_token_keeps_what_is_published_in_bf16(model, published):
+    """Insights into DeepSeek-V3 (arXiv:2505.09343), table 1; the last as the scaling book has it."""
+    assert token_cache_bytes(replace(LLAMA, model=PRESETS[model], kv_dtype="bf16")) == published
+
+
+def test_a_sequence_of_8192_tokens_keeps_what_the_closed_form_says():
+    closed = kv_cache_bytes(tokens=8192, num_layers=80, kv_width=8 * 128, dtype="int8")
+    assert sequence_cache_bytes(LLAMA) == closed == 8192 * 163_840
+
+
+def test_a_sliding_window_keeps_its_tokens_alone():
+    """Mistral's window of 4,096 (arXiv:2310.06825), however long the sequence gets."""
+    mistral = replace(LLAMA, model=PRESETS["mistral-7b"])
+    assert kept_tokens(mistral) == 4096
+    assert sequence_cache_bytes(mistral) == sequence_cache_bytes(replace(mistral, prompt_len=100_000))
+    assert kept_tokens(replace(mistral, prompt_len=1000)) == 1192
+
+
+def test_the_last_page_is_wasted_in_part():
+    odd = replace(LLAMA, prompt_len=8001)
+    assert (kept_tokens(odd), paged_tokens(odd)) == (8193, 8208)
+    assert wasted_share(odd) == pytest.approx(15 / 8208)
+    assert wasted_share(LLAMA) == 0
+    assert wasted_share(replace(odd, page_size=1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cache", "batch", "shares"),
+    [
+        (MeshShape(tp=8), "heads", 32, 8),
+        (MeshShape(tp=8, sp=4), "heads", 32, 8),  # copies over sp
+        (MeshShape(tp=8, sp=4), "batch", 32, 32),
+        (MeshShape(tp=8, sp=4), "sequence", 32, 32),
+        (MeshShape(fsdp=2, tp=8, sp=2), "batch", 32, 32),
+        (MeshShape(dp=2, tp=8), "heads", 32, 16),
+    ],
+)
+def test_a_device_holds_its_share_of_the_cache(mesh, cache, batch, shares):
+    layout = ServingLayout(mesh, cache)
+    assert device_cache_bytes(LLAMA, layout, batch) * shares == batch * sequence_cache_bytes(LLAMA)
+    assert read_cache_bytes(LLAMA, layout, batch) == device_cache_bytes(LLAMA, layout, batch)
+    own = batch // layout.num_groups
+    assert own * mean_cache_bytes(LLAMA, layout) == read_cache_bytes(LLAMA, layout, batch)
+
+
+def test_a_batch_that_does_not_divide_fills_one_device_more():
+    """33 sequences over 4 devices: one of them has 9."""
+    layout = ServingLayout(MeshShape(tp=8, sp=4), "batch")
+    assert device_cache_bytes(LLAMA, layout, 33) * 8 == 9 * sequence_cache_bytes(LLAMA)
+
+
+def test_a_latent_is_copied_over_tp_but_where_it_is_split_by_batch():
+    serving = replace(LLAMA, model=PRESETS["deepseek-v3"])
+    whole = sequence_cache_bytes(serving)
+    assert device_cache_bytes(serving, ServingLayout(MeshShape(tp=8)), 8) == 8 * whole
+    assert device_cache_bytes(serving, ServingLayout(MeshShape(tp=8), "batch"), 8) == whole
+    assert device_cache_bytes(serving, ServingLayout(MeshShape(tp=8), "sequence"), 8) == whole
+
+
+@pytest.mark.parametrize(("mesh", "key_value_copies"), [(MeshShape(tp=8), 1), (MeshShape(tp=8, sp=4), 4)])
+def test_a_byte_a_parameter_is_shared_out(mesh, key_value_copies):
+    """Norms are whole on each device and of two bytes; keys' and values' weights are copied beyond 8 devices."""
+    norms, pairs = 161 * 8192, 2 * 80 * 8192 * 1024
+    expected = num_parameters(LLAMA.model) + (2 * mesh.num_devices - 1) * norms + (key_value_copies - 1) * pairs
+    assert weight_bytes(LLAMA, ServingLayout(mesh)) * mesh.num_devices == expected
+
+
+def test_the_terms_of_memory_sum_to_the_peak():
+    for phase in ("prefill", "decode"):
+        memory = serving_memory(replace(LLAMA, phase=phase), ServingLayout(MeshShape(tp=8)), 4)
+        assert memory["peak"] == memory["weights"] + memory["cache"] + memory["activations"]
+
+
+def test_the_largest_batch_is_the_last_that_fits():
+    """The scaling book has 43 caches of 8k tokens beside 70e9 bytes on 8 chips of 16e9.
+
+    With 70.55e9 parameters and activations it is one fewer; of the memory that is really usable there are 48.
+    """
+    layout = ServingLayout(MeshShape(tp=8))
+    assert most_sequences(LLAMA, layout, V5E.hbm_bytes, 1000) == 42
+    most = most_sequences(LLAMA, layout, V5E.usable_bytes, 1000)
+    assert most == 48
+    fits = [serving_memory(LLAMA, layout, batch)["peak"] <= V5E.usable_bytes for batch in (most, most + 1)]
+    assert fits == [True, False]
+    assert most_sequences(LLAMA, layout, V5E.usable_bytes, 5) == 5
+    assert most_sequences(replace(LLAMA, weight_dtype="bf16"), layout, V5E.usable_bytes, 1000) == 0

@@ -1,0 +1,50 @@
+"""Mistakes that only a target shows: planted ones found by its own compiler, and their twins without a finding."""
+
+from typing import Any, NamedTuple
+
+import planted
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+import meshwright
+
+
+class Target(NamedTuple):
+    """A program for some hardware and mesh, and the same without its mistake; the finding it must have."""
+
+    kind: str
+    program: Any
+    hardware: str
+    mistaken: tuple[dict[str, int], dict[str, Any]]
+    clean: tuple[dict[str, int], dict[str, Any]]
+
+
+V5E, H100 = "v5e:2x4", "h100:16"
+DP8, TP8, DP_TP = {"dp": 8}, {"tp": 8}, {"dp": 2, "tp": 4}
+TP_OUTERMOST, TP_INNERMOST = {"tp": 2, "dp": 8}, {"dp": 8, "tp": 2}
+
+TARGETS = [
+    Target("exposed communication", planted.waits, V5E, (TP8, {"for_nothing": True}), (TP8, {"for_nothing": False})),
+    Target("padding", planted.small_matrices, V5E, (DP8, {"size": 17}), (DP8, {"size": 128})),
+    Target("repeated work", planted.transformer, V5E, (DP_TP, {"applied": False}), (DP_TP, {"applied": True})),
+    Target("mesh against the fabric", planted.row_and_column, H100, (TP_OUTERMOST, {}), (TP_INNERMOST, {})),
+]  # fmt: skip
+
+PACKAGES = {"v5e": "libtpu", "h100": "jax_cuda13_plugin"}
+
+
+def inspection(target, degrees, choices):
+    pytest.importorskip(PACKAGES[target.hardware.partition(":")[0]])
+    mesh = AbstractMesh(tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Auto,) * len(degrees))
+    function, args = target.program(mesh, **choices)
+    return meshwright.inspect(function, *args, mesh=mesh, on=target.hardware)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.program.__name__)
+def test_a_planted_mistake_is_found_on_its_target_and_its_twin_is_clean(target):
+    mistaken, clean = (inspection(target, *which) for which in (target.mistaken, target.clean))
+    found = [finding for finding in mistaken.findings if finding.kind == target.kind]
+    assert found
+    assert all(finding.seconds > 0 for finding in found)
+    assert clean.findings == ()

@@ -1,0 +1,31 @@
+"""Inputs of layers in the host's memory, by the compilers of hardware that has one beside its own."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from meshwright.compiled import CompileRequest, compile_in_child
+from meshwright.compiled.verify import TRAIN_STEP
+from meshwright.mesh import MeshShape
+from meshwright.workload import PRESETS, Workload
+
+TINY = Workload(model=replace(PRESETS["tiny"], num_layers=4), batch=4, seq_len=256, remat="offload")
+
+HOSTS_MEMORY = "S(5)"
+"""How a layout in HLO says that an array lies there."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hardware", "compiler"), [("v5e:2x2", "libtpu"), ("h100:4", "jax_cuda13_plugin")])
+def test_the_inputs_of_all_layers_wait_in_the_hosts_memory(hardware, compiler):
+    pytest.importorskip(compiler)
+    request = CompileRequest(
+        function=TRAIN_STEP,
+        hardware=hardware,
+        mesh=MeshShape(fsdp=4).layout,
+        arguments={"workload": asdict(TINY)},
+        effort="fast",
+    )
+    stacked = f"bf16[4,1,{TINY.seq_len},{TINY.model.embed}]"
+    lines = compile_in_child(request).hlo.splitlines()
+    assert any(stacked in line and HOSTS_MEMORY in line for line in lines)

@@ -1,0 +1,226 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from meshwright.cost import serving_memory, serving_step
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import lay_mesh, parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner import (
+    best_prefill,
+    make_serving_plan,
+    prefill_share,
+    rank_serving,
+    read_serving_plan,
+    serving_reason,
+    thresholds,
+    why_serving,
+    write_serving_plan,
+)
+from meshwright.planner.serving import serving_layouts, serving_meshes
+from meshwright.workload import PRESETS, Serving, ServingLayout, check_serving
+
+V5E = parse_system("v5e:2x2")
+LLAMA = Serving(model=PRESETS["llama2-7b"], prompt_len=1984, output_len=64, weight_dtype="int8", kv_dtype="int8")
+BIG = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
+
+
+def every_step(serving, system):
+    """(seconds, tokens a second) of every legal layout at every batch that fits, the slow way."""
+    for mesh in serving_meshes(serving, system.num_devices):
+        for layout in serving_layouts(serving, mesh):
+            try:
+                check_serving(serving, layout)
+            except MeshwrightError:
+                continue
+            placement, batch = lay_mesh(system, mesh.layout).placement, layout.num_groups
+            while serving_memory(serving, layout, batch)["peak"] <= system.usable_bytes:
+                seconds = serving_step(serving, layout, batch, system, placement).seconds
+                yield seconds, batch / seconds
+                batch += layout.num_groups
+
+
+@pytest.mark.parametrize("latency", [0.008, 0.012, 0.03])
+def test_the_search_finds_what_trying_everything_finds(latency):
+    """No more than 0.01% are lost where a collective's time steps up from its hops to its bytes."""
+    in_time = [rate for seconds, rate in every_step(LLAMA, V5E) if seconds <= latency]
+    best = rank_serving(replace(LLAMA, latency_seconds=latency), V5E).candidates[0]
+    assert best.seconds <= latency
+    assert max(in_time) * (1 - 1e-4) <= best.tokens_per_second <= max(in_time)
+
+
+def test_without_a_latency_the_shortest_step_is_first():
+    best = rank_serving(LLAMA, V5E).candidates[0]
+    assert best.seconds == min(seconds for seconds, _ in every_step(LLAMA, V5E))
+
+
+def test_no_point_of_the_frontier_is_beaten_and_nothing_beats_it_by_much():
+    """Between powers of two a batch may be better than the frontier's, by less than what lies between its points."""
+    frontier = rank_serving(LLAMA, V5E).frontier
+    for fast, slow in pairwise(frontier):
+        assert fast.seconds < slow.seconds
+        assert fast.tokens_per_second < slow.tokens_per_second
+    steps = list(every_step(LLAMA, V5E))
+    assert frontier[0].seconds == min(seconds for seconds, _ in steps)
+    assert frontier[-1].tokens_per_second == max(rate for _, rate in steps)
+
+
+def test_what_is_in_time_comes_before_what_is_late_and_what_fits_before_what_does_not():
+    plans = rank_serving(replace(BIG, latency_seconds=0.02), parse_system("v5e:4x4")).candidates
+    kinds = [(not plan.predicted.fits, not plan.is_in_time) for plan in plans if plan.predicted.fits]
+    assert kinds == sorted(kinds)
+    assert [bool(plan.predicted.fits) for plan in plans] == sorted(
+        (bool(p.predicted.fits) for p in plans), reverse=True
+    )
+    rates = [plan.tokens_per_second for plan in plans if plan.predicted.fits and plan.is_in_time]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_batch_that_is_said_is_kept():
+    ranking = rank_serving(replace(LLAMA, batch=24), V5E)
+    assert {plan.batch for plan in ranking.candidates} == {24}
+    assert {point.batch for point in ranking.frontier} == {24}
+    steps = [plan.seconds for plan in ranking.candidates if plan.predicted.fits]
+    assert steps == sorted(steps)
+
+
+def test_one_mesh_alone_is_priced_with_every_split_of_its_cache():
+    plans = rank_serving(BIG, parse_system("v5e:4x4"), MeshShape(tp=8, sp=2)).candidates
+    assert {(str(plan.mesh), plan.cache) for plan in plans} == {
+        ("tp=8,sp=2", cache) for cache in ("heads", "batch", "sequence")
+    }
+
+
+def test_tp_takes_kv_heads_before_sp_takes_what_is_left():
+    """32 devices, 8 kv heads: sp beyond 1 only where tp has all of them."""
+    found = {(mesh.tp, mesh.sp) for mesh in serving_meshes(BIG, 32)}
+    assert (8, 4) in found
+    assert (4, 2) not in found
+    assert all(mesh.sp == 1 for mesh in serving_meshes(replace(BIG, model=PRESETS["deepseek-v3"]), 32))
+
+
+def test_what_does_not_fit_says_by_how_much():
+    system = parse_system("v5e:2x2")
+    ranking = rank_serving(replace(BIG, latency_seconds=0.03), system)
+    assert ranking.num_fit == 0
+    assert ranking.frontier == ()
+    best = ranking.candidates[0]
+    memory = best.predicted.memory_bytes
+    assert memory["peak"] == min(plan.predicted.memory_bytes["peak"] for plan in ranking.candidates)
+    lines = why_serving(best, system)
+    assert lines[0].startswith("why: nothing fits: 17.6 GB of weights and 336 MB of cache a device at batch 1 want")
+    assert prefill_share(best, system) is None
+    other = ranking.candidates[1]
+    assert serving_reason(other, best, system).endswith("GB too much")
+
+
+def test_what_is_late_says_by_how_much():
+    system = parse_system("v5e:4x4")
+    ranking = rank_serving(replace(BIG, latency_seconds=0.001), system)
+    best = ranking.candidates[0]
+    assert not best.is_in_time
+    assert best.seconds == min(plan.seconds for plan in ranking.candidates if plan.predicted.fits)
+    assert "nothing is in time: the shortest step is" in why_serving(best, system)[0]
+    assert " late at batch " in serving_reason(ranking.candidates[1], best, system)
+
+
+def test_what_keeps_the_batch_is_named():
+    """One split of the cache alone, so that both are of the same layout."""
+    system, mesh = parse_system("v5e:4x4"), MeshShape(dp=2, tp=8)
+    tight, loose = (rank_serving(replace(BIG, latency_seconds=s), system, mesh).candidates[0] for s in (0.02, 1.0))
+    late = make_serving_plan(replace(tight.serving, batch=tight.batch + 2), tight.layout, system)
+    assert late.seconds > 0.02
+    said = f"latency keeps the batch: batch {late.batch} takes 20.1 ms; {loose.batch} fit in memory"
+    assert f"     {said}" in why_serving(tight, system)
+    assert any(f"memory keeps the batch: batch {loose.batch + 2} wants" in line for line in why_serving(loose, system))
+
+
+def test_each_runner_up_loses_for_one_reason():
+    system = parse_system("v5e:4x4")
+    ranking = rank_serving(replace(BIG, latency_seconds=0.03), system)
+    best, *others = ranking.candidates
+    assert serving_reason(best, best, system) == "-"
+    reasons = [serving_reason(plan, best, system) for plan in others if plan.predicted.fits and plan.is_in_time]
+    assert all("+" in reason and reason.endswith("/token") for reason in reasons)
+    replicas = next(plan for plan in others if plan.mesh == MeshShape(dp=2, tp=8))
+    assert serving_reason(replicas, best, system).startswith("HBM weights +")  # each of the two reads them all
+
+
+def test_as_many_prompts_are_prefilled_as_sequences_end():
+    """Systems that prefill, times the prompts a second of one, are the sequences a second that end on one."""
+    system = parse_system("v5e:4x4")
+    plan = rank_serving(replace(BIG, latency_seconds=0.03), system).candidates[0]
+    share = prefill_share(plan, system)
+    prompts = share.plan.batch / share.plan.seconds
+    assert share.systems * prompts == pytest.approx(plan.tokens_per_second / 192)
+    assert share.plan.tokens_per_second == best_prefill(plan.serving, system).tokens_per_second
+
+
+def test_thresholds_are_those_of_the_plan():
+    plan = make_serving_plan(replace(LLAMA, batch=8), ServingLayout(MeshShape(tp=4)), V5E)
+    found = thresholds(plan, V5E)
+    assert found.compute_bound == pytest.approx(120.12, abs=0.01)
+    # 6.74e9 bytes of weights over 2,048 tokens x 2 x 32 x 32 x 128 bytes, norms on each device among the weights.
+    assert found.equal_reads == pytest.approx(12.56, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["serve.yaml", "serve.json"])
+@pytest.mark.parametrize("model", ["llama2-7b", "deepseek-v3"])
+def test_a_plan_survives_its_file(tmp_path, name, model):
+    serving = replace(LLAMA, model=PRESETS[model], latency_seconds=0.02)
+    plan = rank_serving(serving, parse_system("v5p:2x2x1"), MeshShape(tp=4)).candidates[0]
+    write_serving_plan(plan, tmp_path / name)
+    assert read_serving_plan(tmp_path / name) == plan
+    assert make_serving_plan(plan.serving, plan.layout, plan.system) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", r"is not a serving plan of format 1; `meshwright plan … --for decode -o"),
+        ("meshwright_plan: 1", "is not a serving plan of format 1"),
+        ("meshwright_serving_plan: 1", "is not a whole serving plan: 'serving'"),
+        ("[", "is not YAML"),
+    ],
+)
+def test_what_is_no_plan_is_refused(tmp_path, text, message):
+    (tmp_path / "serve.yaml").write_text(text)
+    with pytest.raises(MeshwrightError, match=message):
+        read_serving_plan(tmp_path / "serve.yaml")
+    with pytest.raises(MeshwrightError, match="no serving plan"):
+        read_serving_plan(tmp_path / "other.yaml")
+    (tmp_path / "serve.json").write_text("[")
+    with pytest.raises(MeshwrightError, match="is not JSON"):
+        read_serving_plan(tmp_path / "serve.json")
+
+
+def test_a_dtype_that_the_chip_has_not_is_refused():
+    with pytest.raises(MeshwrightError, match="v5e has no peak for fp8"):
+        rank_serving(replace(LLAMA, compute_dtype="fp8"), V5E)
+
+
+def test_where_no_layout_is_legal_one_refusal_is_told():
+    odd = replace(LLAMA, batch=7)
+    with pytest.raises(
+        MeshwrightError, match="none of 1 layouts can serve llama2-7b on 4 devices; for one, dp=4: batch 7"
+    ):
+        rank_serving(odd, V5E, MeshShape(dp=4))
+
+
+def test_deepseek_v3_decodes_on_hopper_within_its_stated_error():
+    """14.8k tokens a second on 8 H800s, at 20 to 22 a sequence, 4,989 kept on average (github.com/deepseek-ai/
+    open-infra-index, day 6: 144 GPUs). Predicted 31% under it: exchanges there hide behind a second microbatch.
+    """
+    serving = Serving(
+        model=PRESETS["deepseek-v3"],
+        prompt_len=4489,
+        output_len=500,
+        weight_dtype="fp8",
+        compute_dtype="fp8",
+        latency_seconds=1 / 21,
+    )
+    plan = rank_serving(serving, parse_system("h100:128"), MeshShape(ep=128)).candidates[0]
+    assert plan.tokens_per_second / 16 / 14_800 - 1 == pytest.approx(-0.31, abs=0.02)
+    without = plan.seconds - plan.predicted.breakdown_seconds["communication"]
+    assert plan.batch / without / 16 > 14_800
