@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
-from meshwright.workload import ModelConfig, Workload
+from meshwright.workload import DEFAULT, ModelConfig, Strategy, Workload
 
 HARDWARE = ("cpu:8", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2", "h100:8")
 
@@ -35,13 +35,14 @@ MODEL = ModelConfig(
 BATCH, SEQ_LEN = 16, 512
 
 
-def parallelisms(num_devices: int) -> dict[str, MeshShape]:
-    """The meshes of some devices, by what they are called."""
+def parallelisms(num_devices: int) -> dict[str, tuple[MeshShape, Strategy]]:
+    """The meshes of some devices and how they are run, by what that is called."""
     return {
-        "dp": MeshShape(dp=num_devices),
-        "fsdp": MeshShape(fsdp=num_devices),
-        "tp": MeshShape(tp=num_devices),
-        "fsdp+tp": MeshShape(fsdp=num_devices // 4, tp=4),
+        "dp": (MeshShape(dp=num_devices), DEFAULT),
+        "fsdp": (MeshShape(fsdp=num_devices), DEFAULT),
+        "tp, every device with the whole stream": (MeshShape(tp=num_devices), Strategy(sequence_parallel=False)),
+        "tp, the stream split along the sequence": (MeshShape(tp=num_devices), DEFAULT),
+        "fsdp+tp": (MeshShape(fsdp=num_devices // 4, tp=4), DEFAULT),
     }
 
 
@@ -51,8 +52,8 @@ def plans(hardware: list[str]) -> Iterator[tuple[str, Plan]]:
         system = parse_system(name)
         dtype = "f32" if system.chip.kind == "cpu" else "bf16"
         workload = Workload(model=MODEL, batch=BATCH, seq_len=SEQ_LEN, compute_dtype=dtype)
-        for title, mesh in parallelisms(system.num_devices).items():
-            yield title, make_plan(workload, mesh, system)
+        for title, (mesh, strategy) in parallelisms(system.num_devices).items():
+            yield title, make_plan(workload, mesh, system, strategy)
 
 
 def main() -> int:

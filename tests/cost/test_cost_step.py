@@ -12,7 +12,7 @@ from meshwright.parallel import build_mesh
 from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.training import lower_train_step
-from meshwright.workload import PRESETS, REMATS, Workload, num_parameters
+from meshwright.workload import DEFAULT, PRESETS, REMATS, Strategy, Workload, num_parameters
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32"
@@ -41,15 +41,30 @@ STEPS = [
 ]
 
 
+WHOLE_STREAM = [("1,1,8,1", TINY), ("1,2,2,2", TINY), ("2,2,2,1", replace(TINY, remat="matmuls"))]
+
+
 @pytest.mark.parametrize(("mesh_dim", "workload"), STEPS, ids=lambda v: v if isinstance(v, str) else v.remat)
 def test_flops_arguments_and_every_collective_are_what_the_compiler_makes(mesh_dim, workload):
     """To the flop and to the byte, by kind, mesh axes and phase; a reduce-scatter however XLA:CPU spells it."""
+    assert_as_planned(mesh_dim, workload, DEFAULT)
+
+
+@pytest.mark.parametrize(("mesh_dim", "workload"), WHOLE_STREAM, ids=lambda v: v if isinstance(v, str) else v.remat)
+def test_so_they_are_where_every_device_of_tp_has_the_whole_stream(mesh_dim, workload):
+    assert_as_planned(mesh_dim, workload, Strategy(sequence_parallel=False))
+
+
+def assert_as_planned(mesh_dim, workload, strategy):
+    """Flops, bytes of arguments and collectives of the compiled step equal the predicted ones."""
     degrees = [int(degree) for degree in mesh_dim.split(",")]
     shape = MeshShape(**dict(zip(("dp", "fsdp", "tp", "sp"), degrees, strict=True)))
-    compiled = lower_train_step(build_mesh(shape, _devices(shape)), workload=asdict(workload)).compile()
+    compiled = lower_train_step(
+        build_mesh(shape, _devices(shape)), workload=asdict(workload), strategy=asdict(strategy)
+    ).compile()
     hardware = f"cpu:{shape.num_devices}"
     found = in_plans_terms(read_hlo(compiled.as_text(), shape.layout, hardware=hardware))
-    planned = predict(workload, shape, parse_system(hardware))
+    planned = predict(workload, shape, parse_system(hardware), strategy)
     assert found.flops == planned.flops
     assert compiled.memory_analysis().argument_size_in_bytes == argument_bytes(workload, shape)
     assert _amounts(found.collectives) == _amounts(planned.collectives)

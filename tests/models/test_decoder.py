@@ -11,7 +11,7 @@ import pytest
 from meshwright.mesh import parse_mesh
 from meshwright.models import loss
 from meshwright.parallel import Layout, build_mesh, initialise
-from meshwright.workload import PRESETS, REMATS, RopeScaling, leaves, parameters
+from meshwright.workload import DEFAULT, PRESETS, REMATS, RopeScaling, Strategy, leaves, parameters, rules_of
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)
@@ -21,11 +21,11 @@ TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))
 MESHES = ["8,1,1,1", "1,8,1,1", "1,1,8,1", "2,2,2,1", "1,2,2,2", "1,1,1,8", "2,1,1,1", "1,2,2,1"]
 
 
-def loss_and_gradients(model, mesh_dim, *, remat="block", text=TEXT):
+def loss_and_gradients(model, mesh_dim, *, remat="block", text=TEXT, strategy=DEFAULT):
     """Loss and gradients of one batch in float32, the arrays whole."""
     num_devices = math.prod(int(degree) for degree in mesh_dim.split(","))
     shape = parse_mesh(mesh_dim, num_devices=num_devices)
-    mesh, layout = build_mesh(shape, jax.devices()[:num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[:num_devices]), Layout(shape, rules_of(strategy))
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         place = layout.spec("batch", "sequence")
@@ -111,6 +111,11 @@ def test_loss_and_gradients_do_not_depend_on_the_mesh(mesh_dim, alone):
 @pytest.mark.parametrize("mesh_dim", ["1,1,8,1", "2,2,2,1"])
 def test_tied_embeddings_do_not_depend_on_the_mesh(mesh_dim):
     assert_same(loss_and_gradients(TIED, mesh_dim), loss_and_gradients(TIED, "1,1,1,1"))
+
+
+@pytest.mark.parametrize("mesh_dim", ["1,1,8,1", "2,2,2,1", "1,2,2,2"])
+def test_a_stream_that_every_device_of_tp_has_whole_changes_no_gradient(mesh_dim, alone):
+    assert_same(loss_and_gradients(MODEL, mesh_dim, strategy=Strategy(sequence_parallel=False)), alone)
 
 
 @pytest.mark.parametrize("remat", REMATS)

@@ -12,7 +12,7 @@ from meshwright.compiled.program import CompiledProgram, CompileRequest
 from meshwright.compiled.report import read_program
 from meshwright.compiled.schedule import Schedule, simulate
 from meshwright.compiled.targets import Effort
-from meshwright.cost import argument_bytes, model_flops
+from meshwright.cost import argument_bytes, model_flops, room_collectives
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Record
@@ -65,7 +65,7 @@ def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
         function=TRAIN_STEP,
         hardware=plan.hardware,
         mesh=plan.mesh.layout,
-        arguments={"workload": asdict(plan.workload)},
+        arguments={"workload": asdict(plan.workload), "strategy": asdict(plan.strategy)},
         effort=effort,
     )
 
@@ -87,5 +87,6 @@ def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured
     else:
         compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
     arguments = argument_bytes(plan.workload, plan.mesh, kind=plan.system.chip.kind)
-    rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured)
+    room = room_collectives(plan.workload, plan.mesh, is_ragged=plan.system.chip.kind != "cpu")
+    rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured, room=room)
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import jax
 
 from meshwright.compiled.devices import lay_devices
 from meshwright.compiled.dumps import dump_options, read_dumps
+from meshwright.compiled.named import load_function
 from meshwright.compiled.program import CompiledProgram, CompileRequest
 from meshwright.compiled.targets import compiler_name, compiler_options
 from meshwright.compiled.text import hlo_text
@@ -44,7 +44,7 @@ def run(request: CompileRequest) -> CompiledProgram:
     """The compiled program of a request; this process must have the environment of the request's hardware."""
     system = parse_system(request.hardware)
     mesh, laid_by = lay_devices(system, request.mesh)
-    lowered = _function(request.function)(mesh, **request.arguments)
+    lowered = load_function(request.function)(mesh, **request.arguments)
     if not isinstance(lowered, jax.stages.Lowered):
         raise MeshwrightError(
             f"{request.function} returned {type(lowered).__name__}; it must return jax.jit(...).lower(...)"
@@ -81,19 +81,6 @@ def compile_lowered(
 def _paths(tree: Any) -> tuple[str, ...]:
     """The path of each leaf of a tree."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
-
-
-def _function(name: str) -> Any:
-    """The function that `module:function` names."""
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise MeshwrightError(f"cannot import {error.name!r} for {name}; it must be importable where you are") from None
-    except AttributeError:
-        raise MeshwrightError(
-            f"module {module} has no {function or 'function'!r}; name it as module:function"
-        ) from None
 
 
 def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:

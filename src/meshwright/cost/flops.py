@@ -1,7 +1,8 @@
 """The flops of a train step: those the model needs, and those a device executes, recomputation included.
 
 Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and the optimizer are under a
-percent of them at real widths. Attention is counted full, not causal: the scores behind the mask are computed too.
+percent of them at real widths. Attention is counted full, not causal: the scores behind the mask are computed too; of
+an attention that goes block by block, the blocks that it skips are counted like the others.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from dataclasses import dataclass
 
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
+    DEFAULT,
+    NEVER_RECOMPUTED,
     ModelConfig,
     Parameter,
     Remat,
+    Strategy,
     Workload,
     active_share,
     leaves,
@@ -39,10 +43,6 @@ class StepFlops:
     def total(self) -> float:
         """All that is executed."""
         return self.forward + self.recompute + self.backward
-
-
-NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedding")
-"""Weights whose product backward never needs again: nothing behind it in its block, or no block at all."""
 
 
 ALTERNATE = ("key", "output", "up", "expert_up", "shared_up")
@@ -77,8 +77,12 @@ def model_flops(workload: Workload) -> float:
     return 3 * workload.tokens * (2 * weights + _score_flops(workload))
 
 
-def step_flops(workload: Workload, mesh: MeshShape) -> StepFlops:
-    """The flops that one device executes in a step; over pp, the mean of its stages."""
+def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
+    """The flops that one device executes in a step; over pp, the mean of its stages.
+
+    A fused attention makes its scores again in backward, always: five products for the two forward
+    (arXiv:2307.08691, section 4.1).
+    """
     tokens = workload.tokens / mesh.degree(token_axes())
     # An unused embedding table has no product; each device multiplies by its own part of a weight.
     products = {
@@ -86,11 +90,16 @@ def step_flops(workload: Workload, mesh: MeshShape) -> StepFlops:
         for path, size in _weights(workload.model, mesh)
     }
     scores = tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
-    again = scores * SCORES_AGAIN[workload.remat]
+    again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat))
+    forward = sum(products.values()) + scores
+    if strategy.attention != "scores":
+        is_kept = SCORES_AGAIN[workload.remat] < 1
+        return StepFlops(
+            forward=forward, recompute=again + (0 if is_kept else scores), backward=2 * forward + scores / 2
+        )
+    again += scores * SCORES_AGAIN[workload.remat]
     if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention":
         again += scores / 2  # Each chunk makes its scores, half of attention's products, once more.
-    again += sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat))
-    forward = sum(products.values()) + scores
     return StepFlops(forward=forward, recompute=again, backward=2 * forward)
 
 

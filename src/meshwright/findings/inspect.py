@@ -16,6 +16,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from meshwright.compiled import CompiledProgram, CompileRequest, Effort, compile_in_child
+from meshwright.compiled.named import load_function
 from meshwright.compiled.worker import compile_lowered
 from meshwright.errors import MeshwrightError
 from meshwright.findings.inspection import Inspection, read
@@ -23,7 +24,6 @@ from meshwright.findings.lower import (
     LOWER_NAMED,
     LOWER_PICKLED,
     abstract,
-    load_function,
     lower,
     meshes_in,
     name_of,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import io
 import pickle
 import site
@@ -25,6 +24,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 import meshwright
+from meshwright.compiled.named import load_function
 from meshwright.errors import MeshwrightError
 from meshwright.findings.constraints import UNUSED
 from meshwright.hardware import canonical_dtype
@@ -75,17 +75,6 @@ def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str
             f"{function} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
         )
     return _lower_aloud(made[0], made[1], mesh)
-
-
-def load_function(name: str) -> Any:
-    """The function that `module:function` names."""
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise MeshwrightError(f"cannot import {error.name!r} for {name}; it must be importable where you are") from None
-    except AttributeError:
-        raise MeshwrightError(f"module {module} has no {function!r}; name it as module:function") from None
 
 
 def pack(function: Any, args: Sequence[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,10 @@ class Plan:
         return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 
 
+RUN = ("sequence_parallel",)
+"""The fields of a strategy that a step is run by; of the others the defaults."""
+
+
 def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
     """The plan of a workload on a mesh of a system; a mesh that cannot split the workload is an error."""
     check_positions(workload.model, workload.seq_len)
@@ -70,13 +74,14 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
 
 
 def as_run(plan: Plan) -> Plan:
-    """The plan as `meshwright train` runs it today: the default strategy, so attention scores for a fused kernel.
+    """The plan as `meshwright train` runs it today: of its strategy what is in `RUN`, so scores for a fused kernel.
 
     What cannot be run is an error that says why.
     """
     if reason := plan.planned_only:
         raise MeshwrightError(f"{reason}; `meshwright plan … --runnable` finds what can")
-    return plan if plan.strategy == DEFAULT else make_plan(plan.workload, plan.mesh, plan.system)
+    strategy = replace(DEFAULT, **{field: getattr(plan.strategy, field) for field in RUN})
+    return plan if plan.strategy == strategy else make_plan(plan.workload, plan.mesh, plan.system, strategy)
 
 
 def plan_to_data(plan: Plan) -> dict[str, Any]:

@@ -28,7 +28,18 @@ from meshwright.workload.parameters import (
     parameters,
 )
 from meshwright.workload.presets import PRESETS, SEQ_LENS, load_model, usual_seq_len
-from meshwright.workload.rules import IN_USE, RULES, Rules, Spec, local_parameter_shape, spec, token_axes, used_shape
+from meshwright.workload.rules import (
+    IN_USE,
+    RULES,
+    Rules,
+    Spec,
+    local_parameter_shape,
+    rules_of,
+    spec,
+    token_axes,
+    used_shape,
+)
+from meshwright.workload.sequence import check_sequence, is_zigzag, sequence_method
 from meshwright.workload.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
@@ -42,7 +53,7 @@ from meshwright.workload.serving import (
     serving_from_data,
 )
 from meshwright.workload.step_ops import step_ops
-from meshwright.workload.strategy import DEFAULT, Attention, Optimizer, Strategy
+from meshwright.workload.strategy import DEFAULT, Attention, Optimizer, SequenceMethod, Strategy
 from meshwright.workload.workload import REMATS, Dtype, Remat, Workload, num_query_chunks, workload_from_data
 
 __all__ = [
@@ -73,6 +84,7 @@ __all__ = [
     "Remat",
     "RopeScaling",
     "Rules",
+    "SequenceMethod",
     "Serving",
     "ServingLayout",
     "ServingPhase",
@@ -86,11 +98,13 @@ __all__ = [
     "check_mesh",
     "check_positions",
     "check_runnable",
+    "check_sequence",
     "check_serving",
     "convolutions",
     "dropless_padding",
     "flops_by_phase",
     "image_parameters",
+    "is_zigzag",
     "leaves",
     "limits",
     "load_model",
@@ -104,8 +118,10 @@ __all__ = [
     "ops_collectives",
     "parameters",
     "pooled_size",
+    "rules_of",
     "sent_copies",
     "sent_tokens",
+    "sequence_method",
     "serving_from_data",
     "spec",
     "step_ops",

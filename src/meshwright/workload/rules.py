@@ -8,6 +8,7 @@ from functools import lru_cache
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
 from meshwright.workload.declaration import Parameter
+from meshwright.workload.strategy import Strategy
 
 Spec = tuple[tuple[str, ...], ...]
 """The mesh axes that split each dim of an array, the axes of degree 1 left out."""
@@ -40,8 +41,16 @@ RULES: Rules = {
 Tokens: split over dp, fsdp, ep and sp.
 """
 
+WHOLE_STREAM: Rules = {**RULES, "residual_sequence": RULES["sequence"]}
+"""The rules where each device of tp has the whole stream between products (Megatron-LM, arXiv:1909.08053)."""
+
 IN_USE = {"embed": "activation", "latent_input": "activation"}
 """Logical axes that only store a parameter in shards: for use, that dim is gathered and lies as this one does."""
+
+
+def rules_of(strategy: Strategy) -> Rules:
+    """The rules that a strategy is run by."""
+    return RULES if strategy.sequence_parallel else WHOLE_STREAM
 
 
 def token_axes(rules: Rules = RULES) -> tuple[str, ...]:

@@ -1,0 +1,21 @@
+"""A function by its name, as a command line or another process says it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+
+
+def load_function(name: str) -> Any:
+    """The function that `module:function` names."""
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise MeshwrightError(f"cannot import {error.name!r} for {name}; it must be importable where you are") from None
+    except AttributeError:
+        raise MeshwrightError(
+            f"module {module} has no {function or 'function'!r}; name it as module:function"
+        ) from None
