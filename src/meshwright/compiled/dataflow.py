@@ -88,7 +88,17 @@ def handed_on(module: Module, instruction: Instruction, through: frozenset[str])
         caller = _only_caller(module, instruction)
         if caller is not None and caller.opcode in INLINE and instruction.index < len(caller.operands):
             return module.operand(caller, instruction.index)
-    return None
+    return _in_pieces(module, instruction)
+
+
+def _in_pieces(module: Module, instruction: Instruction) -> Instruction | None:
+    """The array that the TPU compiler fetches in slices and joins again; None where an instruction is no such thing."""
+    if instruction.opcode != "custom-call" or instruction.attributes.get("custom_call_target") != '"ConcatBitcast"':
+        return None
+    starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
+    arrays = {start.operands[0] for start in starts}
+    is_whole = len(starts) == len(instruction.operands) and len(arrays) == 1
+    return module.operand(starts[0]) if is_whole else None
 
 
 def _one_forward(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:

@@ -21,6 +21,9 @@ _FIXES = {
     "all-gather": "start the gather earlier: take what it gathers out of the chain of ops before it (an optimization"
     " barrier, a loop over what could be gathered ahead), or overlap it with its product in a ring (collective matmul)",
     "reduce-scatter": "let the next product begin before this sum is done: overlap both in a ring (collective matmul)",
+    "collective-permute": "send earlier: what it sends is ready before the op in front of it, which needs it not; in"
+    " a ring, begin the next step's permute before this step's product",
+    "all-to-all": "cut the array into pieces and exchange one while ops work on another",
 }
 _FIX = (
     "make it a reduce-scatter and an all-gather, which compilers run beside other ops, or cut it into pieces between"
