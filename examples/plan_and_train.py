@@ -18,8 +18,8 @@ def main() -> None:
     system = parse_system("cpu:8")
     workload = Workload(model=load_model("tiny"), batch=16, seq_len=64, compute_dtype="f32")
 
-    best = rank(workload, system).candidates[0]
-    print("best mesh:", {axis: degree for axis, degree in best.mesh.items() if degree > 1})
+    best = rank(workload, system).plans[0]
+    print(f"best mesh: {best.mesh}")
 
     plan = make_plan(workload, parse_mesh("1,2,4,1", num_devices=8), system)
     rows = verify(plan).rows

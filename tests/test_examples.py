@@ -1,0 +1,25 @@
+"""The examples run as their first lines say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SAID = {
+    "plan_and_train": ["best mesh: ", "quantities are compiled as predicted", "step 19  loss"],
+    "inspect_a_mistake": ["all-gather over tp", "repeated work: products with 80.0% of the flops"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+def test_an_example_runs_and_says_what_it_is_for(name):
+    variables = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for words in SAID[name]:
+        assert words in done.stdout
