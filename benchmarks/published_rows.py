@@ -251,6 +251,9 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
         fuses="eager" not in words,
         # Megatron-LM's defaults (megatron/arguments.py, --attention-dropout and --hidden-dropout).
         dropout=is_megatron,
+        # It runs a whole block again (megatron/mpu/random.py, CheckpointFunction.backward); so the paper counts four
+        # forward passes (arXiv:2104.04473, section 5.1). PyTorch's own checkpoints stop early since 2.1.
+        reruns_blocks=is_megatron,
     )
 
 

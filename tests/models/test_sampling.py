@@ -9,7 +9,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
 from meshwright.models.decoder import layers
 from meshwright.parallel import Layout, build_mesh, initialise
-from meshwright.workload import PRESETS, parameters
+from meshwright.workload import DEFAULT, PRESETS, parameters
 
 MODEL = PRESETS["tiny"]
 PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)
@@ -24,7 +24,7 @@ def greedy_without_cache(num_tokens):
         text = PROMPT
         for _ in range(num_tokens):
             x, table = embed(params, jnp.asarray(text[None]), layout, jnp.float32)
-            x = layers(params["layers"], x, MODEL, layout, "block")
+            x, _ = layers(params["layers"], x, jnp.arange(len(text)), MODEL, layout, "block", DEFAULT)
             scores = logits(params, x, table, MODEL, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]

@@ -153,23 +153,24 @@ def test_experts_want_as_many_times_the_tokens_as_are_gathered_for_each_that_wor
 def test_a_plan_that_cannot_run_yet_says_why():
     runs = make_plan(TINY, MeshShape(dp=8), parse_system("cpu:8"))
     assert runs.planned_only == ""
-    assert "pp=1" in replace(runs, mesh=MeshShape(dp=4, pp=2)).planned_only
-    assert "2 microbatches" in replace(runs, strategy=Strategy(num_microbatches=2)).planned_only
-    assert "ZeRO-2" in replace(runs, mesh=MeshShape(fsdp=8), strategy=Strategy(zero_stage=2)).planned_only
-    experts = make_plan(MOE, MeshShape(fsdp=8), parse_system("h100:8"))
-    assert "experts=Experts(count=8" in experts.planned_only
+    assert "ep=1" in replace(runs, mesh=MeshShape(dp=4, ep=2)).planned_only
+    assert replace(runs, strategy=Strategy(num_microbatches=2, zero_stage=1)).planned_only == ""
+    assert "adamw-8bit" in replace(runs, strategy=Strategy(optimizer="adamw-8bit")).planned_only
+    assert "ZeRO-2" in replace(runs, mesh=MeshShape(fsdp=4, pp=2), strategy=Strategy(zero_stage=2)).planned_only
+    experts = make_plan(MOE, MeshShape(fsdp=4, pp=2), parse_system("h100:8"))
+    assert "experts on pp=2 stages" in experts.planned_only
 
 
-def test_what_is_run_in_place_of_a_fused_kernel_is_scores():
+def test_what_is_run_of_a_plan_is_its_attention():
     """So that what is verified is compared with what is lowered."""
     plan = plan_mesh(LLAMA, MeshShape(fsdp=64), V5P, remats=("block",), num_microbatches=1, zero_stage=3)
     assert plan.strategy.attention == "flash"
     run = as_run(plan)
-    assert run.strategy == DEFAULT
-    assert run.predicted == predict(plan.workload, plan.mesh, V5P)
+    assert run.strategy == replace(DEFAULT, attention="flash")
+    assert run.predicted == predict(plan.workload, plan.mesh, V5P, run.strategy)
     assert as_run(run) is run
-    with pytest.raises(MeshwrightError, match="microbatches can be planned"):
-        as_run(replace(plan, strategy=replace(plan.strategy, num_microbatches=2)))
+    with pytest.raises(MeshwrightError, match="adamw-8bit can be planned"):
+        as_run(replace(plan, strategy=replace(plan.strategy, optimizer="adamw-8bit")))
 
 
 def test_a_learned_position_table_bounds_the_sequence():

@@ -9,6 +9,7 @@ from meshwright.workload import (
     PRESETS,
     RULES,
     Parameter,
+    Strategy,
     Workload,
     check_mesh,
     check_runnable,
@@ -200,15 +201,23 @@ def test_long_sequences_are_cut_into_whole_chunks():
     assert [num_query_chunks(s) for s in (256, 1024, 2048, 8192, 1500)] == [1, 1, 2, 8, 1]
 
 
-@pytest.mark.parametrize("name", ["gpt2-xl", "palm-540b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b", "gemma-7b"])
+@pytest.mark.parametrize("name", ["gpt2-xl", "palm-540b", "deepseek-v3", "qwen3-8b", "gemma-7b"])
 def test_a_model_that_the_decoder_would_compute_otherwise_is_planned_and_not_run(name):
     with pytest.raises(MeshwrightError, match="it can be planned, but what runs is a Llama-style decoder"):
         check_runnable(PRESETS[name], MeshShape())
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama2-7b", "llama3-405b"])
-def test_llama_style_models_run_and_not_over_pp_or_ep(name):
-    check_runnable(PRESETS[name], MeshShape(dp=2, fsdp=2, tp=2, sp=2))
-    for axis in ("pp", "ep"):
-        with pytest.raises(MeshwrightError, match=f"does not split over {axis} yet; use {axis}=1"):
-            check_runnable(PRESETS[name], MeshShape(**{axis: 2}))
+def test_llama_style_models_run(name):
+    check_runnable(PRESETS[name], MeshShape(dp=2, fsdp=2, tp=2, sp=2, pp=2))
+
+
+def test_experts_run_over_ep_and_not_in_stages():
+    model = PRESETS["mixtral-8x7b"]
+    check_runnable(model, MeshShape(dp=2, fsdp=2, tp=2, sp=2, ep=4))
+    with pytest.raises(MeshwrightError, match="experts on pp=2 stages can be planned"):
+        check_runnable(model, MeshShape(pp=2))
+    with pytest.raises(MeshwrightError, match="without sequence_parallel can be planned"):
+        check_runnable(model, MeshShape(ep=2, tp=2), Strategy(sequence_parallel=False))
+    with pytest.raises(MeshwrightError, match="splits experts, of which llama3-8b has none; use ep=1"):
+        check_runnable(PRESETS["llama3-8b"], MeshShape(ep=2))

@@ -49,7 +49,8 @@ def run(args: Args) -> int:
     _check(args)
     config = read_config(args.run)
     system = parse_system(args.on or config.hardware)
-    is_same = args.mesh_dim is None and str(system) == config.hardware
+    # Stages are for training: one token would go through them one after the other.
+    is_same = args.mesh_dim is None and str(system) == config.hardware and config.mesh.pp == 1
     mesh = config.mesh if is_same else parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices)
     claim_devices(system)
     from meshwright.training.generate import generate

@@ -30,7 +30,7 @@ class Choices:
     zero_stage: Literal[1, 2, 3] | None = None
     """What fsdp shards: 1 the optimizer's state, 2 gradients too, 3 parameters too."""
     attention: Attention | None = None
-    """flash, a fused kernel (on TPUs and GPUs where nothing is said), or scores, as train runs it today."""
+    """flash, a fused kernel (on TPUs and GPUs where nothing is said), cudnn, that of NVIDIA, or scores in memory."""
     optimizer: Optimizer | None = None
     """What keeps moments (adamw)."""
     param_dtype: Dtype | None = None

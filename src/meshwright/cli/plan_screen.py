@@ -14,7 +14,6 @@ from meshwright.planner import (
     Fix,
     Plan,
     Ranking,
-    as_run,
     chips_that_fit,
     how,
     nearby,
@@ -113,10 +112,6 @@ def _print_answer(ranking: Ranking) -> None:
     if best.planned_only:
         print(folded(f"train: {best.planned_only}"))
         _print_runnable(best)
-    elif best.strategy.attention != "scores":
-        runs = as_run(best).predicted
-        memory = show_bytes(runs.memory_bytes["peak"]) + ("" if runs.fits else ", which does not fit")
-        print(folded(f"train: runs it with attention scores in place of a fused kernel yet: {speed(runs)}   {memory}"))
     print()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,12 +18,39 @@ from meshwright.cli.tables import console, headline, speed
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_mesh
-from meshwright.planner import as_run, make_plan
+from meshwright.planner import Plan, as_run, make_plan
 from meshwright.record import Record
 from meshwright.units import show_percent, show_rate, show_seconds
+from meshwright.workload import Dtype
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step is run; what is left out is as a plan's file says, or as usual."""
+
+    num_microbatches: int | None = None
+    """Parts of a device's batch that run one after the other, their gradients summed over devices once."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """What fsdp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too (3)."""
+    optimizer: Literal["adamw", "lion", "adafactor", "sgd"] | None = None
+    """What makes updates of gradients (adamw)."""
+    moment_dtype: Dtype | None = None
+    """What moments are kept in between steps (as parameters)."""
+    param_dtype: Dtype | None = None
+    """What parameters are kept in (f32)."""
+    master_weights: bool | None = None
+    """Whether the optimizer updates float32 copies of narrower parameters (no)."""
+
+    def of(self, plan: Plan) -> Plan:
+        """The plan, run in this way; a way that does not run is an error."""
+        said = {name: value for name, value in vars(self).items() if value is not None}
+        if not said:
+            return plan
+        workload = replace(plan.workload, param_dtype=said.pop("param_dtype", plan.workload.param_dtype))
+        return as_run(make_plan(workload, plan.mesh, plan.system, replace(plan.strategy, **said)))
 
 
 @dataclass(frozen=True)
@@ -49,6 +76,7 @@ class Args:
     """The rate that the warm-up ends at; it then falls to a tenth."""
     save_every: int = 0
     """Steps between checkpoints; 0 keeps the last only."""
+    way: Annotated[Way, tyro.conf.arg(name="")] = field(default_factory=Way)
     seed: int = 0
     """Decides the first parameters and the order of the data."""
     json: bool = False
@@ -62,7 +90,7 @@ def run(args: Args) -> int:
     config, directory = (_resumed if args.resume else _begun)(args)
     system = parse_system(config.hardware)
     claim_devices(system)
-    plan = make_plan(config.workload, config.mesh, system).predicted
+    plan = make_plan(config.workload, config.mesh, system, config.strategy).predicted
     if not args.json:
         print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(plan)}", flush=True)
     with _bar(config.steps, plan, is_quiet=args.json) as on_step:
@@ -79,7 +107,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     from meshwright.training import Optimizer, RunConfig, load_corpus
 
     load_corpus(args.data)  # A file that is not there is told of before anything starts.
-    plan = as_run(choose_plan(args.subject, args.mesh_dim))
+    plan = args.way.of(as_run(choose_plan(args.subject, args.mesh_dim)))
     directory = args.out or Path("runs") / plan.workload.model.name
     if (directory / "config.json").exists():
         raise MeshwrightError(
@@ -94,6 +122,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
         seed=args.seed,
         data=args.data,
         save_every=args.save_every,
+        strategy=plan.strategy,
     )
     return config, directory
 
@@ -102,13 +131,16 @@ def _resumed(args: Args) -> tuple[RunConfig, Path]:
     """The config of the run in the model's place, with the steps, hardware and mesh that the arguments change."""
     from meshwright.training import read_config
 
+    if said := [name for name, value in vars(args.way).items() if value is not None]:
+        raise MeshwrightError(f"--{said[0].replace('_', '-')} is for a new run; one that goes on keeps its way")
     directory = Path(args.subject.model)
     before = read_config(directory)
     system = parse_system(args.subject.on or before.hardware)
     changed = args.mesh_dim is not None or str(system) != before.hardware
     mesh = parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices) if changed else before.mesh
     steps = max(args.steps, before.steps)
-    return replace(before, hardware=str(system), mesh=mesh, steps=steps, save_every=args.save_every), directory
+    changes = {"hardware": str(system), "mesh": mesh, "steps": steps, "save_every": args.save_every}
+    return replace(before, **changes), directory
 
 
 @contextmanager

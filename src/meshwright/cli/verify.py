@@ -88,7 +88,7 @@ def _of_run(directory: Path) -> tuple[Plan, Record]:
     from meshwright.training import measured, read_config, read_metrics
 
     config = read_config(directory)
-    plan = make_plan(config.workload, config.mesh, parse_system(config.hardware))
+    plan = make_plan(config.workload, config.mesh, parse_system(config.hardware), config.strategy)
     return plan, measured(config, read_metrics(directory))
 
 

@@ -154,7 +154,10 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
     if instruction.opcode.startswith("all-to-all") and len(arrays) > 1:
         # Its operands are the pieces of one array, one for each device.
         return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
-    if instruction.opcode.startswith("ragged-all-to-all") or _permutes_in_place(instruction):
+    if instruction.opcode.startswith("ragged-all-to-all"):
+        # Of what is sent and where it is put one has room to spare; the others are offsets and sizes.
+        return [min(arrays[:2], key=lambda shape: shape.bytes)]
+    if _permutes_in_place(instruction):
         return arrays[:1]  # the others are where to put it, and offsets
     return arrays
 

@@ -16,6 +16,8 @@ Unit = Literal["flop", "B", "s", "tok/s", "share"]
 NOT_PLANNED, MISSING, UNEXPLAINED = "not planned", "the compiled program has none", "otherwise than planned"
 """Reasons that name nothing."""
 
+FOR_ANY_ROUTING = "with room for any routing, as experts without a capacity need; planned as in balance"
+
 _LEAST_SHARE = 0.005
 """The part of a step's difference below which a term of it is not named."""
 
@@ -98,11 +100,17 @@ def in_plans_terms(compiled: Record) -> Record:
 
 
 def compare(
-    predicted: Record, compiled: Record, *, argument_bytes: int, measured: Record | None = None
+    predicted: Record,
+    compiled: Record,
+    *,
+    argument_bytes: int,
+    measured: Record | None = None,
+    room: tuple[Collective, ...] = (),
 ) -> tuple[Row, ...]:
     """Every quantity of the records, `compiled` in the terms of a plan; `argument_bytes` as predicted.
 
-    Times are compared where a simulation of the compiled program or a run gives any.
+    room: what the program moves beyond the plan for room that experts need, as `cost.room_collectives` has it. Times
+    are compared where a simulation of the compiled program or a run gives any.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
@@ -117,7 +125,7 @@ def compare(
         _memory("arguments", argument_bytes, memory, ran, "small arrays are padded"),
         _memory("temporaries", temporaries, memory, ran, "an estimate"),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, "by its temporaries"),
-        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh),
+        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, room),
         *_times(predicted, compiled, measured),
     ]
     return tuple(replace(row, reason="") if row.is_equal and row.unit == "flop" else row for row in rows)
@@ -164,15 +172,28 @@ def _longer(predicted: Record, compiled: Record) -> str:
 
 
 def _collectives(
-    predicted: tuple[Collective, ...], compiled: tuple[Collective, ...], mesh: Mapping[str, int]
+    predicted: tuple[Collective, ...],
+    compiled: tuple[Collective, ...],
+    mesh: Mapping[str, int],
+    room: tuple[Collective, ...],
 ) -> Iterator[Row]:
     """A row for every kind, axes and phase of collective in either."""
     planned, found = ({(c.kind, c.axes, c.phase): c for c in moves} for moves in (predicted, compiled))
     planned, in_turn = _joined(planned, found)
-    named = explain(planned, found, mesh)
+    named = explain(planned, found, mesh) | dict.fromkeys(_with_room(planned, found, room), FOR_ANY_ROUTING)
     for key in dict.fromkeys((*planned, *found)):
         said = "; ".join(filter(None, (in_turn.get(key, ""), named.get(key, ""))))
         yield _collective_row(key, planned.get(key), found.get(key), said)
+
+
+def _with_room(
+    planned: Mapping[Key, Collective], found: Mapping[Key, Collective], room: tuple[Collective, ...]
+) -> Iterator[Key]:
+    """The kind, axes and phase of what is more than planned by the room that experts need, to the byte."""
+    for move in merge(room):
+        key = (move.kind, move.axes, move.phase)
+        if key in planned and key in found and found[key].bytes == planned[key].bytes + move.bytes:
+            yield key
 
 
 def _collective_row(key: Key, planned: Collective | None, found: Collective | None, named: str) -> Row:

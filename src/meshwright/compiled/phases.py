@@ -16,6 +16,9 @@ from meshwright.record import Phase
 UPDATE_SCOPE = "update"
 """The named scope of the optimizer: what stands under it, outside of any differentiation, is the update phase."""
 
+GRADIENTS_SCOPE = "gradients"
+"""The named scope of gradients that are summed outside of any differentiation: the backward phase."""
+
 _PLUMBING = frozenset(
     {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
     | {"custom_jvp_call", "custom_vjp_call", "core_call", "xla_call", "call"}
@@ -29,9 +32,12 @@ def phase_of(op_name: str) -> Phase:
     """The phase that an op_name says; forward where it says none."""
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
-    if "jvp(" not in op_name and UPDATE_SCOPE in _components(op_name):
-        return "update"
-    return "forward"
+    if "jvp(" in op_name:
+        return "forward"
+    scopes = _components(op_name)
+    if GRADIENTS_SCOPE in scopes:
+        return "backward"
+    return "update" if UPDATE_SCOPE in scopes else "forward"
 
 
 def scope_of(op_name: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshwright.compiled.between_slices import collectives_between_slices
 from meshwright.compiled.collectives import Traffic, read_collectives
 from meshwright.compiled.flops import count_flops
 from meshwright.compiled.groups import MOST_DEVICES
@@ -23,11 +24,16 @@ from meshwright.record import Record
 def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Record:
     """The record of a program compiled for a mesh on some hardware: flops, memory and collectives, per device.
 
-    `fits` is None on simulated CPU devices, whose memory is the host's. What is sent between slices is a note, not yet
-    among the collectives. Raises where the program is for another number of devices.
+    `fits` is None on simulated CPU devices, whose memory is the host's. A collective over axes in slices and between is
+    compiled as one of each. Raises where the program is for another number of devices.
     """
-    system = parse_system(hardware)
-    record = read_hlo(program.hlo, within_slice(system, mesh.layout), hardware=hardware)
+    system, module = parse_system(hardware), parse_hlo(program.hlo)
+    record = read_module(module, within_slice(system, mesh.layout), hardware=hardware)
+    if system.num_slices > 1:
+        across = dict(zip(mesh.layout, across_slices(system, mesh.layout), strict=True))
+        between = tuple(collectives_between_slices(module, across))
+        said = tuple(note for note in record.notes if not note.startswith(("send:", "recv:")))
+        record = replace(record, collectives=(*record.collectives, *between), notes=said)
     fits = program.memory_bytes["peak"] <= system.usable_bytes if system.chip.kind != "cpu" else None
     notes = (f"the mesh is laid out by {program.laid_by}",) if "split" in program.laid_by else ()
     return replace(

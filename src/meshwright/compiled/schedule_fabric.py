@@ -6,7 +6,6 @@ Each keeps some links busy; two that share a link wait for each other.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from meshwright.compiled.between_slices import kind_between_slices
 from meshwright.compiled.collectives import collective_entries, groups_of
 from meshwright.compiled.groups import Axes, Groups
 from meshwright.compiled.hlo import Instruction, Module
@@ -22,20 +22,13 @@ from meshwright.compiled.report import within_slice
 from meshwright.compiled.shapes import Shape
 from meshwright.cost import collective_efficiency, collective_seconds
 from meshwright.hardware import Layout, Placement, System, lay_mesh
-from meshwright.record import Kind, Phase
+from meshwright.record import Phase
 
 HOST_SPACE = 5
 """The memory space of the host's memory."""
 
 _STREAM = "stream"
 _SLICES = "slices"
-_MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_PATTERNS: Mapping[str, Kind] = {
-    "ALL_REDUCE": "all-reduce",
-    "ALL_GATHER": "all-gather",
-    "REDUCE_SCATTER": "reduce-scatter",
-    "ALL_TO_ALL": "all-to-all",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +115,9 @@ class Fabric:
         The TPU compiler writes it as a send to the runtime (Megascale) and a receive of the result, with the pattern in
         an attribute. The axes are those that cross slices.
         """
-        pattern = _MEGASCALE.search(send.attributes.get("frontend_attributes", ""))
-        if pattern is None or self.system.num_slices == 1:
+        kind, array = kind_between_slices(send), next(send.shape.arrays())
+        if kind is None or self.system.num_slices == 1:
             return None
-        kind, array = _PATTERNS.get(pattern[1], "collective-permute"), next(send.shape.arrays())
         across = lay_mesh(self.system, {_SLICES: self.system.num_slices, **self.within}).placement(_SLICES)
         whole = self.system.num_slices if kind == "all-gather" else 1  # what is sent is one slice's part
         time = collective_seconds(kind, array.bytes * whole, across)

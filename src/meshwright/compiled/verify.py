@@ -86,7 +86,7 @@ def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured
         )
     else:
         compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
-    arguments = argument_bytes(plan.workload, plan.mesh, kind=plan.system.chip.kind)
+    arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
     room = room_collectives(plan.workload, plan.mesh, is_ragged=plan.system.chip.kind != "cpu")
     rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured, room=room)
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

@@ -80,7 +80,7 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.traffic import activation_collectives, step_collectives, weight_collectives
+from meshwright.cost.traffic import activation_collectives, room_collectives, step_collectives, weight_collectives
 
 __all__ = [
     "BOUNDS",
@@ -154,6 +154,7 @@ __all__ = [
     "product_seconds",
     "product_time",
     "read_cache_bytes",
+    "room_collectives",
     "sequence_cache_bytes",
     "serving_collectives",
     "serving_flops",

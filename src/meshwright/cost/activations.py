@@ -11,7 +11,7 @@ from functools import cached_property
 
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, RULES, Strategy, Workload, num_query_chunks, token_axes
+from meshwright.workload import BLOCK, DEFAULT, RULES, Strategy, Workload, is_zigzag, num_query_chunks, token_axes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Activations:
         gradients come later; the stream and its gradient. All but TPUs have the scores' float32 gradient apart, and
         keep the gathered inputs of both blocks and the gathered gradients of their outputs.
         """
-        scores = self.scores * (self.narrow + (4 if on_tpu else 8))
+        scores = self.scores * (self.narrow + (4 if on_tpu else 8)) + self._in_blocks(on_tpu=on_tpu)
         heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
         again = 0.0 if self.workload.remat == "matmuls" else self.width
@@ -132,8 +132,12 @@ class Activations:
 
     @property
     def seen(self) -> float:
-        """The keys and values of the whole sequence."""
-        return self.keys * self.mesh.degree(RULES["sequence"])
+        """The keys and values that are kept for a device's queries: those of the whole sequence where it is gathered.
+
+        Of a ring its own, which come round again; after Ulysses' exchange those of all tokens, of as many fewer heads.
+        """
+        is_gathered = self.strategy.attention == "scores" or self.strategy.sequence == "gather"
+        return self.keys * (self.mesh.degree(RULES["sequence"]) if is_gathered else 1)
 
     @property
     def width(self) -> float:
@@ -154,6 +158,21 @@ class Activations:
             return 0.0
         queries = self.tokens / num_query_chunks(self.workload.seq_len)
         return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
+
+    def _in_blocks(self, *, on_tpu: bool) -> float:
+        """The bytes live where a fused attention goes block by block; a kernel of the target has them on the chip.
+
+        Of a block of queries and one of keys the float32 scores, their exponentials, and the gradients of both. Round a
+        ring the keys and values that come, and the float32 gradients of those here and of those that come.
+        """
+        strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sequence != "ulysses"
+        if strategy.attention != "flash" or (on_tpu and not is_split):
+            return 0.0
+        sequences = self.tokens * self.mesh.sp / self.workload.seq_len
+        side = min(BLOCK, self.workload.seq_len // (self.mesh.sp if is_split else 1) // 2)
+        heads = self.workload.model.num_heads / self.mesh.tp / (1 if is_split else self.mesh.sp)
+        round_ring = (self.narrow + 2 * 4) * self.keys if is_zigzag(self.mesh, strategy) else 0.0
+        return 4 * 4 * sequences * heads * side**2 + round_ring
 
     @property
     def _kept_scores(self) -> float:

@@ -212,7 +212,7 @@ class _Ops:
             # Each operand is read for its largest value, read again and written narrow (torchao, float8 training).
             cast = product.count * 5 * (rows * (inner + 2 * columns) + 2 * inner * columns)
             forward, backward = forward + self._hbm(cast / 3), backward + self._hbm(2 * cast / 3)
-        is_again = is_recomputed(product.path, self.workload.remat)
+        is_again = is_recomputed(product.path, self.workload.remat, self.strategy)
         return PassSeconds(forward, forward if is_again else 0.0, backward)
 
     def _attention(self) -> PassSeconds:
@@ -225,7 +225,7 @@ class _Ops:
         head_dim = (model.query_key_dim + model.value_dim) / 2
         kernel = self.strategy.attention
         time = fused_attention_time(flops, self.workload.seq_len, head_dim, kernel, self.system)
-        again = time.forward if self.workload.keeps_input_alone else 0.0
+        again = time.forward if SCORES_AGAIN[self.workload.remat] == 1.0 else 0.0
         return PassSeconds(time.forward, again, time.backward)
 
     def _window_share(self) -> float:

@@ -59,9 +59,11 @@ SCORES_AGAIN: Mapping[Remat, float] = {
 """The share of attention's two products that backward makes again; `attention` keeps what comes of the second."""
 
 
-def is_recomputed(path: str, remat: Remat) -> bool:
+def is_recomputed(path: str, remat: Remat, strategy: Strategy = DEFAULT) -> bool:
     """Whether backward makes the product with a weight again."""
     name = path.rpartition(".")[2]
+    if strategy.reruns_blocks and remat in ("block", "offload"):
+        return "." in path
     if remat == "alternate":
         return "." in path and name in ALTERNATE
     return remat in ("block", "offload") and name not in NEVER_RECOMPUTED
@@ -90,7 +92,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
         for path, size in _weights(workload.model, mesh)
     }
     scores = tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
-    again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat))
+    again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy))
     forward = sum(products.values()) + scores
     if strategy.attention != "scores":
         is_kept = SCORES_AGAIN[workload.remat] < 1

@@ -11,7 +11,7 @@ from meshwright.cost.model_states import States, gathered_elements
 from meshwright.cost.traffic import stage_layers
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, Strategy, Workload, token_axes
+from meshwright.workload import DEFAULT, Strategy, Workload, is_zigzag, token_axes
 
 Kind = Literal["tpu", "gpu", "cpu"]
 
@@ -42,10 +42,10 @@ def step_memory(
     return _Step(workload, mesh, strategy, kind).memory()
 
 
-def argument_bytes(workload: Workload, mesh: MeshShape, *, kind: Kind = "cpu") -> int:
+def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
     """The bytes of a step's arguments on one device: parameters, moments and their two counters, and the batch."""
     states = States(workload, mesh, is_tiled=kind == "tpu")
-    return int(states.parameters + states.moments) + _batch_bytes(workload, mesh) + 2 * 4
+    return int(states.parameters + states.moments) + _batch_bytes(workload, mesh, strategy) + 2 * 4
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
@@ -107,7 +107,7 @@ class _Step:
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
             always["master weights"] = states.master_weights
-        always["batch"] = _batch_bytes(self.workload, self.mesh)
+        always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
         moments = (self._loss(), self._attention(), self._mlp(), self._table(), self._update())
         fullest = max(moments, key=lambda terms: sum(terms.values()))
         terms = {name: int(size) for name, size in (always | fullest).items() if size or name in ALWAYS}
@@ -218,6 +218,6 @@ class _Step:
         return ("embedding" if self.workload.model.tied_embeddings else "unembedding",)
 
 
-def _batch_bytes(workload: Workload, mesh: MeshShape) -> int:
-    """The bytes of tokens and targets on one device."""
-    return 2 * 4 * (workload.tokens // mesh.degree(token_axes()))
+def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
+    """The bytes of tokens and targets on one device, and of positions where tokens do not lie in order."""
+    return (3 if is_zigzag(mesh, strategy) else 2) * 4 * (workload.tokens // mesh.degree(token_axes()))

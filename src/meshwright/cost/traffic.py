@@ -2,8 +2,9 @@
 
 Weights are gathered over the axes that store them and their gradients reduce-scattered back (ZeRO-3, arXiv:1910.02054);
 activations are gathered before and reduce-scattered after each pair of products that tp splits (arXiv:2205.05198); a
-split sequence gathers keys and values; experts exchange tokens; a pipeline hands the stream on; a split vocab reduces
-the softmax of the loss. Over pp, counts are those of the stage with most layers.
+split sequence gathers keys and values, sends them round a ring or exchanges heads for tokens; experts exchange tokens;
+a pipeline hands the stream on; a split vocab reduces the softmax of the loss. Over pp, counts are those of the stage
+with most layers.
 
 Experts without a capacity are planned as in balance. But arrays have shapes before a routing is known, so they are made
 for the worst there is: `workload.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and
@@ -29,9 +30,12 @@ from meshwright.workload import (
     Parameter,
     Strategy,
     Workload,
+    dropless_padding,
+    is_zigzag,
     leaves,
     local_parameter_shape,
     parameters,
+    rules_of,
     sent_copies,
     sent_tokens,
     spec,
@@ -58,13 +62,29 @@ def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strate
     """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
     moves = chain(
         _stream(workload, mesh, strategy),
-        _keys_and_values(workload, mesh),
+        _sequence(workload, mesh, strategy),
         _experts(workload, mesh),
         _stages(workload, mesh, strategy),
-        _loss(workload, mesh),
+        _loss(workload, mesh, strategy),
     )
     # Run for each microbatch in turn: as many bytes, more often.
     return tuple(found for move in moves if (found := _live(move, mesh, strategy.num_microbatches)))
+
+
+def room_collectives(workload: Workload, mesh: MeshShape, *, is_ragged: bool) -> tuple[Collective, ...]:
+    """What the program of a step moves beyond its plan, as experts without a capacity have room for any routing.
+
+    is_ragged: whether rows travel over ep by a ragged all-to-all, which moves what there is; XLA:CPU has none. Their
+    shares, a number each, always travel in as much room as there could have to be.
+    """
+    if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
+        return ()
+    padded = ("experts dispatch", "experts combine", "routing shares")
+    return tuple(
+        replace(move, bytes=round(more * move.bytes))
+        for move in activation_collectives(workload, mesh, DEFAULT)
+        if move.array in padded and not (is_ragged and move.kind == "all-to-all" and move.array.startswith("experts"))
+    )
 
 
 def stage_layers(num_layers: int, mesh: MeshShape) -> int:
@@ -89,9 +109,10 @@ def _weight(
     shard = math.prod(local_parameter_shape(parameter, mesh=mesh, what=path)) // layers
     count = stage_layers(layers, mesh) if "layers" in parameter.axes else 1
     if "norm" in parameter.axes:
-        # Kept whole: its gradient, in float32, is summed over every axis that splits the stream.
-        for axes in (RULES["residual_sequence"], RULES["batch"]):
-            yield _times(count, "all-reduce", axes, "backward", 4 * shard, path)
+        # Kept whole: its gradient, in float32, is summed over every axis that splits the stream; part by part.
+        parts = strategy.num_microbatches if mesh.pp == 1 else 1
+        for axes in (rules_of(strategy)["residual_sequence"], RULES["batch"]):
+            yield _times(count * parts, "all-reduce", axes, "backward", 4 * shard, path)
         return
     size = dtype_bytes(workload.compute_dtype)
     split = spec(parameter.axes, mesh=mesh, what=path)
@@ -99,14 +120,19 @@ def _weight(
     gathered = size * shard * mesh.degree(stored)
     widened = dtype_bytes(strategy.gradient_dtype) / size if strategy.gradient_dtype else 1
     if strategy.zero_stage == 0:
-        yield _times(count, "all-reduce", stored, "backward", widened * gathered, path)
+        shard, split = gathered / size, tuple(tuple(axis for axis in dim if axis not in stored) for dim in split)
+        stored = ()
     else:
-        # Below ZeRO-3 the updated parameters are gathered once a step, at its start; else for every microbatch.
-        parts = strategy.num_microbatches if strategy.zero_stage == 3 else 1
-        yield _times(count * parts, "all-gather", stored, "forward", gathered, path)
+        # Below ZeRO-3 the updated parameters are gathered once a step, at its start; else for every microbatch. Below
+        # ZeRO-2 their gradients are scattered once, at its end.
+        parts = strategy.num_microbatches
+        yield _times(
+            count * (parts if strategy.zero_stage == 3 else 1), "all-gather", stored, "forward", gathered, path
+        )
         if strategy.zero_stage == 3 and "layers" in parameter.axes:
             yield _times(count * parts, "all-gather", stored, "recompute", gathered, path)
-        yield _times(count * parts, "reduce-scatter", stored, "backward", widened * gathered, path)
+        scatters = count * (parts if strategy.zero_stage >= 2 else 1)
+        yield _times(scatters, "reduce-scatter", stored, "backward", widened * gathered, path)
     # A router works on the stream as it is split between blocks.
     tokens = (*RULES["batch"], *RULES["residual_sequence"]) if "router" in parameter.axes else token_axes()
     copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
@@ -120,7 +146,7 @@ def _stream(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator
     size = _tokens(workload, mesh) * workload.model.embed * dtype_bytes(workload.compute_dtype)
     blocks = ("block",) if workload.model.parallel_blocks else ("attention", "mlp")
     if not strategy.sequence_parallel:
-        yield from _whole_stream(workload, mesh, blocks, size)
+        yield from _whole_stream(workload, mesh, strategy, blocks, size)
         return
     layers = stage_layers(workload.model.num_layers, mesh)
     yield _times(1, "reduce-scatter", ("tp",), "forward", size, "embedding")
@@ -133,7 +159,7 @@ def _stream(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator
         yield _times(times, "all-gather", ("tp",), "backward", size, f"{name} output gradient")
         yield _times(times, "reduce-scatter", ("tp",), "backward", size, f"{name} input gradient")
     # The mlp's input follows from attention's output; what follows from the mlp's is the next block's own input.
-    again = layers * (len(blocks) - 1) if workload.keeps_input_alone else 0
+    again = layers * (len(blocks) - (not strategy.reruns_blocks)) if workload.keeps_input_alone else 0
     yield _times(again, "reduce-scatter", ("tp",), "recompute", size, "attention output")
     yield _times(1, "all-gather", ("tp",), "forward", size, "logits input")
     yield _times(1, "reduce-scatter", ("tp",), "backward", size, "logits input gradient")
@@ -148,19 +174,31 @@ def _more_mlp_inputs(workload: Workload, mesh: MeshShape) -> int:
     return layers * ((mesh.ep == 1) + (experts.shared_mlp > 0) - 1)
 
 
-def _whole_stream(workload: Workload, mesh: MeshShape, blocks: tuple[str, ...], size: float) -> Iterator[Collective]:
+def _whole_stream(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, blocks: tuple[str, ...], size: float
+) -> Iterator[Collective]:
     """The stream that each device of tp has whole: outputs of blocks summed, backward the gradients of their inputs.
 
-    Megatron-LM (arXiv:1909.08053, section 3); a recomputed block sums its output again (arXiv:2104.04473, section 3.5).
+    Megatron-LM (arXiv:1909.08053, section 3); a recomputed block sums its output again (arXiv:2104.04473, section 3.5),
+    but for the last one where a compiler sees that nothing needs it.
     """
     layers = stage_layers(workload.model.num_layers, mesh)
     yield _times(1, "all-reduce", ("tp",), "forward", size, "embedding")
-    for name in blocks:
+    last = len(blocks) - 1
+    for place, name in enumerate(blocks):
         yield _times(layers, "all-reduce", ("tp",), "forward", size, f"{name} output")
-        again = layers if workload.keeps_input_alone else 0
-        yield _times(again, "all-reduce", ("tp",), "recompute", size, name)
+        is_again = workload.keeps_input_alone and (strategy.reruns_blocks or place < last)
+        yield _times(layers if is_again else 0, "all-reduce", ("tp",), "recompute", size, name)
         yield _times(layers, "all-reduce", ("tp",), "backward", size, f"{name} input gradient")
     yield _times(1, "all-reduce", ("tp",), "backward", size, "logits input gradient")
+
+
+def _sequence(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
+    """What brings the keys of a split sequence to its queries, by the strategy's method."""
+    if is_zigzag(mesh, strategy):
+        return _ring(workload, mesh)
+    is_exchanged = strategy.attention != "scores" and strategy.sequence == "ulysses"
+    return (_exchanged_heads if is_exchanged else _keys_and_values)(workload, mesh)
 
 
 def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
@@ -174,6 +212,49 @@ def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective
         yield _times(layers, "all-gather", ("sp",), "forward", size, name)
         yield _times(again, "all-gather", ("sp",), "recompute", size, name)
         yield _times(layers, "reduce-scatter", ("sp",), "backward", size, f"{name} gradient")
+
+
+def _ring(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
+    """Keys and values with their positions, P - 1 times round a ring (arXiv:2310.01889).
+
+    Backward again, and beside them their gradients in float32, which come home: P times. Of two devices the compiler
+    sees that backward sends what was just sent to recompute.
+    """
+    layers, tokens = stage_layers(workload.model.num_layers, mesh), _tokens(workload, mesh)
+    again = 0 if workload.keeps_read else layers
+    backward = 0 if again and mesh.sp == 2 else layers
+    phases: tuple[tuple[Phase, int], ...] = (("forward", layers), ("recompute", again), ("backward", backward))
+    for name, heads, dim in _heads(workload, mesh)[1:3]:
+        size = tokens * heads * dim
+        for phase, count in phases:
+            sent = size * dtype_bytes(workload.compute_dtype)
+            yield _times(count * (mesh.sp - 1), "collective-permute", ("sp",), phase, sent, name)
+        yield _times(layers * mesh.sp, "collective-permute", ("sp",), "backward", 4 * size, f"{name} gradient")
+    for phase, count in phases:
+        yield _times(count * (mesh.sp - 1), "collective-permute", ("sp",), phase, 4 * tokens, "positions")
+
+
+def _exchanged_heads(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
+    """Queries, keys, values exchanged for all tokens of fewer heads, and what they mix back (arXiv:2309.14509)."""
+    layers, tokens = stage_layers(workload.model.num_layers, mesh), _tokens(workload, mesh)
+    again = 0 if workload.keeps_read else layers
+    for name, heads, dim in _heads(workload, mesh):
+        size = tokens * heads * dim * dtype_bytes(workload.compute_dtype)
+        yield _times(layers, "all-to-all", ("sp",), "forward", size, name)
+        yield _times(again, "all-to-all", ("sp",), "recompute", size, name)
+        yield _times(layers, "all-to-all", ("sp",), "backward", size, f"{name} gradient")
+
+
+def _heads(workload: Workload, mesh: MeshShape) -> tuple[tuple[str, int, int], ...]:
+    """Attention's arrays, the heads of each on one device of tp, and the size of a head."""
+    model = workload.model
+    queries, keys = model.num_heads // mesh.tp, model.num_kv_heads // mesh.tp
+    return (
+        ("queries", queries, model.query_key_dim),
+        ("keys", keys, model.query_key_dim),
+        ("values", keys, model.value_dim),
+        ("attention output", queries, model.value_dim),
+    )
 
 
 def _experts(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
@@ -252,11 +333,12 @@ def _stages(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator
             yield _times(strategy.virtual_stages, "all-gather", ("tp",), phase, size * mesh.tp, "stream")
 
 
-def _loss(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
+def _loss(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
     """The softmax over a split vocab: for each token its maximum, its sum and the target's logit, in float32."""
+    parts = strategy.num_microbatches if mesh.pp == 1 else 1
     yield _times(3, "all-reduce", ("tp",), "forward", _tokens(workload, mesh) * 4, "softmax")
     for axes in (RULES["sequence"], RULES["batch"]):
-        yield _times(1, "all-reduce", axes, "forward", 4, "loss")
+        yield _times(1, "all-reduce", axes, "forward", 4 * parts, "loss")
 
 
 def _tokens(workload: Workload, mesh: MeshShape) -> int:

@@ -12,16 +12,23 @@ from jax.ad_checkpoint import checkpoint_name
 from meshwright.workload import ModelConfig, num_query_chunks
 
 INTERMEDIATE = "intermediate"
-"""The name of what only the remat policy `none` keeps for backward: what products read, and attention's scores."""
+"""The name of what products read, which the remat policies `none` and `attention` keep for backward."""
+
+PRODUCT = "product"
+"""The name of the results of products, which all remat policies but `block` and `offload` keep for backward."""
+
+SCORES = "scores"
+"""The name of attention's scores, which only the remat policy `none` keeps for backward."""
 
 
 def rotate(x: Array, positions: Array, model: ModelConfig) -> Array:
-    """Rotary embedding (arXiv:2104.09864) of x [batch, sequence, ..., head_dim] at `positions` [sequence].
+    """Rotary embedding (arXiv:2104.09864) of x [batch, sequence, ..., head_dim] at its positions.
 
-    The two halves of a head turn together, as in the published Llama weights.
+    `positions` are [sequence], or [batch, sequence] where rows differ. The two halves of a head turn together, as in
+    the published Llama weights.
     """
-    angles = positions[:, None].astype(jnp.float32) * _frequencies(model)
-    shape = (1, positions.shape[0], *(1,) * (x.ndim - 3), model.head_dim // 2)
+    angles = positions[..., None].astype(jnp.float32) * _frequencies(model)
+    shape = (-1, positions.shape[-1], *(1,) * (x.ndim - 3), model.head_dim // 2)
     cos, sin = jnp.cos(angles).reshape(shape), jnp.sin(angles).reshape(shape)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
@@ -48,20 +55,23 @@ def attend(query: Array, key: Array, value: Array, positions: Array) -> Array:
     """
     num_chunks = num_query_chunks(query.shape[1])
     if num_chunks == 1:
-        return _attend_chunk(query, key, value, positions)
+        return _mix(checkpoint_name(_scores(query, key), SCORES), value, positions)
     # Chunk j takes every num_chunks-th query from j: so a sequence split over a mesh axis is split evenly in each.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
     places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
-    chunk = jax.checkpoint(lambda pair: _attend_chunk(pair[0], key, value, pair[1]))
+    # Each chunk's scores are made again in backward; a name would keep them all.
+    chunk = jax.checkpoint(lambda pair: _mix(_scores(pair[0], key), value, pair[1]))
     return jnp.moveaxis(jax.lax.map(chunk, (chunks, places)), 0, 2).reshape(query.shape)
 
 
-def _attend_chunk(query: Array, key: Array, value: Array, positions: Array) -> Array:
-    """`attend` with all scores at once."""
-    scores = jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32)
-    scores = checkpoint_name(scores, INTERMEDIATE)
-    visible = positions[:, None] >= jnp.arange(key.shape[1])[None, :]
-    scores = jnp.where(visible, scores / math.sqrt(query.shape[-1]), -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+def _scores(query: Array, key: Array) -> Array:
+    """How much each query wants each key, [b, kv_heads, group, s, t] in float32."""
+    return jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32) / math.sqrt(query.shape[-1])
+
+
+def _mix(scores: Array, value: Array, positions: Array) -> Array:
+    """The values that queries at `positions` mix by their scores, [b, s, kv_heads, group, head_dim]."""
+    visible = positions[:, None] >= jnp.arange(value.shape[1])[None, :]
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(value.dtype)
     return jnp.einsum("bkgst,btkh->bskgh", weights, value)

@@ -16,17 +16,33 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.models.attention import INTERMEDIATE, attend, rotate
-from meshwright.parallel import Layout
-from meshwright.workload import ModelConfig, Remat
+from meshwright.errors import MeshwrightError
+from meshwright.models.attention import INTERMEDIATE, PRODUCT, SCORES, attend, rotate
+from meshwright.models.experts import load_of_layers, mix
+from meshwright.models.product import product
+from meshwright.parallel import Layout, sequence
+from meshwright.parallel.blockwise import ATTENDED, Mask, Places
+from meshwright.parallel.experts_routing import Load
+from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
 
 RESIDUAL = ("batch", "residual_sequence", "activation")
 GATHERED = ("batch", "sequence", "activation")
 HEADS = ("kv_heads", "group", "head_dim")
 KV_HEADS = ("kv_heads", "head_dim")
 
-PRODUCT = "product"
-"""The name of the results of products, which the remat policies `matmuls` and `none` keep for backward."""
+STREAM = "stream"
+"""The name of a layer's input, which the remat policy `offload` keeps in host memory."""
+
+KEPT: Mapping[Remat, tuple[str, ...]] = {
+    "none": (PRODUCT, INTERMEDIATE, ATTENDED, SCORES),
+    "attention": (PRODUCT, INTERMEDIATE, ATTENDED),
+    "matmuls": (PRODUCT,),
+    "block": (),
+}
+"""The names that a remat policy keeps for backward in the device's memory."""
+
+STACKS = ("dense_layers", "layers")
+"""The layers of a model in their order, by the names that their weights are stacked under; most have no first ones."""
 
 Weights = Mapping[str, Any]
 
@@ -44,28 +60,80 @@ class Cache(NamedTuple):
         )
 
 
-def loss(params: Weights, batch: Weights, model: ModelConfig, layout: Layout, *, dtype: Any, remat: Remat) -> Array:
-    """The mean loss in nats of `batch`: `tokens` and `targets`, [b, s] each."""
+def loss(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy = DEFAULT,
+) -> Array:
+    """The mean loss in nats of `batch`: `tokens` and `targets`, [b, s] each.
+
+    `positions` [b, s] beside them say where tokens stand that do not lie in order, or not in one document a row;
+    `segments` [b, s] then tell documents apart. Both want a fused attention, which knows places. Of a model of experts
+    its loss of imbalance is a part.
+    """
+    return loss_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy)[0]
+
+
+def loss_and_load(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy = DEFAULT,
+) -> tuple[Array, Load | None]:
+    """The `loss` of a batch, and the load of the experts of each layer that has some."""
     x, table = embed(params, batch["tokens"], layout, dtype)
-    x = layers(params["layers"], x, model, layout, remat)
+    load = None
+    for stack in STACKS:
+        if stack in params:
+            x, load = layers(params[stack], x, places_of(batch), model, layout, remat, strategy)
     with jax.named_scope("loss"):
-        return cross_entropy(logits(params, x, table, model, layout), batch["targets"])
+        value = cross_entropy(logits(params, x, table, model, layout), batch["targets"])
+        if model.experts is None or load is None:
+            return value, None
+        return value + model.experts.balance_weight * load.balance_loss, load
 
 
-def layers(weights: Weights, x: Array, model: ModelConfig, layout: Layout, remat: Remat) -> Array:
-    """The residual stream [b, s, d] after all layers."""
-    positions = jnp.arange(x.shape[1])
+def places_of(batch: Weights) -> Array | Places:
+    """Where the tokens of a batch stand: [s] where they lie in order."""
+    if "positions" in batch:
+        return Places(batch["positions"], batch.get("segments"))
+    return jnp.arange(batch["tokens"].shape[1])
 
-    def layer(x: Array, weights: Weights) -> tuple[Array, None]:
-        return block(x, weights, positions, model, layout)[0], None
 
-    return jax.lax.scan(_remat(layer, remat), x, weights)[0]
+def layers(
+    weights: Weights,
+    x: Array,
+    places: Array | Places,
+    model: ModelConfig,
+    layout: Layout,
+    remat: Remat,
+    strategy: Strategy,
+) -> tuple[Array, Load | None]:
+    """The residual stream [b, s, d] after the layers of a stack, and the load of their experts, if they have some."""
+
+    def layer(x: Array, weights: Weights) -> tuple[Array, Array | None]:
+        x, _ = attended(checkpoint_name(x, STREAM), weights, places, model, layout, strategy=strategy)
+        return fed_forward(x, weights, model, layout)
+
+    x, loads = jax.lax.scan(rematerialized(layer, remat), x, weights)
+    return x, None if loads is None else load_of_layers(loads)
 
 
 def embed(params: Weights, tokens: Array, layout: Layout, dtype: Any) -> tuple[Array, Array]:
     """The residual stream that `tokens` [b, s] start as, and the gathered table it was looked up in."""
-    table = _weight(params["embedding"], layout, dtype, "vocab", "embed")
+    table = table_in_use(params, layout, dtype)
     axes = layout.axes("vocab")
+    along_sequence = tuple(axis for axis in axes if axis in layout.axes("residual_sequence"))
+    copied = tuple(axis for axis in axes if axis not in along_sequence)
     if not axes:
         return layout.place(table.at[tokens].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL), table
 
@@ -74,63 +142,123 @@ def embed(params: Weights, tokens: Array, layout: Layout, dtype: Any) -> tuple[A
         local = tokens - jax.lax.axis_index(axes) * table.shape[0]
         here = (local >= 0) & (local < table.shape[0])
         rows = jnp.where(here[..., None], table[jnp.where(here, local, 0)], 0)
-        if layout.axes("residual_sequence"):
-            return jax.lax.psum_scatter(rows, axes, scatter_dimension=1, tiled=True)
-        return jax.lax.psum(rows, axes)
+        if along_sequence:
+            rows = jax.lax.psum_scatter(rows, along_sequence, scatter_dimension=1, tiled=True)
+        return jax.lax.psum(rows, copied) if copied else rows
 
     specs = (jax.typeof(table).sharding.spec, layout.spec("batch", "sequence"))
     return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens), table
 
 
+def table_in_use(params: Weights, layout: Layout, dtype: Any) -> Array:
+    """The embedding table as lookups and tied logits use it."""
+    return _weight(params["embedding"], layout, dtype, "vocab", "embed")
+
+
 def block(
-    x: Array, weights: Weights, positions: Array, model: ModelConfig, layout: Layout, cache: Cache | None = None
+    x: Array,
+    weights: Weights,
+    places: Array | Places,
+    model: ModelConfig,
+    layout: Layout,
+    cache: Cache | None = None,
+    *,
+    strategy: Strategy = DEFAULT,
 ) -> tuple[Array, Cache]:
-    """One layer on the residual stream x [b, s, d]: what it becomes, and all keys and values attended to."""
+    """One layer on the residual stream x [b, s, d]: what it becomes, and all keys and values attended to.
+
+    places: the positions [s] of tokens that lie in order, as in a cache they must, or what `places_of` says of a batch.
+    """
+    x, seen = attended(x, weights, places, model, layout, cache, strategy=strategy)
+    return fed_forward(x, weights, model, layout)[0], seen
+
+
+def attended(
+    x: Array,
+    weights: Weights,
+    places: Array | Places,
+    model: ModelConfig,
+    layout: Layout,
+    cache: Cache | None = None,
+    *,
+    strategy: Strategy,
+) -> tuple[Array, Cache]:
+    """The residual stream x [b, s, d] after a layer's attention, and all keys and values attended to."""
     with jax.named_scope("attention"):
         h = _gathered(norm(x, weights["attention_norm"], model), layout, "kv_heads")
-        added, seen = attention(h, weights, positions, model, layout, cache)
-        x = x + checkpoint_name(layout.place(added, *RESIDUAL), PRODUCT)
+        added, seen = attention(h, weights, places, model, layout, cache, strategy)
+        return x + checkpoint_name(layout.place(added, *RESIDUAL), PRODUCT), seen
+
+
+def fed_forward(x: Array, weights: Weights, model: ModelConfig, layout: Layout) -> tuple[Array, Array | None]:
+    """The residual stream x [b, s, d] after a layer's mlp or experts, and the load of these, as `mix` has it."""
     with jax.named_scope("mlp"):
-        h = _gathered(norm(x, weights["mlp_norm"], model), layout, "mlp")
-        return x + layout.place(mlp(h, weights, layout), *RESIDUAL), seen
+        h = norm(x, weights["mlp_norm"], model)
+        if model.experts is None or "router" not in weights:
+            return x + layout.place(mlp(_gathered(h, layout, "mlp"), weights, layout), *RESIDUAL), None
+        added, load = mix(h, weights, model.experts, layout)
+        if model.experts.shared_mlp:
+            shared = mlp(_gathered(h, layout, "mlp"), weights, layout, prefix="shared_")
+            added = added + layout.place(shared, *RESIDUAL)
+        return x + added, load
 
 
 def attention(
-    h: Array, weights: Weights, positions: Array, model: ModelConfig, layout: Layout, cache: Cache | None
+    h: Array,
+    weights: Weights,
+    places: Array | Places,
+    model: ModelConfig,
+    layout: Layout,
+    cache: Cache | None,
+    strategy: Strategy,
 ) -> tuple[Array, Cache]:
     """What attention adds to the stream, still to be summed over the axes that split heads; and the keys and values."""
     query, key, value = (
-        checkpoint_name(jnp.einsum(product, h, _weight(weights[name], layout, h.dtype, "embed", *dims)), PRODUCT)
-        for name, product, dims in (
+        checkpoint_name(product(letters, h, _weight(weights[name], layout, h.dtype, "embed", *dims)), PRODUCT)
+        for name, letters, dims in (
             ("query", "bsd,dkgh->bskgh", HEADS),
             ("key", "bsd,dkh->bskh", KV_HEADS),
             ("value", "bsd,dkh->bskh", KV_HEADS),
         )
     )
+    positions = places.positions if isinstance(places, Places) else places
     query, key = (checkpoint_name(rotate(array, positions, model), INTERMEDIATE) for array in (query, key))
     seen = Cache(key, value)
     if cache is not None:
         seen = cache.extended(seen, positions[0])
-    # Every query sees the keys of the whole sequence, wherever it is split.
+    if cache is None and strategy.attention != "scores":
+        known = places if isinstance(places, Places) else None
+        mixed = sequence.attend(
+            query, key, value, known, layout, method=strategy.sequence, mask=Mask(), attention=strategy.attention
+        )
+    else:
+        mixed = with_scores(query, seen, places, layout)
+    mixed = checkpoint_name(mixed, INTERMEDIATE)
+    output = _weight(weights["output"], layout, h.dtype, *HEADS, "embed")
+    partial = layout.spec(*GATHERED, unreduced=layout.axes("kv_heads"))
+    return product("bskgh,kghd->bsd", mixed, output, out_sharding=partial), seen
+
+
+def with_scores(query: Array, seen: Cache, positions: Array | Places, layout: Layout) -> Array:
+    """What attention mixes by scores that go through memory; every query has the keys of the whole sequence there."""
+    if isinstance(positions, Places):
+        raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
     whole = ("batch", "activation", "kv_heads", "head_dim")
     key, value = (
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
-    mixed = checkpoint_name(attend(query, key, value, positions), INTERMEDIATE)
-    output = _weight(weights["output"], layout, h.dtype, *HEADS, "embed")
-    partial = layout.spec(*GATHERED, unreduced=layout.axes("kv_heads"))
-    return jnp.einsum("bskgh,kghd->bsd", mixed, output, out_sharding=partial), seen
+    return attend(query, key, value, positions)
 
 
-def mlp(h: Array, weights: Weights, layout: Layout) -> Array:
+def mlp(h: Array, weights: Weights, layout: Layout, *, prefix: str = "") -> Array:
     """What the SwiGLU block adds to the stream, still to be summed over the axes that split mlp."""
     gate, up = (
-        checkpoint_name(jnp.einsum("bsd,df->bsf", h, _weight(weights[name], layout, h.dtype, "embed", "mlp")), PRODUCT)
-        for name in ("gate", "up")
+        checkpoint_name(product("bsd,df->bsf", h, _weight(weights[name], layout, h.dtype, "embed", "mlp")), PRODUCT)
+        for name in (f"{prefix}gate", f"{prefix}up")
     )
-    down = _weight(weights["down"], layout, h.dtype, "mlp", "embed")
+    down = _weight(weights[f"{prefix}down"], layout, h.dtype, "mlp", "embed")
     partial = layout.spec(*GATHERED, unreduced=layout.axes("mlp"))
-    return jnp.einsum("bsf,fd->bsd", jax.nn.silu(gate) * up, down, out_sharding=partial)
+    return product("bsf,fd->bsd", jax.nn.silu(gate) * up, down, out_sharding=partial)
 
 
 def norm(x: Array, scale: Array, model: ModelConfig) -> Array:
@@ -144,9 +272,9 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
     h = _gathered(norm(x, params["final_norm"], model), layout, "vocab")
     if model.tied_embeddings:
-        return jnp.einsum("bsd,vd->bsv", h, table, preferred_element_type=jnp.float32)
+        return product("bsd,vd->bsv", h, table, dtype=jnp.float32)
     table = _weight(params["unembedding"], layout, h.dtype, "embed", "vocab")
-    return jnp.einsum("bsd,dv->bsv", h, table, preferred_element_type=jnp.float32)
+    return product("bsd,dv->bsv", h, table, dtype=jnp.float32)
 
 
 def cross_entropy(scores: Array, targets: Array) -> Array:
@@ -168,11 +296,20 @@ def _weight(stored: Array, layout: Layout, dtype: Any, *names: str) -> Array:
     return layout.weight(stored.astype(dtype), *names)
 
 
-def _remat(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     """The layer under a remat policy.
 
     What is kept is named, so that gathered weights never are: that would undo their sharding. Without a policy backward
     makes again what takes neither a product nor a collective, norms and activation functions.
     """
-    kept = {"none": (PRODUCT, INTERMEDIATE), "matmuls": (PRODUCT,), "block": ()}[remat]
-    return jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(*kept))
+    policies = jax.checkpoint_policies
+    if remat == "offload":
+        policy = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[STREAM],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    else:
+        policy = policies.save_only_these_names(*KEPT[remat])
+    return jax.checkpoint(layer, policy=policy)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.mesh import MeshShape
-from meshwright.models.decoder import Cache, block, embed, logits
+from meshwright.models.decoder import STACKS, Cache, block, embed, logits
 from meshwright.parallel import Layout
 from meshwright.workload import RULES, ModelConfig
 
@@ -75,5 +75,10 @@ def _forward(
         weights, seen = scanned
         return block(x, weights, positions, model, layout, seen)
 
-    x, cache = jax.lax.scan(layer, x, (params["layers"], cache))
-    return logits(params, x[:, -1:], table, model, layout), cache
+    first, parts = 0, []
+    for weights in (params[stack] for stack in STACKS if stack in params):
+        last = first + weights["attention_norm"].shape[0]
+        x, part = jax.lax.scan(layer, x, (weights, Cache(*(array[first:last] for array in cache))))
+        first, parts = last, [*parts, part]
+    whole = Cache(*(jnp.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return logits(params, x[:, -1:], table, model, layout), whole

@@ -16,11 +16,14 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.workload import BLOCK
 
 Tree = TypeVar("Tree")
 
-BLOCK = 512
-"""The queries, and the keys, of a block at most."""
+ATTENDED = "attended"
+"""The name of what backward of attention reads: its keys and values, its output and the logarithms of its sums."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,10 @@ def blockwise_attention(query: Array, places: Places, keys: Keys, mask: Mask) ->
 
 def _forward(query: Array, places: Places, keys: Keys, mask: Mask) -> tuple[Array, tuple]:
     """The output, and what backward needs."""
-    output, log_total = finish(see(nothing_seen(query), query, places, keys, mask), query.dtype)
+    query, places, keys = held(query, places, keys)
+    output, log_total = checkpoint_name(
+        finish(see(nothing_seen(query), query, places, keys, mask), query.dtype), ATTENDED
+    )
     return output, (query, places, keys, output, log_total)
 
 
@@ -91,6 +97,16 @@ def _backward(mask: Mask, saved: tuple, gradient: Array) -> tuple[Array, None, K
 
 
 blockwise_attention.defvjp(_forward, _backward)
+
+
+def held(query: Array, places: Places, keys: Keys) -> tuple[Array, Places, Keys]:
+    """Its arguments, places not to be had before the query.
+
+    Places are the same in every layer, and masks follow from places alone: JAX would make those of all blocks at once
+    before the first layer (JAX 0.10.2), as large as all scores.
+    """
+    query, places, of_keys = jax.lax.optimization_barrier((query, places, keys.places))
+    return query, places, keys._replace(places=of_keys)
 
 
 def inner_product(gradient: Array, output: Array) -> Array:

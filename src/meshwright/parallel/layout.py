@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 from jax import Array
@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
+    DEFAULT,
     IN_USE,
-    RULES,
     Rules,
     Spec,
+    rules_of,
     spec,
 )
 
@@ -23,7 +24,7 @@ class Layout:
     """A mesh shape with its rules: all that a model is told about how its values lie."""
 
     mesh: MeshShape
-    rules: Rules = field(default_factory=lambda: RULES)
+    rules: Rules = field(default_factory=lambda: rules_of(DEFAULT))
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The mesh axes, of more than one device, that split a dim of this logical axis."""
@@ -53,14 +54,23 @@ class Layout:
         axes that hold copies comes after it, when a shard is all there is to sum. along: the logical axis of the
         sequence in what it multiplies.
         """
+        return self._summed(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
+
+    def shard(self, stored: Array, *names: str, along: str = "sequence") -> Array:
+        """A parameter as it is stored, its gradient yet to be summed over the axes that hold copies of a shard."""
+        return self._summed(stored, *names, along=along)
+
+    @property
+    def gathered(self) -> Layout:
+        """The same layout with no axes that merely store parameters: what `weight` returns lies as it says."""
+        return replace(self, rules={**self.rules, **dict.fromkeys(IN_USE, ())})
+
+    def _summed(self, x: Array, *names: str, along: str) -> Array:
+        """`x` laid as `names` say, its gradient yet to be summed over the axes of tokens that do not split it."""
         tokens = (*self.rules["batch"], *self.rules[along])
-        kept = spec(names, mesh=self.mesh, rules=self.rules)
-        used = spec(tuple(IN_USE.get(name, name) for name in names), mesh=self.mesh, rules=self.rules)
-        copies, summed = (
-            tuple(axis for axis in tokens if not any(axis in dim for dim in dims)) for dims in (kept, used)
-        )
-        shard = jax.reshard(stored, self._partition(kept, (), copies))
-        return jax.reshard(shard, self._partition(used, (), summed))
+        dims = spec(names, mesh=self.mesh, rules=self.rules)
+        whole = tuple(axis for axis in tokens if not any(axis in dim for dim in dims))
+        return jax.reshard(x, self._partition(dims, (), whole))
 
     def _partition(self, dims: Spec, unreduced: tuple[str, ...], reduced: tuple[str, ...]) -> P:
         """A PartitionSpec without axes of degree 1, which would give different types to equal layouts."""
@@ -69,3 +79,9 @@ class Layout:
     def _live(self, axes: tuple[str, ...]) -> frozenset[str]:
         """The axes that have more than one device."""
         return frozenset(axis for axis in axes if self.mesh.degrees[axis] > 1)
+
+
+def cotangent_spec(x: Array) -> P:
+    """The spec of an array's cotangent: where the array is typed reduced, its cotangent is still to be summed."""
+    spec = jax.typeof(x).sharding.spec
+    return P(*spec.partitions, unreduced=spec.reduced)

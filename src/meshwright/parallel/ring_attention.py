@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
 from meshwright.parallel.blockwise import (
+    ATTENDED,
     Gradients,
     Keys,
     Mask,
@@ -24,6 +26,7 @@ from meshwright.parallel.blockwise import (
     Seen,
     back,
     finish,
+    held,
     inner_product,
     is_seen,
     nothing_seen,
@@ -85,6 +88,7 @@ def work(places: Places, degree: int, mask: Mask, *, block: int) -> list[int]:
 
 def _forward(query: Array, places: Places, keys: Keys, axis: str, mask: Mask) -> tuple[Array, tuple]:
     """The output, and what backward needs."""
+    query, places, keys = held(query, places, keys)
 
     def step(carry: tuple[Seen, Keys], _: None) -> tuple[tuple[Seen, Keys], None]:
         seen, coming = carry
@@ -94,7 +98,7 @@ def _forward(query: Array, places: Places, keys: Keys, axis: str, mask: Mask) ->
 
     start = (nothing_seen(query), _varying(keys))
     (seen, last), _ = jax.lax.scan(step, start, length=jax.lax.axis_size(axis) - 1)
-    output, log_total = finish(see(seen, query, places, last, mask), query.dtype)
+    output, log_total = checkpoint_name(finish(see(seen, query, places, last, mask), query.dtype), ATTENDED)
     return output, (query, places, keys, output, log_total)
 
 

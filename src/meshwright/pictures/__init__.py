@@ -7,7 +7,7 @@ from meshwright.pictures.holdings import Holder, Holdings, holdings_of
 from meshwright.pictures.picture import Picture
 from meshwright.pictures.positions import device_places
 from meshwright.pictures.rings import Ring, run_ring
-from meshwright.pictures.showing import read_text, show, show_collective, show_ring
+from meshwright.pictures.showing import read_text, show, show_collective, show_pipeline, show_ring
 from meshwright.pictures.table import Row, tree_rows
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "run_ring",
     "show",
     "show_collective",
+    "show_pipeline",
     "show_ring",
     "tree_rows",
     "write_charts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.cost.pipeline import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes, parse_system
 from meshwright.mesh import MeshShape
@@ -14,6 +15,7 @@ from meshwright.pictures.gallery import gallery_sketch
 from meshwright.pictures.grid import array_sketch
 from meshwright.pictures.holdings import Holdings, holdings_of
 from meshwright.pictures.picture import Picture
+from meshwright.pictures.pipeline import pipeline_sketch
 from meshwright.pictures.rings import ring_sketch, run_ring
 from meshwright.pictures.sketch import Sketch
 from meshwright.pictures.table import table_sketch, tree_rows
@@ -64,6 +66,11 @@ def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> 
 def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
     """A ring collective hop by hop: what each of `degree` devices holds after each."""
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
+
+
+def show_pipeline(schedule: Schedule) -> Picture:
+    """A pipeline in time: which microbatch each stage works on in each slot, and where it waits."""
+    return Picture((pipeline_sketch(schedule),))
 
 
 def read_text(

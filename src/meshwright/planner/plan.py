@@ -55,7 +55,17 @@ class Plan:
         return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 
 
-RUN = ("sequence_parallel",)
+RUN = (
+    "sequence_parallel",
+    "num_microbatches",
+    "schedule",
+    "zero_stage",
+    "attention",
+    "sequence",
+    "optimizer",
+    "moment_dtype",
+    "master_weights",
+)
 """The fields of a strategy that a step is run by; of the others the defaults."""
 
 
@@ -74,7 +84,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
 
 
 def as_run(plan: Plan) -> Plan:
-    """The plan as `meshwright train` runs it today: of its strategy what is in `RUN`, so scores for a fused kernel.
+    """The plan as `meshwright train` runs it today: of its strategy what is in `RUN`, of the rest the default.
 
     What cannot be run is an error that says why.
     """

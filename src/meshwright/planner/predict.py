@@ -41,6 +41,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     moves = step_collectives(workload, mesh, strategy)
     waited = waits(moves, layout, strategy)
     breakdown = step_breakdown(workload, mesh, system, strategy, waited)
+    exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
         origin="predicted",
@@ -48,13 +49,13 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         hardware=str(system),
         step_seconds=step,
         mfu=model_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
-        flops=step_flops(workload, mesh).total,
+        flops=step_flops(workload, mesh, strategy).total,
         memory_bytes=memory,
         fits=memory["peak"] <= system.usable_bytes,
         bound=_bound(workload, mesh, system, breakdown),
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
-        collectives=merge(_exposed(moves, layout, waited.shares(*windows(breakdown)), strategy)),
+        collectives=merge(_in_every_tick(move, mesh) for move in exposed),
         notes=layout.notes + _notes(workload, mesh, system, strategy),
     )
 
@@ -130,6 +131,15 @@ def _exposed(
         seconds = move_seconds(move, layout)
         share = shares[WINDOWS[move.phase]] if can_hide(move, strategy) else 1.0
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
+
+
+def _in_every_tick(move: Collective, mesh: MeshShape) -> Collective:
+    """A permute between stages as they run in lockstep: in the ticks of the bubble too, whose wait is part of that."""
+    if (move.kind, move.axes) != ("collective-permute", ("pp",)):
+        return move
+    ticks = move.count + mesh.pp - 1
+    whole = ticks / move.count
+    return replace(move, count=ticks, bytes=round(move.bytes * whole), seconds=(move.seconds or 0.0) * whole)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:

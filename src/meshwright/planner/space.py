@@ -15,12 +15,14 @@ from meshwright.workload import (
     REMATS,
     Attention,
     Remat,
+    SequenceMethod,
     Strategy,
     Workload,
     check_mesh,
     check_positions,
     check_runnable,
     limits,
+    sequence_method,
 )
 
 
@@ -88,7 +90,10 @@ class Space:
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
-        return _strategies(self.base, self.workload.model.num_layers, mesh.pp, parts, stages)
+        base = self.base
+        if mesh.sp > 1 and base.attention != "scores":
+            base = _with_sequence(base, sequence_method(self.workload.model, mesh))
+        return _strategies(base, self.workload.model.num_layers, mesh.pp, parts, stages)
 
     def with_remat(self, remat: Remat) -> Workload:
         """The workload with a policy."""
@@ -121,12 +126,12 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
-    """What `meshwright train` runs today: dp, fsdp, tp and sp, one microbatch, attention scores; else an error why."""
+    """What `meshwright train` runs today: all axes but pp, one microbatch, attention scores; else an error why."""
     check_runnable(workload.model, MeshShape())
     return Space(
         workload=workload,
         system=system,
-        axes=POSITIONAL,
+        axes=(*POSITIONAL, "ep"),
         remats=remats or _policies(DEFAULT),
         base=DEFAULT,
         is_runnable=True,
@@ -207,6 +212,12 @@ def _strategies(
         for stage in zero
         for schedule, v in schedules
     )
+
+
+@lru_cache(maxsize=1 << 5)
+def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
+    """The strategy with a method for a split sequence, the same object each time."""
+    return replace(base, sequence=method)
 
 
 @lru_cache(maxsize=1 << 5)

@@ -3,8 +3,9 @@
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import load_corpus
 from meshwright.training.loop import Row, measured, train
+from meshwright.training.optimizer import Optimizer
 from meshwright.training.run import RunConfig, read_config, read_metrics
-from meshwright.training.step import Optimizer, abstract_state, initial_state, lower_train_step, train_step
+from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
 __all__ = [
     "Checkpoints",

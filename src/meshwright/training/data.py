@@ -52,9 +52,19 @@ class Batches:
     """The batch of any step: windows of the corpus in a shuffled order that only the seed decides.
 
     A step's batch does not depend on the steps before it, so a resumed run reads what an unbroken one would have.
+    order: as `parallel.order` has it, the positions of tokens as they are to lie; where there is one it is a part of
+    the batch.
     """
 
-    def __init__(self, corpus: np.ndarray, workload: Workload, sharding: NamedSharding, *, seed: int) -> None:
+    def __init__(
+        self,
+        corpus: np.ndarray,
+        workload: Workload,
+        sharding: NamedSharding,
+        *,
+        seed: int,
+        order: np.ndarray | None = None,
+    ) -> None:
         window = workload.seq_len + 1
         if len(corpus) < window:
             raise MeshwrightError(
@@ -66,11 +76,18 @@ class Batches:
         windows = grain.MapDataset.range(count).seed(seed).shuffle().repeat()
         self._batches = windows.map(lambda i: corpus[i * workload.seq_len :][:window]).batch(workload.batch)
         self._sharding = sharding
+        self._order = order
 
     def __getitem__(self, step: int) -> dict[str, Array]:
-        """`tokens` and `targets` [batch, sequence] of a step; each process makes the shards of its own devices."""
+        """`tokens` and `targets` [batch, sequence] of a step, and `positions` of tokens that do not lie in order.
+
+        Each process makes the shards of its own devices.
+        """
         windows = np.asarray(self._batches[step]).astype(np.int32)
         halves = {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+        if self._order is not None:
+            positions = np.broadcast_to(self._order.astype(np.int32), halves["tokens"].shape)
+            halves = {name: half[:, self._order] for name, half in halves.items()} | {"positions": positions}
         return {name: self._place(half) for name, half in halves.items()}
 
     def _place(self, half: np.ndarray) -> Array:

@@ -29,6 +29,10 @@ def generate(
     seed: int,
 ) -> Iterator[np.ndarray]:
     """The bytes [samples] that follow the prompt, one position after another; no checkpoint is an error."""
+    if mesh_shape.pp > 1:
+        raise MeshwrightError(
+            f"mesh {mesh_shape} has stages, through which a token goes one by one; generate with pp=1"
+        )
     workload, mesh = config.workload, build_mesh(mesh_shape)
     with jax.set_mesh(mesh):
         with Checkpoints(directory) as checkpoints:
@@ -36,7 +40,7 @@ def generate(
                 raise MeshwrightError(
                     f"{directory} has no checkpoint yet; `meshwright train {directory} --resume` makes one"
                 )
-            wanted = abstract_state(workload, Layout(mesh_shape), config.optimizer, mesh)
+            wanted = abstract_state(workload, Layout(mesh_shape), config.optimizer, mesh, config.strategy)
             params = checkpoints.restore(checkpoints.latest, wanted)["params"]
         yield from sample(
             params,

@@ -17,13 +17,13 @@ from jax.sharding import Mesh, NamedSharding
 from meshwright.cost import model_flops
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-from meshwright.parallel import Layout, build_mesh
+from meshwright.parallel import Layout, build_mesh, order
 from meshwright.record import Record
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import BYTES, Batches, load_corpus
 from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
 from meshwright.training.step import State, abstract_state, initial_state, train_step
-from meshwright.workload import check_mesh, check_runnable
+from meshwright.workload import check_mesh, check_runnable, rules_of
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -35,16 +35,17 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
     mesh may be another than the one before. `on_step` is told of every step.
     """
-    check_runnable(config.workload.model, config.mesh)
+    check_runnable(config.workload.model, config.mesh, config.strategy)
     check_mesh(config.workload, config.mesh)
     if config.workload.model.vocab < BYTES:
         raise MeshwrightError(
             f"vocab {config.workload.model.vocab} is too small for text as bytes, which wants {BYTES}"
         )
     corpus = load_corpus(config.data)
-    layout, mesh = Layout(config.mesh), build_mesh(config.mesh)
+    layout, mesh = Layout(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed)
+    lies = order(config.workload.seq_len, layout, config.strategy)
+    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies)
     write_config(directory, config)
     with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints, _interruptions() as interrupted:
         start, first = _state(config, layout, mesh, checkpoints)
@@ -64,8 +65,8 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
 def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, State]:
     """The steps taken so far, and the state after them."""
     if checkpoints.latest is None:
-        return 0, initial_state(config.workload, layout, config.optimizer, mesh, seed=config.seed)
-    wanted = abstract_state(config.workload, layout, config.optimizer, mesh)
+        return 0, initial_state(config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed)
+    wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     return checkpoints.latest, checkpoints.restore(checkpoints.latest, wanted)
 
 
@@ -73,7 +74,7 @@ def _steps(
     config: RunConfig, layout: Layout, batches: Batches, state: State, start: int
 ) -> Iterator[tuple[Row, State]]:
     """The row of each step from `start` on, and the state after it."""
-    step_of = train_step(config.workload, layout, config.optimizer)
+    step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
     rate: Callable[[int], Any] = config.optimizer.schedule()
     tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
     batch = batches[start]
@@ -82,10 +83,10 @@ def _steps(
         state, metrics = step_of(state, batch)
         batch = batches[step + 1]  # Read while the devices work.
         # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        loss, norm = (metrics[name].item() for name in ("loss", "grad_norm"))
+        found = {name: value.item() for name, value in metrics.items()}
         seconds = time.perf_counter() - began
         where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": np.asarray(rate(step)).item()}
+        row = where | {"step": step} | found | {"learning_rate": np.asarray(rate(step)).item()}
         speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
         yield row | speed | {"memory_peak_bytes": _memory_peak()}, state
 

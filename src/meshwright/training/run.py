@@ -10,8 +10,8 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.training.step import Optimizer
-from meshwright.workload import Workload, workload_from_data
+from meshwright.training.optimizer import Optimizer
+from meshwright.workload import DEFAULT, Strategy, Workload, workload_from_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class RunConfig:
     data: tuple[str, ...] = ()
     save_every: int = 0
     """Steps between checkpoints; 0 keeps only the last."""
+    strategy: Strategy = DEFAULT
 
 
 def write_config(directory: Path, config: RunConfig) -> None:
@@ -49,6 +50,7 @@ def read_config(directory: Path) -> RunConfig:
             mesh=MeshShape(**data.pop("mesh")),
             optimizer=Optimizer(**data.pop("optimizer")),
             data=tuple(data.pop("data")),
+            strategy=Strategy(**data.pop("strategy", {})),
             **data,
         )
     except (ValueError, KeyError, TypeError) as error:

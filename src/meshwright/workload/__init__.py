@@ -39,7 +39,7 @@ from meshwright.workload.rules import (
     token_axes,
     used_shape,
 )
-from meshwright.workload.sequence import check_sequence, is_zigzag, sequence_method
+from meshwright.workload.sequence import BLOCK, check_sequence, is_zigzag, sequence_method
 from meshwright.workload.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
@@ -52,15 +52,17 @@ from meshwright.workload.serving import (
     check_serving,
     serving_from_data,
 )
-from meshwright.workload.step_ops import step_ops
+from meshwright.workload.step_ops import NEVER_RECOMPUTED, step_ops
 from meshwright.workload.strategy import DEFAULT, Attention, Optimizer, SequenceMethod, Strategy
 from meshwright.workload.workload import REMATS, Dtype, Remat, Workload, num_query_chunks, workload_from_data
 
 __all__ = [
+    "BLOCK",
     "CACHE_SPLITS",
     "DEFAULT",
     "IMAGE_RULES",
     "IN_USE",
+    "NEVER_RECOMPUTED",
     "PRESETS",
     "REMATS",
     "RESNETS",

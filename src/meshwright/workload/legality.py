@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import AXES, POSITIONAL, MeshShape, check_batch, check_divides
+from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.workload.config import ModelConfig
 from meshwright.workload.parameters import leaves, parameters
-from meshwright.workload.rules import RULES, Rules, local_parameter_shape
+from meshwright.workload.rules import RULES, Rules, local_parameter_shape, rules_of
+from meshwright.workload.sequence import check_sequence
 from meshwright.workload.strategy import DEFAULT, Strategy
 from meshwright.workload.workload import Workload
 
@@ -25,6 +26,7 @@ RUNNABLE_SIZES = (
     "rope_theta",
     "rope_scaling",
     "norm_epsilon",
+    "experts",
 )
 """What may differ between the models that the decoder runs; all else has to be as Llama has it."""
 
@@ -85,8 +87,7 @@ def check_positions(model: ModelConfig, seq_len: int) -> None:
 def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
     """Raise where a step would compute a model otherwise than it is, or otherwise than the mesh and strategy say.
 
-    Such a model, mesh or strategy can be planned, not lowered, compiled or trained. A fused attention kernel is no
-    reason: what runs makes scores in its place, and computes the same.
+    Such a model, mesh or strategy can be planned, not lowered, compiled or trained.
     """
     differing = [
         f"{field.name}={getattr(model, field.name)!r}"
@@ -97,19 +98,40 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
         more = f" and {len(differing) - 3} more such" if len(differing) > 3 else ""
         raise MeshwrightError(
             f"model {model.name} has {', '.join(differing[:3])}{more}; it can be planned, but what runs is a"
-            f" Llama-style decoder: gated silu, RMSNorm, rotary positions, no biases, no experts, full attention"
+            f" Llama-style decoder: gated silu, RMSNorm, rotary positions, no biases, full attention"
         )
-    if unused := [axis for axis, degree in mesh.degrees.items() if degree > 1 and axis not in POSITIONAL]:
+    _check_experts(model, mesh, strategy)
+    _check_stages(model, mesh, strategy)
+    check_sequence(model, mesh, strategy)
+    if strategy.zero_stage in (1, 2) and (mesh.pp > 1 or model.experts):
         raise MeshwrightError(
-            f"mesh {mesh} can be planned, but what runs does not split over {' and '.join(unused)} yet;"
-            f" use {' and '.join(f'{axis}=1' for axis in unused)}"
+            f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it with pp=1 and without experts yet; use"
+            f" zero_stage 3 or 0"
         )
-    if strategy.num_microbatches > 1:
+    if strategy.optimizer == "adamw-8bit":
+        raise MeshwrightError("optimizer adamw-8bit can be planned, but is none that runs; adamw with bf16 moments is")
+
+
+def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
+    if mesh.ep > 1 and model.experts is None:
+        raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
+    if model.experts and mesh.pp > 1:
+        raise MeshwrightError(f"experts on pp={mesh.pp} stages can be planned, but what runs has them with pp=1 yet")
+    if mesh.ep > 1 and mesh.tp > 1 and not strategy.sequence_parallel:
         raise MeshwrightError(
-            f"{strategy.num_microbatches} microbatches can be planned, but what runs takes the batch as one yet"
+            f"experts on mesh {mesh} without sequence_parallel can be planned, but what runs sends them tokens that"
+            f" are split over tp; use ep=1, tp=1 or sequence_parallel"
         )
-    if strategy.zero_stage != DEFAULT.zero_stage and mesh.fsdp > 1:
+
+
+def _check_stages(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where a model, or what a strategy says of it, does not run as the stages of a pipeline, or without any."""
+    if mesh.pp == 1:
+        return
+    if strategy.virtual_stages > 1:
         raise MeshwrightError(
-            f"ZeRO-{strategy.zero_stage} over fsdp={mesh.fsdp} can be planned, but what runs shards parameters too yet"
-            f" (ZeRO-{DEFAULT.zero_stage})"
+            f"{strategy.virtual_stages} virtual stages can be planned, but what runs has one a device yet"
         )
+    for path, parameter in leaves(parameters(model)):
+        local_parameter_shape(parameter, mesh=mesh, rules=rules_of(strategy), what=path)

@@ -49,8 +49,13 @@ IN_USE = {"embed": "activation", "latent_input": "activation"}
 
 
 def rules_of(strategy: Strategy) -> Rules:
-    """The rules that a strategy is run by."""
-    return RULES if strategy.sequence_parallel else WHOLE_STREAM
+    """The rules that a strategy is run by; of a pipeline each stage stores its layers, and all share the vocab.
+
+    Without ZeRO nothing is stored in shards alone.
+    """
+    stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
+    stream = RULES if strategy.sequence_parallel else WHOLE_STREAM
+    return {**stream, **stored, "layers": ("pp",), "vocab": ("tp", "pp")}
 
 
 def token_axes(rules: Rules = RULES) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from meshwright.workload.parameters import leaves, parameters
 from meshwright.workload.rules import IN_USE, RULES, token_axes
 from meshwright.workload.workload import REMATS, Workload, num_query_chunks
 
-LAST = ("down", "expert_down", "shared_down", "unembedding", "embedding")
+NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedding")
 """Weights whose product backward never needs again: nothing behind it in its block, or no block at all."""
 
 
@@ -181,7 +181,7 @@ class _Part:
         if is_summed and result == "Y":
             Y = used(result, (*step.residual, *outer))
         op = self._op(name, (*lead, *dims))
-        is_again = bool(self.stack) and step.workload.keeps_input_alone and name not in LAST
+        is_again = bool(self.stack) and step.workload.keeps_input_alone and name not in NEVER_RECOMPUTED
         yield op.product("forward", X, shards, Y, W)
         if is_again:
             yield op.product("recompute", X, shards, Y, W)

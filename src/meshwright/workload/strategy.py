@@ -9,6 +9,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.workload.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
+SequenceMethod = Literal["gather", "ring", "ulysses"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
 
 
@@ -26,8 +27,12 @@ class Strategy:
     gradients are summed, where that is not the compute dtype. flat_buffers: weights are gathered into one buffer and
     copied out of it, gradients copied into one, as PyTorch's FSDP does. attention: scores that go through memory, or a
     fused kernel that keeps them on the chip and skips the masked half: FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
+    sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
+    heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
     matmul_dtype: of the products with weights, where it is not the workload's compute dtype. fuses: elementwise ops are
-    compiled into few passes over memory, as XLA does. dropout: attention's weights and what joins the residual stream
+    compiled into few passes over memory, as XLA does. reruns_blocks: a block is
+    recomputed to its end, as PyTorch's checkpoints do unless told to stop early, where a compiler leaves out what
+    nothing needs. dropout: attention's weights and what joins the residual stream
     are dropped at random. optimizer: what keeps moments beside the parameters. moment_dtype: of the moments, where it
     is not the parameters'. master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
     fuses_loss: the loss has the float32 logits once, as compiled; else an array for each op, as PyTorch's does.
@@ -44,8 +49,10 @@ class Strategy:
     gradient_dtype: str | None = None
     flat_buffers: bool = False
     attention: Attention = "scores"
+    sequence: SequenceMethod = "gather"
     matmul_dtype: str | None = None
     fuses: bool = True
+    reruns_blocks: bool = False
     dropout: bool = False
     optimizer: Optimizer = "adamw"
     moment_dtype: Dtype | None = None

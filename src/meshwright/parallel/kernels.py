@@ -1,0 +1,112 @@
+"""Attention of tokens that a device has all of, by the kernel that a strategy names and the device has.
+
+`flash` is splash attention (Pallas) on TPUs, which skips the blocks behind the mask, and block by block in JAX
+elsewhere, or where a sequence is not cut into the width of a TPU's registers. `cudnn` is cuDNN's on NVIDIA GPUs.
+Kernels of vendors know nothing of places: they take tokens in their order, and documents by segment ids.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+from meshwright.errors import MeshwrightError
+from meshwright.parallel.blockwise import ATTENDED, Keys, Mask, Places, blockwise_attention
+from meshwright.workload import Attention
+
+Kernel = Literal["blockwise", "splash", "cudnn"]
+
+LANES = 128
+"""The width of a TPU's registers, of which a splash kernel's blocks of keys are multiples."""
+
+
+def kernel_of(attention: Attention, query: Array, length: int, places: Places | None, mask: Mask) -> Kernel:
+    """The kernel of sequences of `length` tokens on the devices of the mesh in context.
+
+    Raises where `cudnn` is asked of another device than an NVIDIA GPU, or of what it does not take.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = device.platform if device is not None else jax.default_backend()
+    if attention == "cudnn":
+        _check_cudnn(platform, query, places, mask)
+        return "cudnn"
+    return "splash" if platform == "tpu" and length % LANES == 0 else "blockwise"
+
+
+def _check_cudnn(platform: str, query: Array, places: Places | None, mask: Mask) -> None:
+    """Raise where cuDNN's attention does not run."""
+    reasons = {
+        f"devices are of kind {platform}, not NVIDIA GPUs": platform not in ("gpu", "cuda"),
+        f"queries are {query.dtype}, not in half precision": query.dtype not in (jnp.bfloat16, jnp.float16),
+        "rows hold several documents": places is not None and places.segments is not None,
+        f"a window of {mask.window} reaches to both sides": not mask.causal and mask.window is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise MeshwrightError(f"attention='cudnn' does not run here: {reason}; use attention='flash'")
+
+
+def whole_attention(
+    query: Array, key: Array, value: Array, places: Places | None, mask: Mask, *, kernel: Kernel
+) -> Array:
+    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in their order.
+
+    places: None where each row is one document from its first token; else `positions` count from the start of each of
+    `segments`. Returns an array of the query's shape and dtype.
+    """
+    if kernel == "splash":
+        return _splash(query, key, value, places.segments if places else None, mask)
+    if kernel == "cudnn":
+        return _cudnn(query, key, value, mask)
+    places = places or in_order(query.shape[1])
+    return blockwise_attention(query, places, Keys(key, value, places), mask)
+
+
+def in_order(length: int, first: Array | int = 0) -> Places:
+    """The places of tokens that follow one another from position `first`, the same in every row: [1, length]."""
+    return Places(first + jnp.arange(length, dtype=jnp.int32)[None])
+
+
+def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask: Mask) -> Array:
+    """Splash attention; it has no scale of its own, and heads before tokens."""
+    b, s, k, g, h = query.shape
+    scaled = jnp.moveaxis((query / math.sqrt(h)).astype(query.dtype).reshape(b, s, k * g, h), 1, 2)
+    size = next(size for size in (512, 256, 128) if s % size == 0)
+    blocks = splash.BlockSizes(
+        **{f"block_{name}": size for name in ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")}  # type: ignore[arg-type]
+    )
+    masks = splash.MultiHeadMask([_splash_mask(s, mask)] * (k * g))
+    attend = splash.make_splash_mha(
+        masks, block_sizes=blocks, head_shards=1, q_seq_shards=1, residual_checkpoint_name=ATTENDED
+    )
+    arrays = (scaled, jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2))
+    documents = None if segments is None else splash.SegmentIds(segments, segments)
+    mixed: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if documents is None else 0))(*arrays, documents)
+    return jnp.moveaxis(mixed, 1, 2).reshape(b, s, k, g, h)
+
+
+def _splash_mask(length: int, mask: Mask) -> splash.Mask:
+    """The mask in splash attention's terms, computed inside the kernel."""
+    shape = (length, length)
+    if mask.window is not None:
+        return splash.LocalMask(shape, (mask.window - 1, 0 if mask.causal else mask.window - 1), offset=0)
+    return splash.CausalMask(shape) if mask.causal else splash.FullMask(shape)
+
+
+def _cudnn(query: Array, key: Array, value: Array, mask: Mask) -> Array:
+    """cuDNN's attention, which has query heads of one kv head beside each other too."""
+    b, s, k, g, h = query.shape
+    mixed = jax.nn.dot_product_attention(
+        query.reshape(b, s, k * g, h),
+        key,
+        value,
+        is_causal=mask.causal,
+        local_window_size=None if mask.window is None else (mask.window - 1, 0),
+        implementation="cudnn",
+    )
+    return mixed.reshape(b, s, k, g, h)

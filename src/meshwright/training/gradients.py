@@ -1,0 +1,127 @@
+"""The loss of a batch and its gradient, in as many parts as a strategy says, each gradient summed as late as it may be.
+
+With several microbatches, or with weights that ZeRO-1 and 2 gather once a step, gradients are of what all parts share:
+shards that each part gathers and scatters back itself (ZeRO-3), or whole weights. They are typed unreduced over the
+devices that hold copies, so that parts add up their own, in the parameters' dtype, and one sum over devices ends the
+step. Whole gradients are scattered once at its end (ZeRO-1), or part by part, so that none is kept (ZeRO-2). Norm
+scales, whose products take no such types, are summed part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.models import loss_and_load, staged_loss
+from meshwright.models.pipelined import microbatches
+from meshwright.parallel import DTYPES, Layout
+from meshwright.parallel.experts_routing import Load
+from meshwright.workload import Parameter, Strategy, Workload, parameters
+
+Batch = Mapping[str, Array]
+
+
+def loss_and_gradients(
+    params: Any, batch: Batch, workload: Workload, layout: Layout, strategy: Strategy
+) -> tuple[tuple[Array, Load | None], Any]:
+    """The mean loss of a batch in nats with the load of its experts, and the gradient, laid as the parameters are."""
+    is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
+    in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
+
+    def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
+        if is_staged:
+            how = {"dtype": dtype, "remat": workload.remat, "strategy": strategy}
+            return staged_loss(params, batch, workload.model, in_use, **how), None
+        return loss_and_load(
+            params, batch, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy
+        )
+
+    if is_staged or (strategy.num_microbatches == 1 and not is_whole):
+        return jax.value_and_grad(loss_of, has_aux=True)(params, batch)
+    return _in_parts(loss_of, params, batch, workload, layout, strategy)
+
+
+def _in_parts(
+    loss_of: Callable[[Any, Batch], tuple[Array, Load | None]],
+    params: Any,
+    batch: Batch,
+    workload: Workload,
+    layout: Layout,
+    strategy: Strategy,
+) -> tuple[tuple[Array, Load | None], Any]:
+    """The mean loss of the microbatches with the sum of their loads, and the gradient of that mean."""
+    count, stage = strategy.num_microbatches, strategy.zero_stage
+    lent = shards = _shards(params, layout, workload)
+    scattered: Callable[[Any], tuple[Any]] = _unchanged
+    if stage in (1, 2):
+        lent, scattered = jax.vjp(lambda shards: _gathered(shards, layout, workload), shards)
+
+    def part(batch: Batch) -> tuple[tuple[Array, Load | None], Any]:
+        # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
+        ours, batch = jax.lax.optimization_barrier((lent, batch))
+
+        def share(lent: Any) -> tuple[Array, Load | None]:
+            value, load = loss_of(lent, batch)
+            # Divided here, as what is unreduced takes no division.
+            return value / count, load
+
+        value, gradients = jax.value_and_grad(share, has_aux=True)(ours)
+        return value, scattered(gradients)[0] if stage == 2 else gradients
+
+    _, summed = jax.vjp(lambda params: _shards(_narrow(params, workload), layout, workload), params)
+    # The phase of collectives that no differentiation names.
+    with jax.named_scope("gradients"):
+        value, gradients = _sum(part, batch, count, layout, DTYPES[workload.param_dtype])
+        if stage == 1:
+            gradients = scattered(jax.tree.map(lambda array, to: array.astype(to.dtype), gradients, lent))[0]
+        return value, summed(_narrow(gradients, workload))[0]
+
+
+def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Layout, dtype: Any) -> Any:
+    """The sum of what `part` makes of each microbatch, one after the other, added up in `dtype` where it is wider."""
+    if count == 1:
+        return part(batch)
+    batches = {name: microbatches(array, count, layout) for name, array in batch.items()}
+    made = jax.eval_shape(part, {name: array[0] for name, array in batches.items()})
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, dtype), out_sharding=leaf.sharding.spec), made
+    )
+
+    def add(total: Any, batch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(lambda total, new: total + new.astype(total.dtype), total, part(batch)), None
+
+    return jax.lax.scan(add, zeros, batches)[0]
+
+
+def _shards(params: Any, layout: Layout, workload: Workload) -> Any:
+    """The parameters as stored, typed so that the sum of their gradients over copies is yet to come."""
+    return _map(lambda array, parameter: layout.shard(array, *parameter.axes), params, workload)
+
+
+def _gathered(shards: Any, layout: Layout, workload: Workload) -> Any:
+    """The weights as products use them."""
+    dtype = DTYPES[workload.compute_dtype]
+    return _map(lambda array, parameter: layout.weight(array.astype(dtype), *parameter.axes), shards, workload)
+
+
+def _narrow(arrays: Any, workload: Workload) -> Any:
+    """Arrays in the dtype that gradients are summed in."""
+    return _map(lambda array, _: array.astype(DTYPES[workload.compute_dtype]), arrays, workload)
+
+
+def _unchanged(gradients: Any) -> tuple[Any]:
+    """Gradients of what lies as it is stored."""
+    return (gradients,)
+
+
+def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
+    """A tree like the parameters with all changed but norm scales."""
+    return jax.tree.map(
+        lambda array, parameter: array if "norm" in parameter.axes else change(array, parameter),
+        arrays,
+        parameters(workload.model),
+    )

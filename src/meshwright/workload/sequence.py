@@ -1,0 +1,57 @@
+"""A sequence split over sp: which way to bring its keys to its queries, and in which order its tokens lie."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, check_divides
+from meshwright.workload.config import ModelConfig
+from meshwright.workload.rules import RULES
+from meshwright.workload.strategy import SequenceMethod, Strategy
+
+HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
+"""The mesh axes that split heads inside Ulysses."""
+
+
+BLOCK = 512
+"""The queries, and the keys, of a block at most, of an attention that goes block by block."""
+
+
+def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
+    """The method by which a fused attention moves least: Ulysses where sp > 1 + heads / kv heads, else a ring.
+
+    For n tokens a device, heads of h elements and P = sp, forward: Ulysses exchanges queries and outputs of H heads,
+    keys and values of K, (2 H + 2 K) n h (P - 1) / P; a ring sends keys and values P - 1 times, 2 K n h (P - 1), as
+    much as gathering them moves. So Ulysses sends less from (H + K) / P < K. That sp * tp divides the kv heads is its
+    condition (arXiv:2309.14509). A ring has the keys of two devices at most, a gather those of all; and a ring's tokens
+    lie so that causal work is even, which a gather of tokens in order is not.
+    """
+    is_less = mesh.sp > 1 + model.num_heads / model.num_kv_heads
+    return "ulysses" if is_less and model.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"
+
+
+def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether tokens lie in zigzag order, so that a batch has their positions beside them."""
+    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sequence == "ring"
+
+
+def check_sequence(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the strategy's method cannot split the sequence of a model over the sp of a mesh."""
+    if mesh.sp == 1:
+        return
+    if strategy.attention == "scores" and strategy.sequence != "gather":
+        raise MeshwrightError(
+            f"sequence={strategy.sequence!r} wants a fused attention: attention='flash'; scores that go through memory"
+            f" are made of gathered keys, sequence='gather'"
+        )
+    if strategy.attention != "scores" and strategy.sequence != "ulysses" and mesh.pp > 1:
+        raise MeshwrightError(
+            f"a fused attention with sequence={strategy.sequence!r} over sp={mesh.sp} on pp={mesh.pp} stages can be"
+            f" planned, but what runs takes sequence='ulysses', sp=1 or pp=1 yet"
+        )
+    if strategy.attention == "cudnn" and strategy.sequence != "ulysses":
+        raise MeshwrightError(
+            f"attention='cudnn' works on whole sequences, sequence={strategy.sequence!r} on parts of them over"
+            f" sp={mesh.sp}; use sequence='ulysses', or attention='flash'"
+        )
+    if strategy.sequence == "ulysses":
+        check_divides("kv_heads", model.num_kv_heads, mesh, HEAD_AXES)

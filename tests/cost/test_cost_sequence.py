@@ -1,0 +1,116 @@
+"""What each method over a split sequence costs, predicted, against the program that the compiler makes of it."""
+
+from dataclasses import asdict, replace
+
+import jax
+import pytest
+
+from meshwright.compiled import in_plans_terms, read_hlo, verify
+from meshwright.cost import argument_bytes, step_memory
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.parallel import build_mesh
+from meshwright.planner import make_plan, predict
+from meshwright.training import lower_train_step
+from meshwright.workload import PRESETS, Strategy, Workload
+
+TINY = Workload(
+    model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=4),
+    batch=8,
+    seq_len=32,
+    compute_dtype="f32",
+)
+
+STEPS = [
+    ("gather", MeshShape(), "block"),
+    ("gather", MeshShape(fsdp=2, tp=2, sp=2), "block"),
+    ("gather", MeshShape(sp=4), "none"),
+    ("ring", MeshShape(sp=2), "block"),
+    ("ring", MeshShape(dp=2, sp=4), "block"),
+    ("ring", MeshShape(fsdp=2, tp=2, sp=2), "block"),
+    ("ring", MeshShape(tp=2, sp=4), "none"),
+    ("ring", MeshShape(fsdp=2, sp=4), "attention"),
+    ("ring", MeshShape(fsdp=2, sp=4), "matmuls"),
+    ("ulysses", MeshShape(sp=8), "block"),
+    ("ulysses", MeshShape(fsdp=2, tp=2, sp=2), "block"),
+    ("ulysses", MeshShape(tp=2, sp=4), "none"),
+    ("ulysses", MeshShape(fsdp=2, sp=4), "attention"),
+    ("ulysses", MeshShape(fsdp=2, sp=4), "matmuls"),
+]
+
+
+@pytest.mark.parametrize(("method", "shape", "remat"), STEPS, ids=str)
+def test_flops_arguments_and_every_collective_are_what_the_compiler_makes(method, shape, remat):
+    """To the flop and to the byte, by kind, mesh axes and phase; flops of every block, those skipped too."""
+    workload, strategy = replace(TINY, remat=remat), Strategy(attention="flash", sequence=method)
+    mesh = build_mesh(shape, jax.devices()[: shape.num_devices])
+    compiled = lower_train_step(mesh, workload=asdict(workload), strategy=asdict(strategy)).compile()
+    hardware = f"cpu:{shape.num_devices}"
+    found = in_plans_terms(read_hlo(compiled.as_text(), shape.layout, hardware=hardware))
+    planned = predict(workload, shape, parse_system(hardware), strategy)
+    assert _amounts(found.collectives) == _amounts(planned.collectives)
+    assert compiled.memory_analysis().argument_size_in_bytes == argument_bytes(workload, shape, strategy)
+    assert found.flops == planned.flops
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [
+        ("gather", MeshShape(fsdp=4)),
+        ("gather", MeshShape(sp=4)),
+        ("ring", MeshShape(sp=4)),
+        ("ulysses", MeshShape(sp=4)),
+    ],
+    ids=str,
+)
+def test_the_peak_of_memory_is_that_of_blocks_and_not_of_scores(method, shape):
+    """JAX once made the masks of all blocks before the first layer, as they follow from places alone: 30 times this."""
+    workload = replace(TINY, model=replace(TINY.model, head_dim=16), batch=4, seq_len=8192)
+    strategy = Strategy(attention="flash", sequence=method)
+    mesh = build_mesh(shape, jax.devices()[:4])
+    stats = lower_train_step(mesh, workload=asdict(workload), strategy=asdict(strategy)).compile().memory_analysis()
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    peak = max(stats.peak_memory_in_bytes, held + stats.temp_size_in_bytes)
+    assert step_memory(workload, shape, strategy)["peak"] == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.slow
+def test_a_million_tokens_go_round_a_ring_of_eight_chips_as_planned():
+    model = replace(PRESETS["tiny"], num_layers=1, num_heads=8, num_kv_heads=8, head_dim=64)
+    workload = Workload(model=model, batch=1, seq_len=2**20)
+    found = verify(
+        make_plan(workload, MeshShape(sp=8), parse_system("v5e:2x4"), Strategy(attention="flash", sequence="ring"))
+    )
+    rows = {row.quantity: row for row in found.rows}
+    assert all(rows[f"collective-permute sp {phase}"].is_equal for phase in ("forward", "recompute", "backward"))
+    assert rows["memory peak"].predicted == pytest.approx(rows["memory peak"].compiled, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "shape", "kernels"),
+    [("gather", MeshShape(fsdp=8), 4), ("ulysses", MeshShape(tp=2, sp=4), 4), ("ring", MeshShape(tp=2, sp=4), 0)],
+    ids=str,
+)
+def test_the_tpu_compiler_moves_as_much_over_sp_and_runs_splash_attention_on_whole_sequences(method, shape, kernels):
+    """Forward, forward again, and of queries' and keys' gradients; a ring goes block by block."""
+    model = replace(TINY.model, embed=256, num_heads=8, head_dim=64)
+    workload = Workload(model=model, batch=8, seq_len=1024)
+    strategy = Strategy(attention="flash", sequence=method)
+    found = verify(make_plan(workload, shape, parse_system("v5e:2x4"), strategy))
+    assert found.program.hlo.count('custom_call_target="tpu_custom_call"') == kernels
+    over_sp = [row for row in found.rows if row.quantity in MOVES]
+    assert all(row.is_equal for row in over_sp)
+    assert len(over_sp) == {"gather": 0, "ulysses": 3, "ring": 3}[method]
+
+
+MOVES = {
+    f"{kind} sp {phase}"
+    for kind in ("all-to-all", "collective-permute")
+    for phase in ("forward", "recompute", "backward")
+}
+
+
+def _amounts(collectives):
+    return {(c.kind, c.axes, c.phase): c.bytes for c in collectives}

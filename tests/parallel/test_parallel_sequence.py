@@ -1,0 +1,107 @@
+"""Attention over a split sequence equals attention on one device, by every method and under every mask."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.compiled import read_hlo
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.parallel import Layout, build_mesh
+from meshwright.parallel.blockwise import Mask, Places, is_visible
+from meshwright.parallel.sequence import KEYS, QUERIES, TOKENS, attend
+
+BATCH, LENGTH, KV_HEADS, GROUPS, HEAD_DIM = 2, 128, 8, 2, 16
+STARTS = np.array([0, 50, 90, 91])
+
+MASKS = {
+    "causal": (Mask(), False),
+    "window": (Mask(window=40), False),
+    "packed": (Mask(), True),
+    "packed with a window": (Mask(window=20), True),
+    "every key": (Mask(causal=False), False),
+}
+
+MESHES = {
+    "gather": [MeshShape(sp=2), MeshShape(dp=2, tp=2, sp=2), MeshShape(sp=8)],
+    "ring": [MeshShape(tp=2, sp=4), MeshShape(fsdp=2, sp=4)],
+    "ulysses": [MeshShape(sp=2), MeshShape(tp=2, sp=4), MeshShape(sp=8), MeshShape(dp=2, tp=2, sp=2)],
+}
+
+
+def dense(query, key, value, places, mask):
+    """Attention with all scores at once."""
+    scores = jnp.einsum("bskgh,btkh->bkgst", query, key) / math.sqrt(HEAD_DIM)
+    scores = jnp.where(is_visible(places, places, mask)[:, None, None], scores, -jnp.inf)
+    return jnp.einsum("bkgst,btkh->bskgh", jax.nn.softmax(scores, axis=-1), value)
+
+
+def inputs(*, packed):
+    """Queries, keys, values and a gradient of the output; and places, none where every row is one document."""
+    shape = (BATCH, LENGTH, KV_HEADS)
+    draws = [jax.random.normal(key, (*shape, GROUPS, HEAD_DIM)) for key in jax.random.split(jax.random.key(0), 4)]
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
+    segments = (np.searchsorted(STARTS, positions, side="right") - 1).astype(np.int32)
+    places = Places((positions - STARTS[segments]).astype(np.int32), segments) if packed else None
+    return (draws[0], draws[1][:, :, :, 0], draws[2][:, :, :, 0], draws[3]), places
+
+
+def sharded(shape, method, mask):
+    """A jitted function to attention and its gradients on a mesh, and the arrays laid on it."""
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+
+    @jax.jit
+    def run(arrays, places):
+        def attention(query, key, value):
+            return attend(query, key, value, places, layout, method=method, mask=mask)
+
+        output, back = jax.vjp(attention, *arrays[:3])
+        return output, *back(arrays[3])
+
+    def lay(arrays, places):
+        specs = [layout.spec(*names) for names in (QUERIES, KEYS, KEYS, QUERIES)]
+        laid = tuple(jax.device_put(x, jax.NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True))
+        spec = jax.NamedSharding(mesh, layout.spec(*TOKENS))
+        return laid, jax.tree.map(lambda x: jax.device_put(x, spec), places)
+
+    return mesh, run, lay
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("method", "shape"), [(m, s) for m, shapes in MESHES.items() for s in shapes], ids=lambda v: str(v)
+)
+def test_every_method_equals_dense_attention(method, shape, name):
+    mask, packed = MASKS[name]
+    arrays, places = inputs(packed=packed)
+    row = Places(np.arange(LENGTH, dtype=np.int32)[None])
+    expected, back = jax.vjp(lambda *arrays: dense(*arrays, places or row, mask), *arrays[:3])
+    mesh, run, lay = sharded(shape, method, mask)
+    with jax.set_mesh(mesh):
+        found = [np.asarray(x) for x in run(*lay(arrays, places))]
+    assert np.abs(found[0] - expected).max() < 2e-6
+    for ours, theirs in zip(found[1:], back(arrays[3]), strict=True):
+        assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
+
+
+def test_ulysses_moves_heads_alone():
+    """q, k, v there and the output back, and backward as many: of each its local bytes, nothing else."""
+    arrays, _ = inputs(packed=False)
+    mesh, run, lay = sharded(MeshShape(sp=4), "ulysses", Mask())
+    with jax.set_mesh(mesh):
+        text = run.lower(*lay(arrays, None)).compile().as_text()
+    moves = read_hlo(text, MeshShape(sp=4).layout, hardware="cpu:4").collectives
+    local = 4 * BATCH * LENGTH // 4 * KV_HEADS * HEAD_DIM
+    assert {move.kind for move in moves} == {"all-to-all"}
+    assert sum(move.bytes for move in moves) == 2 * local * (2 * GROUPS + 2)
+
+
+def test_kv_heads_that_ulysses_cannot_split_are_one_clear_error():
+    arrays, _ = inputs(packed=False)
+    mesh, run, lay = sharded(MeshShape(tp=2, sp=4), "ulysses", Mask())
+    few = (arrays[0][:, :, :4], arrays[1][:, :, :4], arrays[2][:, :, :4], arrays[3][:, :, :4])
+    with jax.set_mesh(mesh), pytest.raises(MeshwrightError, match=r"tp\*sp=8 cannot split kv_heads=4: 4 % 8 = 4"):
+        run(*lay(few, None))
