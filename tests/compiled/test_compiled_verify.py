@@ -169,5 +169,5 @@ def test_every_collective_of_a_step_on_simulated_devices_is_as_planned(found):
 def test_what_cannot_be_run_is_not_compiled():
     workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
     plan = make_plan(workload, MeshShape(dp=8), parse_system("cpu:8"), Strategy(num_microbatches=2))
-    with pytest.raises(MeshwrightError, match="2 microbatches can be planned"):
+    with pytest.raises(MeshwrightError, match="cannot be cut into 2 microbatches on 8 shards"):
         verify(replace(plan))
