@@ -222,6 +222,7 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
     words = " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
     schedule = (said.get("pp_schedule") or "").lower()
     is_jax = system.chip.kind == "tpu" or any(name in words for name in ("jax", "pax", "maxtext"))
+    is_deepspeed_2021 = "deepspeed" in words and "sc'21" in words
     is_titan, is_megatron = _is_torchtitan(row), "narayanan" in words or "megatron" in words
     return Strategy(
         # ZeRO-3 under a pipeline would gather for every microbatch; frameworks keep the parameters gathered there.
@@ -238,7 +239,10 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
         # Megatron-LM of 2021 sums after backward (megatron/training.py, `backward-params-all-reduce`).
         overlaps_gradients=not is_jax and not is_megatron,
         # DeepSpeed of 2021 waits for every gather (github.com/deepspeedai/DeepSpeed/pull/1188).
-        overlaps_weights=not ("deepspeed" in words and "sc'21" in words),
+        overlaps_weights=not is_deepspeed_2021,
+        # Its gathers fill the array with zeros, wait for the device and give lists to all_gather and reduce_scatter
+        # (deepspeed/runtime/zero/partition_parameters.py before that change).
+        lists_shards=is_deepspeed_2021,
         # torchtitan's `mixed_precision_reduce`, and PyTorch's FSDP, which it runs on. What JAX's partitioner inserts
         # sums narrow gradients (github.com/jax-ml/jax/issues/27496).
         gradient_dtype="f32" if is_titan else None,

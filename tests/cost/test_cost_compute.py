@@ -14,6 +14,7 @@ from meshwright.cost import (
     update_seconds,
 )
 from meshwright.cost.compute import layer_parts, products
+from meshwright.cost.efficiency import gpu_figures
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, num_parameters
@@ -201,3 +202,33 @@ def test_a_fused_kernel_skips_what_a_window_hides():
     ]
     assert found[1] == found[0]
     assert found[2] == pytest.approx(found[0] * 7 / 16)
+
+
+def test_a_block_that_is_rerun_to_its_end_makes_every_product_of_it_again():
+    """Four forward passes in all, as Megatron-LM counts them (arXiv:2104.04473, section 5.1), but for the logits."""
+    workload, mesh = replace(GPT, seq_len=1024, remat="block"), MeshShape(dp=64)
+    rerun = step_flops(workload, mesh, Strategy(reruns_blocks=True))
+    stopped = step_flops(workload, mesh)
+    tokens, model = workload.tokens / 64, workload.model
+    down = 2 * tokens * model.num_layers * model.mlp * model.embed
+    logits = 2 * tokens * model.vocab * model.embed
+    assert rerun.forward == stopped.forward
+    assert rerun.recompute == pytest.approx(rerun.forward - logits, rel=1e-12)
+    assert rerun.recompute - stopped.recompute == pytest.approx(down, rel=1e-9)
+
+
+def test_lists_of_shards_are_copied_one_by_one():
+    """Twice as many devices take twice as many copies of as many bytes."""
+    workload = replace(GPT, remat="block")
+    few, many = (
+        sum(
+            buffer_seconds(
+                workload, MeshShape(fsdp=size), parse_system(f"a100-80gb:{size}"), Strategy(lists_shards=True)
+            ).values()
+        )
+        for size in (384, 768)
+    )
+    model = workload.model
+    arrays = 4 * model.num_layers * 3  # queries with keys and values, output, up and down; two gathers and a scatter
+    tables = 2 * 2  # of tokens and of positions: a gather and a scatter
+    assert many - few == pytest.approx((arrays + tables) * 384 * gpu_figures("a100-80gb").launch_seconds)

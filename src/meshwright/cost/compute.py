@@ -7,7 +7,7 @@ weights follow from the declaration; attention and elementwise passes are counte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -114,9 +114,11 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
 
     On the stream of the ops, so that nothing hides it. Each element is read and written once.
     """
-    if not strategy.flat_buffers:
+    if not (strategy.flat_buffers or strategy.lists_shards):
         return {}
     moves = [move for move in weight_collectives(workload, mesh, strategy) if _is_of_weights(move)]
+    if strategy.lists_shards:
+        return _list_seconds(moves, mesh, system)
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
     # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
@@ -124,6 +126,21 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     seconds: dict[Phase, float] = {}
     for move in moves:
         taken = factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
+        seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
+    return seconds
+
+
+def _list_seconds(moves: Iterable[Collective], mesh: MeshShape, system: System) -> dict[Phase, float]:
+    """The time of copies between arrays and lists of shards, one for each member of the group.
+
+    Before a gather the array is filled with zeros, after it read and written once more. Queries, keys and values are
+    one array where lists are in use.
+    """
+    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    factors, seconds = {"all-gather": 3.0, "reduce-scatter": 2.0}, dict[Phase, float]()
+    for move in moves:
+        copies = 0 if move.array.endswith((".key", ".value")) else move.count * mesh.degree(move.axes)
+        taken = copies * launch + factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
         seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
     return seconds
 

@@ -30,11 +30,12 @@ class Strategy:
     sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
     heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
     matmul_dtype: of the products with weights, where it is not the workload's compute dtype. fuses: elementwise ops are
-    compiled into few passes over memory, as XLA does. reruns_blocks: a block is
-    recomputed to its end, as PyTorch's checkpoints do unless told to stop early, where a compiler leaves out what
-    nothing needs. dropout: attention's weights and what joins the residual stream
-    are dropped at random. optimizer: what keeps moments beside the parameters. moment_dtype: of the moments, where it
-    is not the parameters'. master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
+    compiled into few passes over memory, as XLA does. lists_shards: weights are gathered into lists of shards and
+    gradients scattered from them, each shard copied, as DeepSpeed of 2021 does. reruns_blocks: a block is recomputed to
+    its end, as PyTorch's checkpoints do unless told to stop early, where a compiler leaves out what nothing needs.
+    dropout: attention's weights and what joins the residual stream are dropped at random. optimizer: what keeps moments
+    beside the parameters. moment_dtype: of the moments, where it is not the parameters'. master_weights: the optimizer
+    updates float32 copies that it keeps of narrower parameters.
     fuses_loss: the loss has the float32 logits once, as compiled; else an array for each op, as PyTorch's does.
     """
 
@@ -52,6 +53,7 @@ class Strategy:
     sequence: SequenceMethod = "gather"
     matmul_dtype: str | None = None
     fuses: bool = True
+    lists_shards: bool = False
     reruns_blocks: bool = False
     dropout: bool = False
     optimizer: Optimizer = "adamw"
