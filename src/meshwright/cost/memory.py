@@ -116,16 +116,24 @@ class _Step:
     def _loss(self) -> dict[str, float]:
         """The loss: the logits, and the weight that makes them with its gradient.
 
-        XLA makes the gradient of a tied table, and on GPUs that of any, once the weight is no longer needed; a TPU may
-        have both.
+        The gradient of a tied table, and in PyTorch on GPUs that of any, is made once the weight is no longer needed;
+        else there may be both.
         """
-        both = 1 if self.workload.model.tied_embeddings or self.kind == "gpu" else 2
+        is_apart = self.kind == "gpu" and self.strategy.flat_buffers
+        both = 1 if self.workload.model.tied_embeddings or is_apart else 2
         return {
             "activations": self._kept(last=True),
             "gradients": self._summed(),
-            "logits": self.activations.logits,
+            "logits": self.activations.logits + self._narrow_logits(),
             "gathered": both * self._gathered(self._logits_weight()),
         }
+
+    def _narrow_logits(self) -> float:
+        """On GPUs the gradient of the logits in the compute dtype, for its two products, beside the float32 logits."""
+        size = dtype_bytes(self.workload.compute_dtype)
+        if self.kind != "gpu" or self.strategy.flat_buffers or size == 4:
+            return 0.0
+        return size * self.activations.tokens * self.workload.model.vocab / self.mesh.tp
 
     def _attention(self) -> dict[str, float]:
         """The backward pass of a layer's attention."""
