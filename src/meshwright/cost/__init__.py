@@ -80,7 +80,13 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.traffic import activation_collectives, room_collectives, step_collectives, weight_collectives
+from meshwright.cost.traffic import (
+    activation_collectives,
+    is_of_weights,
+    room_collectives,
+    step_collectives,
+    weight_collectives,
+)
 
 __all__ = [
     "BOUNDS",
@@ -131,6 +137,7 @@ __all__ = [
     "image_update_seconds",
     "in_flight",
     "intensity",
+    "is_of_weights",
     "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",

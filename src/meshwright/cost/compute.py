@@ -7,7 +7,7 @@ weights follow from the declaration; attention and elementwise passes are counte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -24,10 +24,10 @@ from meshwright.cost.elementwise import (
 )
 from meshwright.cost.flops import SCORES_AGAIN, is_recomputed
 from meshwright.cost.model_states import parameter_elements
-from meshwright.cost.traffic import stage_layers, weight_collectives
+from meshwright.cost.traffic import is_of_weights, stage_layers, weight_collectives
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.record import Collective, Phase
+from meshwright.record import Phase
 from meshwright.workload import DEFAULT, Parameter, Strategy, Workload, leaves, parameters, token_axes, used_shape
 
 
@@ -110,44 +110,27 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
-    """The time in which weights are copied out of the buffer they are gathered into, and gradients into theirs.
+    """The time in which weights are copied out of what they are gathered into, and gradients into theirs.
 
-    On the stream of the ops, so that nothing hides it. Each element is read and written once.
+    On the stream of the ops, so that nothing hides it. Of a buffer each element is read and written once. Into a list
+    of shards there is a copy for each member of the group, and before a gather the array is filled with zeros; queries,
+    keys and values are one array there.
     """
     if not (strategy.flat_buffers or strategy.lists_shards):
         return {}
-    moves = [move for move in weight_collectives(workload, mesh, strategy) if _is_of_weights(move)]
-    if strategy.lists_shards:
-        return _list_seconds(moves, mesh, system)
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
     # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
-    factors = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}
+    factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
+    if strategy.lists_shards:
+        factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
+        launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
     seconds: dict[Phase, float] = {}
-    for move in moves:
-        taken = factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
-        seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
-    return seconds
-
-
-def _list_seconds(moves: Iterable[Collective], mesh: MeshShape, system: System) -> dict[Phase, float]:
-    """The time of copies between arrays and lists of shards, one for each member of the group.
-
-    Before a gather the array is filled with zeros, after it read and written once more. Queries, keys and values are
-    one array where lists are in use.
-    """
-    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
-    factors, seconds = {"all-gather": 3.0, "reduce-scatter": 2.0}, dict[Phase, float]()
-    for move in moves:
+    for move in filter(is_of_weights, weight_collectives(workload, mesh, strategy)):
         copies = 0 if move.array.endswith((".key", ".value")) else move.count * mesh.degree(move.axes)
         taken = copies * launch + factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
         seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
     return seconds
-
-
-def _is_of_weights(move: Collective) -> bool:
-    """Whether a collective gathers weights or scatters their gradients."""
-    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
 
 
 def products(workload: Workload, mesh: MeshShape, tokens: float) -> Iterator[Product]:

@@ -87,6 +87,11 @@ def room_collectives(workload: Workload, mesh: MeshShape, *, is_ragged: bool) ->
     )
 
 
+def is_of_weights(move: Collective) -> bool:
+    """Whether a collective gathers weights or scatters their gradients."""
+    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
+
+
 def stage_layers(num_layers: int, mesh: MeshShape) -> int:
     """The layers of the stage that has most of so many."""
     return math.ceil(num_layers / mesh.pp)

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshwright.cost import activation_collectives, collective_efficiency, collective_seconds, weight_collectives
+from meshwright.cost import (
+    activation_collectives,
+    collective_efficiency,
+    collective_seconds,
+    is_of_weights,
+    weight_collectives,
+)
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Kind, Phase
@@ -146,18 +152,13 @@ def _gathered_bytes(
     """The bytes of gathers and scatters over fsdp forward and backward: once, and for each microbatch."""
     one, two = (
         [
-            sum(move.bytes for move in moves if WINDOWS.get(move.phase) == window and _is_of_weights(move))
+            sum(move.bytes for move in moves if WINDOWS.get(move.phase) == window and is_of_weights(move))
             for window in ("forward", "backward")
         ]
         for moves in (weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)) for parts in (1, 2))
     )
     each = (two[0] - one[0], two[1] - one[1])
     return (one[0] - each[0], one[1] - each[1]), each
-
-
-def _is_of_weights(move: Collective) -> bool:
-    """Whether a collective gathers weights or scatters their gradients."""
-    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
 
 
 @lru_cache(maxsize=1 << 6)
