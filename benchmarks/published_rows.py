@@ -230,6 +230,8 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
         zero_stage=min(said.get("zero_stage") or 0, (1 if is_titan else 2) if mesh.pp > 1 else 3),
         schedule="gpipe" if "gpipe" in schedule else "1f1b",
         virtual_stages=_virtual_stages(row, mesh, schedule),
+        # Every pipeline among the rows is of programs of their own, PyTorch's all.
+        lockstep=mesh.pp == 1,
         # XLA's partitioner splits the stream as it likes; "SP" is a word of Megatron's.
         sequence_parallel=bool(said.get("sp")) or system.chip.kind == "tpu",
         # XLA sends what a product on a TPU needs from its neighbours in chunks beside it (Wang et al., ASPLOS 2023,
@@ -254,7 +256,7 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
         matmul_dtype="fp8" if "fp8" in words or "float8" in words else None,
         fuses="eager" not in words,
         # Megatron-LM's defaults (megatron/arguments.py, --attention-dropout and --hidden-dropout).
-        dropout=is_megatron,
+        dropout=0.1 if is_megatron else 0.0,
         # It runs a whole block again (megatron/mpu/random.py, CheckpointFunction.backward); so the paper counts four
         # forward passes (arXiv:2104.04473, section 5.1). PyTorch's own checkpoints stop early since 2.1.
         reruns_blocks=is_megatron,

@@ -28,9 +28,9 @@ class MeshShape:
     pp: int = 1
 
     def __post_init__(self) -> None:
-        for axis, degree in self.degrees.items():
-            if degree < 1:
-                raise MeshwrightError(f"mesh axis {axis}={degree}; a degree is a whole number from 1")
+        for axis, degree in vars(self).items():
+            if not isinstance(degree, int) or degree < 1:
+                raise MeshwrightError(f"mesh axis {axis}={degree!r}; a degree is a whole number from 1")
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -130,25 +130,31 @@ def _degree(word: str, text: str) -> int:
 
 def check_batch(mesh: MeshShape, *, batch: int, seq_len: int) -> None:
     """Raise where `batch` sequences of `seq_len` tokens cannot be split over the mesh."""
-    shards = mesh.degree(("dp", "fsdp"))
+    axes = ("dp", "fsdp", "ep") if mesh.ep > 1 else ("dp", "fsdp")
+    shards = mesh.degree(axes)
     if batch < 1 or batch % shards:
         raise MeshwrightError(
-            f"batch {batch} is not a multiple of dp*fsdp = {mesh.dp}*{mesh.fsdp} = {shards};"
-            f" use {_list(_around(batch, shards))}"
+            f"batch {batch} is not a multiple of {'*'.join(axes)} = {'*'.join(str(mesh.degree(a)) for a in axes)} ="
+            f" {shards}; use {_list(multiples_around(batch, shards))}"
         )
     if seq_len < 1 or seq_len % mesh.sp:
         raise MeshwrightError(
-            f"sequence length {seq_len} is not a multiple of sp = {mesh.sp}; use {_list(_around(seq_len, mesh.sp))}"
+            f"sequence length {seq_len} is not a multiple of sp = {mesh.sp};"
+            f" use {_list(multiples_around(seq_len, mesh.sp))}"
         )
 
 
-def check_divides(what: str, size: int, mesh: MeshShape, axes: tuple[str, ...]) -> None:
-    """Raise where the degrees of `axes` do not divide a dim; `what` names it in the message, as in `kv_heads`."""
+def check_divides(what: str, size: int, mesh: MeshShape, axes: tuple[str, ...], *, of: str = "") -> None:
+    """Raise where the degrees of `axes` do not divide a dim; `what` names it in the message, as in `kv_heads`.
+
+    of: the array that it is a dim of, where one is known.
+    """
     degree = mesh.degree(axes)
     if size % degree:
+        over, where = "*".join(axes), f" of {of}" if of else ""
+        nearest = _list([f"{over}={legal}" for legal in nearest_divisors(size, degree)])
         raise MeshwrightError(
-            f"{'*'.join(axes)}={degree} cannot split {what}={size}: {size} % {degree} = {size % degree};"
-            f" use {'*'.join(axes)} in {_list(divisors(size))}"
+            f"{over}={degree} cannot split {what}={size}{where}: {size} % {degree} = {size % degree}; use {nearest}"
         )
 
 
@@ -158,6 +164,12 @@ def divisors(size: int) -> list[int]:
     return small + [size // d for d in reversed(small) if d * d != size]
 
 
+def nearest_divisors(size: int, degree: int) -> list[int]:
+    """The whole numbers on either side of `degree` that divide `size`: one or two."""
+    legal = divisors(size)
+    return [d for d in legal if d < degree][-1:] + [d for d in legal if d > degree][:1]
+
+
 def local_shape(
     shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
 ) -> tuple[int, ...]:
@@ -165,8 +177,8 @@ def local_shape(
     return tuple(size // math.prod(degrees[axis] for axis in axes) for size, axes in zip(shape, spec, strict=True))
 
 
-def _around(size: int, step: int) -> list[int]:
-    """The multiples of `step` on either side of `size`."""
+def multiples_around(size: int, step: int) -> list[int]:
+    """The multiples of `step` on either side of `size`: one or two."""
     below = size // step * step
     return [multiple for multiple in (below, below + step) if multiple > 0]
 

@@ -16,6 +16,7 @@ from meshwright.workload import (
     PRESETS,
     REMATS,
     Experts,
+    Strategy,
     Workload,
     check_mesh,
     flops_by_phase,
@@ -24,6 +25,9 @@ from meshwright.workload import (
     parameters,
     step_ops,
 )
+
+WORK = Strategy(lockstep=False)
+"""The work of a step, without what stages in lockstep do while they wait."""
 
 WITHOUT_PRODUCT = ("norm of the gradient", "softmax", "loss", "stream", "routing")
 """Collectives that no product needs: of the optimizer, the loss, the stages of a pipeline, where copies go."""
@@ -77,13 +81,13 @@ def by_kind(moves):
 def of_products(workload, mesh):
     """The priced collectives of a step that its products need; vectors have no product."""
     vectors = {path for path, parameter in leaves(parameters(workload.model)) if parameter.role == "vector"}
-    moves = step_collectives(workload, mesh)
+    moves = step_collectives(workload, mesh, WORK)
     return [m for m in moves if m.array not in vectors and not m.array.startswith(WITHOUT_PRODUCT)]
 
 
 def assert_agree(workload, mesh):
     """The same flops in each phase, to the flop, and the same collectives, to the byte and the number of times."""
-    ops, flops = step_ops(workload, mesh), step_flops(workload, mesh)
+    ops, flops = step_ops(workload, mesh), step_flops(workload, mesh, WORK)
     assert flops_by_phase(ops, mesh) == {
         "forward": flops.forward,
         "recompute": flops.recompute,

@@ -1,4 +1,4 @@
-"""The decoder against a plain one on one device, and on every mesh against itself on one device."""
+"""The decoder against a plain one on one device; on every mesh it is held to that in `tests/parallel/kit_rows.py`."""
 
 import math
 from dataclasses import replace
@@ -8,30 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.mesh import parse_mesh
+from meshwright.mesh import MeshShape
 from meshwright.models import loss
 from meshwright.parallel import Layout, build_mesh, initialise
-from meshwright.workload import DEFAULT, PRESETS, REMATS, RopeScaling, Strategy, leaves, parameters, rules_of
+from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)
 STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
 TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))
 
-MESHES = ["8,1,1,1", "1,8,1,1", "1,1,8,1", "2,2,2,1", "1,2,2,2", "1,1,1,8", "2,1,1,1", "1,2,2,1"]
 
-
-def loss_and_gradients(model, mesh_dim, *, remat="block", text=TEXT, strategy=DEFAULT):
-    """Loss and gradients of one batch in float32, the arrays whole."""
-    num_devices = math.prod(int(degree) for degree in mesh_dim.split(","))
-    shape = parse_mesh(mesh_dim, num_devices=num_devices)
-    mesh, layout = build_mesh(shape, jax.devices()[:num_devices]), Layout(shape, rules_of(strategy))
+def loss_and_gradients(model, shape):
+    """Loss, gradients and parameters of one batch in float32, the arrays whole."""
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         place = layout.spec("batch", "sequence")
-        batch = {"tokens": jax.device_put(text[:, :-1], place), "targets": jax.device_put(text[:, 1:], place)}
+        batch = {"tokens": jax.device_put(TEXT[:, :-1], place), "targets": jax.device_put(TEXT[:, 1:], place)}
         step = jax.jit(
-            jax.value_and_grad(lambda params: loss(params, batch, model, layout, dtype=jnp.float32, remat=remat))
+            jax.value_and_grad(lambda params: loss(params, batch, model, layout, dtype=jnp.float32, remat="block"))
         )
         value, gradients = jax.block_until_ready(step(params))
     return float(value), jax.tree.map(np.asarray, gradients), jax.tree.map(np.asarray, params)
@@ -91,49 +87,17 @@ def plain_loss(params, tokens, targets, model):
     "model", [MODEL, TIED, replace(MODEL, rope_scaling=STRETCHED)], ids=["untied", "tied", "stretched"]
 )
 def test_the_decoder_computes_what_a_plain_one_does(model):
-    found = loss_and_gradients(model, "1,1,1,1")
+    found = loss_and_gradients(model, MeshShape())
     plain = jax.value_and_grad(lambda params: plain_loss(params, TEXT[:, :-1], TEXT[:, 1:], model))
     value, gradients = plain(jax.tree.map(jnp.asarray, found[2]))
     assert_same(found, (float(value), jax.tree.map(np.asarray, gradients)))
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """Loss and gradients on one device."""
-    return loss_and_gradients(MODEL, "1,1,1,1")
-
-
-@pytest.mark.parametrize("mesh_dim", MESHES)
-def test_loss_and_gradients_do_not_depend_on_the_mesh(mesh_dim, alone):
-    assert_same(loss_and_gradients(MODEL, mesh_dim), alone)
-
-
-@pytest.mark.parametrize("mesh_dim", ["1,1,8,1", "2,2,2,1"])
-def test_tied_embeddings_do_not_depend_on_the_mesh(mesh_dim):
-    assert_same(loss_and_gradients(TIED, mesh_dim), loss_and_gradients(TIED, "1,1,1,1"))
-
-
-@pytest.mark.parametrize("mesh_dim", ["1,1,8,1", "2,2,2,1", "1,2,2,2"])
-def test_a_stream_that_every_device_of_tp_has_whole_changes_no_gradient(mesh_dim, alone):
-    assert_same(loss_and_gradients(MODEL, mesh_dim, strategy=Strategy(sequence_parallel=False)), alone)
-
-
-@pytest.mark.parametrize("remat", REMATS)
-def test_what_is_kept_for_backward_changes_no_gradient(remat, alone):
-    assert_same(loss_and_gradients(MODEL, "1,2,2,2", remat=remat), alone)
-
-
-def test_parameters_start_the_same_on_every_mesh():
-    one, eight = (loss_and_gradients(MODEL, mesh_dim)[2] for mesh_dim in ("1,1,1,1", "1,2,4,1"))
-    for (path, a), (_, b) in zip(leaves(one), leaves(eight), strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=path)
 
 
 @pytest.mark.slow
 def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
     """A sequence split over sp is cut into chunks that each have a share of every device's queries."""
     model = replace(MODEL, num_layers=1)
-    whole = loss_and_gradients(model, "1,1,1,1")
+    whole = loss_and_gradients(model, MeshShape())
     monkeypatch.setattr("meshwright.models.attention.num_query_chunks", lambda seq_len: 4)
-    assert_same(loss_and_gradients(model, "1,1,1,1"), whole)
-    assert_same(loss_and_gradients(model, "1,2,2,2"), whole)
+    assert_same(loss_and_gradients(model, MeshShape()), whole)
+    assert_same(loss_and_gradients(model, MeshShape(fsdp=2, tp=2, sp=2)), whole)

@@ -12,7 +12,7 @@ from meshwright.compiled import read_hlo
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.models import loss, staged_loss
+from meshwright.models import loss, staged_loss_and_load
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.planner import predict
 from meshwright.training import Optimizer, initial_state, lower_train_step, train_step
@@ -60,7 +60,7 @@ CASES = [
 @pytest.mark.parametrize(("model", "shape", "strategy", "remat"), CASES)
 def test_stages_change_neither_loss_nor_gradients(model, shape, strategy, remat, alone):
     def staged(*given):
-        return staged_loss(*given, strategy=strategy, dtype=jnp.float32, remat=remat)
+        return staged_loss_and_load(*given, strategy=strategy, dtype=jnp.float32, remat=remat)[0]
 
     found, wanted = loss_and_gradients(model, shape, staged), alone[model]
     assert found[0] == pytest.approx(wanted[0], rel=1e-6)
@@ -134,7 +134,7 @@ def test_a_batch_or_remat_that_stages_cannot_have_is_one_clear_error(strategy, r
     shape = MeshShape(pp=2)
 
     def staged(*given):
-        return staged_loss(*given, strategy=strategy, dtype=jnp.float32, remat=remat)
+        return staged_loss_and_load(*given, strategy=strategy, dtype=jnp.float32, remat=remat)[0]
 
     with pytest.raises(MeshwrightError, match=message):
         loss_and_gradients(MODEL, shape, staged)

@@ -9,13 +9,13 @@ from jax.sharding import PartitionSpec as P
 from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.mesh import MeshShape
 from meshwright.parallel import Layout, build_mesh
-from meshwright.parallel.pipeline import Pipeline, held, pipelined_loss
+from meshwright.parallel.pipeline import Made, Pipeline, held, pipelined_loss
 from meshwright.parallel.pipeline_1f1b import alternating_loss
 from meshwright.workload import RULES
 
 BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
-RULES_OF_STAGES = {**RULES, "layers": ("pp",), "whole_vocab": ()}
-TABLE = ("whole_vocab", "embed")
+RULES_OF_STAGES = {**RULES, "layers": ("pp",)}
+TABLE = ("positions", "embed")
 LAYER = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}
 RESIDUAL, GATHERED = ("batch", "residual_sequence", "activation"), ("batch", "sequence", "activation")
 STREAM_BYTES = BATCH * LENGTH * EMBED * 4
@@ -28,12 +28,12 @@ def functions(layout):
         table = layout.weight(ends["table"], *TABLE)
         return layout.place(table.at[tokens["tokens"]].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
 
-    def layer(weights, x):
+    def layer(weights, x, tokens):
         h = layout.place(jnp.tanh(x), *GATHERED, reduced=layout.axes("mlp"))
         h = jnp.sin(jnp.einsum("bsd,df->bsf", h, layout.weight(weights["up"], *LAYER["up"])))
         out = layout.spec(*GATHERED, unreduced=layout.axes("mlp"))
         y = jnp.einsum("bsf,fd->bsd", h, layout.weight(weights["down"], *LAYER["down"]), out_sharding=out)
-        return x + layout.place(y, *RESIDUAL)
+        return Made(x + layout.place(y, *RESIDUAL))
 
     def last(ends, x, tokens):
         scores = jnp.einsum("bsd,vd->bsv", layout.place(x, *GATHERED), layout.weight(ends["table"], *TABLE))
@@ -62,7 +62,7 @@ def on_one_device(num_layers, microbatches):
 
     def loss(ends, layers, inputs):
         def one(tokens):
-            x, _ = jax.lax.scan(lambda x, weights: (layer(weights, x), None), first(ends, tokens), layers)
+            x, _ = jax.lax.scan(lambda x, weights: (layer(weights, x, tokens).x, None), first(ends, tokens), layers)
             return last(ends, x, tokens)
 
         return jnp.mean(jax.lax.map(one, inputs))
@@ -88,7 +88,7 @@ def compiled_pipeline(shape, schedule, num_layers):
             {name: put(in_slots(layers[name], schedule), layout.spec("layers", *LAYER[name])) for name in LAYER},
             {name: put(x, P(None, *layout.spec("batch", "sequence"))) for name, x in inputs.items()},
         )
-        step = jax.jit(jax.value_and_grad(lambda *given: run(pipeline, *given), argnums=(0, 1)))
+        step = jax.jit(jax.value_and_grad(lambda *given: run(pipeline, *given)[0], argnums=(0, 1)))
         return step.lower(*arguments).compile(), arguments
 
 

@@ -9,8 +9,8 @@ from jax.experimental.pallas import tpu as pltpu
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.parallel import build_mesh
-from meshwright.parallel.blockwise import Mask, Places
 from meshwright.parallel.kernels import kernel_of, whole_attention
+from meshwright.parallel.places import Mask, Places
 
 MASKS = {
     "causal": (Mask(), False),

@@ -66,7 +66,7 @@ def test_a_parameter_starts_with_its_declared_spread():
 
 def test_a_degree_that_does_not_divide_a_parameter_is_told_with_its_path():
     shape = MeshShape(tp=3)
-    with pytest.raises(MeshwrightError, match="tp=3 cannot split vocab of embedding=256"):
+    with pytest.raises(MeshwrightError, match="tp=3 cannot split vocab=256 of embedding"):
         shardings(parameters(MODEL), abstract_mesh(shape), Layout(shape))
 
 

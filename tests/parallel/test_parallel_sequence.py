@@ -11,7 +11,7 @@ from meshwright.compiled import read_hlo
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.parallel import Layout, build_mesh
-from meshwright.parallel.blockwise import Mask, Places, is_visible
+from meshwright.parallel.places import Mask, Places, is_visible
 from meshwright.parallel.sequence import KEYS, QUERIES, TOKENS, attend
 
 BATCH, LENGTH, KV_HEADS, GROUPS, HEAD_DIM = 2, 128, 8, 2, 16

@@ -12,7 +12,7 @@ GPIPE = """\
   stage 1 ·   F0  F1  F2  B2  B1  B0  ·
 
   waiting: 33% of the time of work, (p - 1) / (v m)
-  the first stage keeps at most 3 of 3 for backward"""
+  a device keeps the inputs of at most 3 of 3 for backward"""
 
 ALTERNATING = """\
   1F1B in lockstep: 4 microbatches, 2 stages
@@ -21,7 +21,7 @@ ALTERNATING = """\
   stage 1 ·   F0  B0  F1  B1  F2  B2  F3  B3  ·
 
   waiting: 25% of the time of work, (p - 1) / (v m)
-  the first stage keeps at most 3 of 4 for backward"""
+  a device keeps the inputs of at most 2 of 4 for backward"""
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,18 @@ def test_chunks_have_letters_and_what_is_long_goes_on_below():
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("  stage 3") for line in lines) == 3
     assert "B7b" in str(picture)
+
+
+@pytest.mark.parametrize(
+    ("layers", "virtual_stages", "rows"),
+    [
+        (5, 1, ["stage 0 (0-2)", "stage 1 (3-4)"]),
+        (6, 2, ["stage 0 (0-1, 4)", "stage 1 (2-3, 5)"]),
+    ],
+)
+def test_each_stage_has_its_layers_beside_it(layers, virtual_stages, rows):
+    picture = show_pipeline(Schedule(stages=2, microbatches=2, virtual_stages=virtual_stages), num_layers=layers)
+    assert [line.split(")")[0].strip() + ")" for line in str(picture).splitlines() if "stage " in line[:9]] == rows
 
 
 def test_the_svg_says_what_each_cell_is():

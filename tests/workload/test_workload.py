@@ -158,7 +158,7 @@ def test_a_dim_without_a_rule_an_unknown_axis_and_an_axis_used_twice_are_errors(
 def test_a_local_shape_divides_each_dim_by_its_axes_or_says_why_not():
     query = Parameter(shape=(2, 64, 8, 2, 16), axes=("layers", "embed", "kv_heads", "group", "head_dim"))
     assert local_parameter_shape(query, mesh=MeshShape(fsdp=4, tp=2)) == (2, 16, 4, 2, 16)
-    with pytest.raises(MeshwrightError, match=r"tp=3 cannot split kv_heads of layers.query=8"):
+    with pytest.raises(MeshwrightError, match=r"tp=3 cannot split kv_heads=8 of layers.query"):
         local_parameter_shape(query, mesh=MeshShape(tp=3), what="layers.query")
 
 
@@ -168,7 +168,7 @@ def test_a_local_shape_divides_each_dim_by_its_axes_or_says_why_not():
         (MeshShape(pp=4), "pp=4 stages for the 2 layers of tiny, so that some would split nothing; use pp in 1 to 2"),
         (MeshShape(ep=2), "ep=2, which would split nothing"),
         (MeshShape(dp=3), "batch 16 is not a multiple of dp*fsdp = 3*1 = 3; use 15 or 18"),
-        (MeshShape(tp=16), "tp=16 cannot split vocab of embedding=257"),
+        (MeshShape(tp=16), "tp=16 cannot split vocab=257 of embedding"),
         (MeshShape(sp=7), "sequence length 64 is not a multiple of sp = 7"),
     ],
     ids=str,

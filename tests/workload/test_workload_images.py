@@ -71,7 +71,7 @@ def test_every_convolution_is_declared_once_with_its_norm():
         (MeshShape(sp=2), "has sp=2"),
         (MeshShape(pp=2), "has pp=2"),
         (MeshShape(dp=3), "batch 256 is not a multiple"),
-        (MeshShape(fsdp=128), "fsdp=128 cannot split channels_out of stem.kernel=64"),
+        (MeshShape(fsdp=128), "fsdp=128 cannot split channels_out=64 of stem.kernel"),
     ],
 )
 def test_a_mesh_that_cannot_split_images_is_told(mesh, message):

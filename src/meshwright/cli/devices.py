@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
@@ -14,11 +15,33 @@ PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """What JAX is asked for: the kind of chip, and the CPU, which is always there, so that it finds something."""
 
+AUTO = "auto"
 
-def claim_devices(system: System) -> None:
-    """Have JAX show the devices of `system`, or raise where they are not there. To be called before JAX uses any."""
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of one run; each has a part of the devices, and all are started with the same arguments."""
+
+    coordinator: str | None = None
+    """Where the processes of one run meet, as HOST:PORT of the first; auto where the cluster says it all (Cloud TPU,
+    Slurm). Without it there is one process."""
+    num_processes: int | None = None
+    """How many processes there are, each with as many of the devices."""
+    process_id: int | None = None
+    """Which of them this is, from 0; the first writes the run directory and prints."""
+
+
+ALONE = Processes()
+
+
+def claim_devices(system: System, processes: Processes = ALONE) -> None:
+    """Have JAX show the devices of `system`, or raise where they are not there. To be called before JAX uses any.
+
+    With several processes, once all of them have come.
+    """
+    here = _devices_here(system, processes)
     if system.chip.kind == "cpu":
-        count = f"--xla_force_host_platform_device_count={system.num_devices}"
+        count = f"--xla_force_host_platform_device_count={here}"
         # Read when the backend starts; of two settings of one flag XLA takes the last.
         os.environ["XLA_FLAGS"] = " ".join([PATIENCE, os.environ.get("XLA_FLAGS", ""), count])
     import jax
@@ -26,6 +49,9 @@ def claim_devices(system: System) -> None:
     # Another platform's plugin, installed to compile for it, would look for its devices and complain.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
+    if processes.coordinator is not None:
+        address = None if processes.coordinator == AUTO else processes.coordinator
+        jax.distributed.initialize(address, processes.num_processes, processes.process_id)
     try:
         count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
     except RuntimeError as error:
@@ -35,3 +61,21 @@ def claim_devices(system: System) -> None:
             f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
             f" cpu:{system.num_devices} simulates as many"
         )
+
+
+def _devices_here(system: System, processes: Processes) -> int:
+    """The devices of a system that one process has, checked."""
+    said = (processes.num_processes, processes.process_id)
+    if processes.coordinator in (None, AUTO):
+        if said != (None, None):
+            raise MeshwrightError("--num-processes and --process-id go with --coordinator HOST:PORT, and not with auto")
+        return system.num_devices
+    count, number = said
+    if count is None or number is None or not 0 <= number < count:
+        raise MeshwrightError(
+            f"--coordinator {processes.coordinator} wants --num-processes, from 1, and --process-id, from 0 and below"
+            f" that; they are {count} and {number}"
+        )
+    if system.num_devices % count:
+        raise MeshwrightError(f"{count} processes cannot have the same part of {system.num_devices} devices each")
+    return system.num_devices // count

@@ -18,6 +18,7 @@ COMMANDS = {
     "collective": "what one collective takes on a fabric, and what it does to real numbers",
     "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",
     "show": "what each device holds of a sharded array, as a picture",
+    "show pipeline": "a pipeline in time: what each stage does in each slot, and where it waits",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
 }
 
@@ -28,12 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0 if words else 2
-    name, *rest = words
+    # Of the commands that begin alike, the one of two words.
+    two = " ".join(words[:2])
+    name, rest = (two, words[2:]) if two in COMMANDS else (words[0], words[1:])
     try:
         if name not in COMMANDS:
             raise MeshwrightError(f"no command {name!r}; commands are {', '.join(COMMANDS)}")
         # Only the command's own file is imported: `plan` answers before JAX would have loaded.
-        module = importlib.import_module(f"meshwright.cli.{name}")
+        module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
         return _run(module, name, rest)
     except MeshwrightError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,7 +55,7 @@ def _run(module: object, name: str, words: Sequence[str]) -> int:
 
 def _help() -> str:
     """What there is."""
-    lines = [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<15}{what}" for name, what in COMMANDS.items()]
     return "\n".join(
         ["usage: meshwright COMMAND …", "", *lines, "", "meshwright COMMAND --help says what a command takes."]
     )

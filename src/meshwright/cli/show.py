@@ -46,7 +46,7 @@ def run(args: Args) -> int:
     array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
     picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
     if args.svg is not None:
-        _write(args.svg, picture.svg)
+        write_file(args.svg, picture.svg)
     if args.json:
         print(json.dumps(_data(array, sizes, args), indent=2))
         return 0
@@ -68,8 +68,8 @@ def _data(array: ShardedArray, sizes: Sizes, args: Args) -> dict[str, Any]:
     return data
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file."""
+def write_file(path: Path, text: str) -> None:
+    """Write a file; one that cannot be written is an error."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,15 +14,15 @@ import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshwright.cli.common import Subject, choose_plan
-from meshwright.cli.devices import claim_devices
+from meshwright.cli.devices import Processes, claim_devices
 from meshwright.cli.tables import console, headline, speed
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-from meshwright.mesh import parse_mesh
+from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.planner import Plan, as_run, make_plan
 from meshwright.record import Record
 from meshwright.units import show_percent, show_rate, show_seconds
-from meshwright.workload import Dtype
+from meshwright.workload import DEFAULT, Dtype, MatmulDtype, Strategy, without_effect
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -33,8 +34,14 @@ class Way:
 
     num_microbatches: int | None = None
     """Parts of a device's batch that run one after the other, their gradients summed over devices once."""
+    schedule: Literal["gpipe", "1f1b"] | None = None
+    """In which order microbatches go through the stages of pp (1f1b)."""
+    virtual_stages: int | None = None
+    """The chunks of layers of each stage; with several the schedule is interleaved (1)."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """What fsdp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too (3)."""
+    overlaps_tp: bool | None = None
+    """Whether collectives over tp run chunk by chunk beside the products that need them (no)."""
     optimizer: Literal["adamw", "lion", "adafactor", "sgd"] | None = None
     """What makes updates of gradients (adamw)."""
     moment_dtype: Dtype | None = None
@@ -43,6 +50,12 @@ class Way:
     """What parameters are kept in (f32)."""
     master_weights: bool | None = None
     """Whether the optimizer updates float32 copies of narrower parameters (no)."""
+    gradient_dtype: Dtype | None = None
+    """What gradients are summed over devices in (as products are made in)."""
+    matmul_dtype: MatmulDtype | None = None
+    """What operands of the layers' products are rounded to, by qwix: pip install meshwright[quantized] (not at all)."""
+    dropout: float | None = None
+    """The share dropped at random of what attention and mlp add to the stream, and of attention's weights (0)."""
 
     def of(self, plan: Plan) -> Plan:
         """The plan, run in this way; a way that does not run is an error."""
@@ -59,6 +72,7 @@ class Args:
 
     Example: meshwright train tiny --on cpu:8 --mesh-dim 1,2,4,1 --batch 16 --seq-len 256 --steps 200
     Go on: meshwright train runs/tiny --resume --steps 400 (on another mesh: --on cpu:4 --mesh-dim 1,4,1,1)
+    As one of two processes: ... --coordinator localhost:1234 --num-processes 2 --process-id 0
     """
 
     subject: Annotated[Subject, tyro.conf.arg(name="")]
@@ -77,6 +91,7 @@ class Args:
     save_every: int = 0
     """Steps between checkpoints; 0 keeps the last only."""
     way: Annotated[Way, tyro.conf.arg(name="")] = field(default_factory=Way)
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
     seed: int = 0
     """Decides the first parameters and the order of the data."""
     json: bool = False
@@ -85,16 +100,19 @@ class Args:
 
 def run(args: Args) -> int:
     """Train, and print what was measured beside what was planned."""
-    from meshwright.training import train
+    from meshwright.training import is_first_process, train
 
     config, directory = (_resumed if args.resume else _begun)(args)
     system = parse_system(config.hardware)
-    claim_devices(system)
+    claim_devices(system, args.processes)
     plan = make_plan(config.workload, config.mesh, system, config.strategy).predicted
-    if not args.json:
+    is_first = is_first_process()
+    if is_first and not args.json:
         print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(plan)}", flush=True)
-    with _bar(config.steps, plan, is_quiet=args.json) as on_step:
+    with _bar(config.steps, plan, is_quiet=args.json or not is_first) as on_step:
         record = train(config, directory, on_step=on_step)
+    if not is_first:
+        return 0
     if args.json:
         print(json.dumps(record.to_json(), indent=2))
     else:
@@ -140,7 +158,15 @@ def _resumed(args: Args) -> tuple[RunConfig, Path]:
     mesh = parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices) if changed else before.mesh
     steps = max(args.steps, before.steps)
     changes = {"hardware": str(system), "mesh": mesh, "steps": steps, "save_every": args.save_every}
-    return replace(before, **changes), directory
+    return replace(before, strategy=_kept_way(before, mesh), **changes), directory
+
+
+def _kept_way(before: RunConfig, mesh: MeshShape) -> Strategy:
+    """The strategy of a run as it goes on on a mesh: what changes nothing there is left out, and said."""
+    idle = without_effect(before.workload, mesh, before.strategy)
+    for field, reason in idle.items():
+        print(f"{field}={getattr(before.strategy, field)!r} is left out on {mesh}: {reason}", file=sys.stderr)
+    return replace(before.strategy, **{field: getattr(DEFAULT, field) for field in idle})
 
 
 @contextmanager

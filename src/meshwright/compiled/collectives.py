@@ -75,7 +75,8 @@ def _further_parts(module: Module) -> frozenset[tuple[str, str]]:
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():
         kind, channel = collective_kind(instruction), instruction.attributes.get("channel_id")
-        if kind is not None and channel:
+        # Of several slices all that are reduce-scatters have one channel, each a fusion of its own.
+        if kind is not None and channel and not _is_hidden_reduce_scatter(module, instruction):
             *_, home = _outwards(module, instruction.computation, "fusion")
             if home != instruction.computation:
                 parts[channel, kind].append((home, instruction))

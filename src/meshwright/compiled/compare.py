@@ -14,12 +14,24 @@ from meshwright.units import show_bytes, show_flops, show_percent, show_rate, sh
 Unit = Literal["flop", "B", "s", "tok/s", "share"]
 
 NOT_PLANNED, MISSING, UNEXPLAINED = "not planned", "the compiled program has none", "otherwise than planned"
+ANOTHER_PROGRAM = "another program than planned"
 """Reasons that name nothing."""
 
 FOR_ANY_ROUTING = "with room for any routing, as experts without a capacity need; planned as in balance"
 
 _LEAST_SHARE = 0.005
 """The part of a step's difference below which a term of it is not named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a program does beyond its plan for room that experts need, as `cost.room_flops` and `room_collectives`."""
+
+    flops: float = 0.0
+    collectives: tuple[Collective, ...] = ()
+
+
+NO_ROOM = Room()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +117,11 @@ def compare(
     *,
     argument_bytes: int,
     measured: Record | None = None,
-    room: tuple[Collective, ...] = (),
+    room: Room = NO_ROOM,
 ) -> tuple[Row, ...]:
     """Every quantity of the records, `compiled` in the terms of a plan; `argument_bytes` as predicted.
 
-    room: what the program moves beyond the plan for room that experts need, as `cost.room_collectives` has it. Times
-    are compared where a simulation of the compiled program or a run gives any.
+    Times are compared where a simulation of the compiled program or a run gives any.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
@@ -120,12 +131,12 @@ def compare(
             unit="flop",
             predicted=predicted.flops,
             compiled=compiled.flops,
-            reason="another program than planned",
+            reason=FOR_ANY_ROUTING if compiled.flops == predicted.flops + room.flops else ANOTHER_PROGRAM,
         ),
         _memory("arguments", argument_bytes, memory, ran, "small arrays are padded"),
         _memory("temporaries", temporaries, memory, ran, "an estimate"),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, "by its temporaries"),
-        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, room),
+        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, room.collectives),
         *_times(predicted, compiled, measured),
     ]
     return tuple(replace(row, reason="") if row.is_equal and row.unit == "flop" else row for row in rows)
@@ -180,20 +191,26 @@ def _collectives(
     """A row for every kind, axes and phase of collective in either."""
     planned, found = ({(c.kind, c.axes, c.phase): c for c in moves} for moves in (predicted, compiled))
     planned, in_turn = _joined(planned, found)
-    named = explain(planned, found, mesh) | dict.fromkeys(_with_room(planned, found, room), FOR_ANY_ROUTING)
+    named = _named(planned, found, mesh, room)
     for key in dict.fromkeys((*planned, *found)):
         said = "; ".join(filter(None, (in_turn.get(key, ""), named.get(key, ""))))
         yield _collective_row(key, planned.get(key), found.get(key), said)
 
 
-def _with_room(
-    planned: Mapping[Key, Collective], found: Mapping[Key, Collective], room: tuple[Collective, ...]
-) -> Iterator[Key]:
-    """The kind, axes and phase of what is more than planned by the room that experts need, to the byte."""
-    for move in merge(room):
-        key = (move.kind, move.axes, move.phase)
-        if key in planned and key in found and found[key].bytes == planned[key].bytes + move.bytes:
-            yield key
+def _named(
+    planned: Mapping[Key, Collective],
+    found: Mapping[Key, Collective],
+    mesh: Mapping[str, int],
+    room: tuple[Collective, ...],
+) -> dict[Key, str]:
+    """What names the difference of each kind, axes and phase: room that experts need, to the byte, and `explain`."""
+    more = {key: move for move in merge(room) if (key := (move.kind, move.axes, move.phase)) in planned}
+    roomy = {key: replace(planned[key], bytes=planned[key].bytes + move.bytes) for key, move in more.items()}
+    named = explain({**planned, **roomy}, found, mesh)
+    for key, whole in roomy.items():
+        if key in named or (key in found and found[key].bytes == whole.bytes):
+            named[key] = "; ".join(filter(None, (named.get(key), FOR_ANY_ROUTING)))
+    return named
 
 
 def _collective_row(key: Key, planned: Collective | None, found: Collective | None, named: str) -> Row:

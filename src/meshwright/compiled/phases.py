@@ -17,7 +17,7 @@ UPDATE_SCOPE = "update"
 """The named scope of the optimizer: what stands under it, outside of any differentiation, is the update phase."""
 
 GRADIENTS_SCOPE = "gradients"
-"""The named scope of gradients that are summed outside of any differentiation: the backward phase."""
+"""The named scope of gradients that are summed where no transposition says so: the backward phase."""
 
 _PLUMBING = frozenset(
     {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
@@ -32,12 +32,12 @@ def phase_of(op_name: str) -> Phase:
     """The phase that an op_name says; forward where it says none."""
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
-    if "jvp(" in op_name:
-        return "forward"
-    scopes = _components(op_name)
+    parts = _components(op_name)
+    # 1F1B goes backward inside of what JAX differentiates: what stands innermost says.
+    scopes = parts[max((place + 1 for place, part in enumerate(parts) if "jvp(" in part), default=0) :]
     if GRADIENTS_SCOPE in scopes:
         return "backward"
-    return "update" if UPDATE_SCOPE in scopes else "forward"
+    return "update" if UPDATE_SCOPE in scopes and scopes == parts else "forward"
 
 
 def scope_of(op_name: str) -> str:

@@ -21,7 +21,7 @@ from meshwright.compiled.hlo import Instruction, Module
 from meshwright.compiled.loops import count_runs
 from meshwright.cost import product_efficiency
 from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.attention import attention_share
+from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, attention_share, tpu_kernel_share
 from meshwright.cost.efficiency import DATA, gpu_figures
 from meshwright.hardware import System
 
@@ -29,14 +29,8 @@ Basis = Literal["compiler", "roofline", "kernel"]
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d{1,15})(?!\d)')  # 2^63 - 1 where there is none
 
-ATTENTION_PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}
-"""The products of queries with keys, or as large, in each of the kernels `jax.experimental.pallas` has for attention.
-
-Splash and flash attention: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2). They say no flops.
-"""
-
 _ATTENTION = re.compile(r"(?:splash|flash)\w*?_(fwd|dkv|dq)(?![a-z])")
-_BLOCK = re.compile(r'\\?"block_q\\?":\s*(\d{1,9})')
+_BLOCK = re.compile(r'\\?"block_q(?:_dkv|_dq)?\\?":\s*(\d{1,9})')
 
 
 @dataclass(frozen=True)
@@ -60,8 +54,8 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
     if cycles and system.chip.kind == "tpu":
         return OpSeconds(max(int(cycles[1]) / clock_hertz(system), moved), "compiler")
     moved /= HBM_SHARE
-    if (flops := kernel_flops(module, instruction)) is not None:
-        return OpSeconds(max(flops / (system.peak() * attention_share(system)), moved), "kernel")
+    if (worked := kernel_seconds(module, instruction, system)) is not None:
+        return OpSeconds(max(worked, moved), "kernel")
     worked = sum(_product_seconds(module, product, system) for product in _inside(module, instruction))
     launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
     return OpSeconds(max(worked, moved, launch), "roofline")
@@ -77,24 +71,27 @@ def clock_hertz(system: System) -> float:
     return system.peak("bf16") / chips.get(system.chip.name, chips["v5p"])["flops_per_cycle"]
 
 
-def kernel_flops(module: Module, instruction: Instruction) -> int | None:
-    """The flops of a kernel: what its author estimated, or those of attention by its name; None of all else.
+def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
+    """The time of a kernel by its flops: those its author estimated, or of attention by its name; None of all else.
 
     Attention is taken as causal: of n x n blocks of scores (n + 1) / 2n are made.
     """
     if not is_kernel(instruction):
         return None
-    if (estimated := flops_of(module, instruction)) is not None:
-        return estimated
-    found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
-    shapes = [operand.shape.dims for operand in module.operands(instruction) if len(operand.shape.dims) == 4]
-    if found is None or len(shapes) < 2:
-        return None
-    (batch, heads, queries, head_dim), keys = shapes[0], shapes[1][2]
-    block = _BLOCK.search(str(dict(instruction.attributes)))
-    blocks = max(1, queries // int(block[1])) if block else queries
-    products = ATTENTION_PRODUCTS[found[1]] * 2 * batch * heads * queries * keys * head_dim
-    return products * (blocks + 1) // (2 * blocks)
+    share, flops = attention_share(system), flops_of(module, instruction)
+    if flops is None:
+        found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
+        shapes = [operand.shape.dims for operand in module.operands(instruction) if len(operand.shape.dims) == 4]
+        if found is None or len(shapes) < 2:
+            return None
+        kernel: TpuKernel = found[1]  # type: ignore[assignment]
+        (batch, heads, queries, head_dim), keys = shapes[0], shapes[1][2]
+        block = _BLOCK.search(str(dict(instruction.attributes)))
+        blocks = max(1, queries // int(block[1])) if block else queries
+        products = TPU_PRODUCTS[kernel] * 2 * batch * heads * queries * keys * head_dim
+        flops = products * (blocks + 1) // (2 * blocks)
+        share = tpu_kernel_share(system, kernel, head_dim) if system.chip.kind == "tpu" else share
+    return flops / (system.peak() * share)
 
 
 def main_dtype(module: Module, system: System) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiled.compare import Row, compare, in_plans_terms
+from meshwright.compiled.compare import Room, Row, compare, in_plans_terms
 from meshwright.compiled.compile import compile_all, compile_in_child
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram, CompileRequest
 from meshwright.compiled.report import read_program
 from meshwright.compiled.schedule import Schedule, simulate
 from meshwright.compiled.targets import Effort
-from meshwright.cost import argument_bytes, model_flops, room_collectives
+from meshwright.cost import argument_bytes, model_flops, room_collectives, room_flops
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Record
@@ -87,6 +87,10 @@ def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured
     else:
         compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
     arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
-    room = room_collectives(plan.workload, plan.mesh, is_ragged=plan.system.chip.kind != "cpu")
+    has_ragged = plan.system.chip.kind != "cpu"
+    room = Room(
+        flops=room_flops(plan.workload, plan.mesh, plan.strategy, has_ragged=has_ragged),
+        collectives=room_collectives(plan.workload, plan.mesh, is_ragged=has_ragged),
+    )
     rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured, room=room)
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

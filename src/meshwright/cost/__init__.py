@@ -10,7 +10,7 @@ from meshwright.cost.collective import (
 )
 from meshwright.cost.compute import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import StepFlops, model_flops, step_flops
+from meshwright.cost.flops import StepFlops, model_flops, room_flops, step_flops
 from meshwright.cost.hbm_traffic import step_traffic
 from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
 from meshwright.cost.images import (
@@ -87,10 +87,12 @@ from meshwright.cost.traffic import (
     step_collectives,
     weight_collectives,
 )
+from meshwright.cost.traffic_stages import KEPT_INPUTS
 
 __all__ = [
     "BOUNDS",
     "IMAGE_AXES",
+    "KEPT_INPUTS",
     "STATISTICS",
     "CollectiveTime",
     "DecodeTime",
@@ -162,6 +164,7 @@ __all__ = [
     "product_time",
     "read_cache_bytes",
     "room_collectives",
+    "room_flops",
     "sequence_cache_bytes",
     "serving_collectives",
     "serving_flops",

@@ -11,7 +11,18 @@ from functools import cached_property
 
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import BLOCK, DEFAULT, RULES, Strategy, Workload, is_zigzag, num_query_chunks, token_axes
+from meshwright.workload import (
+    BLOCK,
+    DEFAULT,
+    RULES,
+    Strategy,
+    Workload,
+    dropless_padding,
+    is_zigzag,
+    num_query_chunks,
+    sent_copies,
+    token_axes,
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +90,13 @@ class Activations:
 
     @property
     def in_mlp(self) -> float:
-        """The bytes live in the mlp's backward beside what was kept: first products and theirs, input and stream."""
-        return self.narrow * (2 * self.first_products + self.width + 2 * self.inputs + 4 * self.stream)
+        """The bytes live in the mlp's backward beside what was kept: first products and theirs, input and stream.
+
+        Of experts the rows that they work on, and the gradients of these.
+        """
+        return self.narrow * (
+            2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
+        )
 
     @property
     def logits(self) -> float:
@@ -141,10 +157,24 @@ class Activations:
 
     @property
     def width(self) -> float:
-        """What the mlp's last product reads; of experts those that work on a token."""
+        """What the mlp's last product reads; of experts that of all rows that there is room for."""
         model, experts = self.workload.model, self.workload.model.experts
-        width = experts.num_active * experts.mlp + experts.shared_mlp if experts else model.mlp
-        return self.tokens * width / self.mesh.tp
+        if experts is None:
+            return self.tokens * model.mlp / self.mesh.tp
+        return (self.tokens * experts.shared_mlp + self._expert_rows * experts.mlp) / self.mesh.tp
+
+    @property
+    def routed(self) -> float:
+        """The rows that experts of a device work on, of whichever device their tokens are."""
+        return self._expert_rows * self.workload.model.embed
+
+    @property
+    def _expert_rows(self) -> float:
+        """The rows that the experts of a device have room for: copies of tokens, those of all devices of tp."""
+        if self.workload.model.experts is None:
+            return 0.0
+        copies = sent_copies(self.workload, self.mesh) * (self.mesh.tp if self.mesh.ep > 1 else 1)
+        return copies * dropless_padding(self.workload, self.mesh) / self.strategy.num_microbatches
 
     @property
     def first_products(self) -> float:

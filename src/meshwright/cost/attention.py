@@ -1,7 +1,8 @@
-"""What a fused attention kernel reaches of the peak: measured rates by kernel, sequence length and size of heads.
+"""What a fused attention kernel reaches of the peak, by kernel, sequence length and size of heads.
 
-On an H100 as published; on other GPUs the same curves, scaled to what the kernel reaches there at best. Causal: only
-half of the scores count as flops, and only that half is computed.
+On an H100 measured rates as published; on other GPUs the same curves, scaled to what the kernel reaches there at best.
+On TPUs the cycles that the compiler's own instructions of the kernel take (`benchmarks/tpu_attention.py`). Causal: only
+half of the scores count as flops.
 """
 
 from __future__ import annotations
@@ -10,12 +11,24 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from meshwright.cost.efficiency import gpu_figures, read_data
 from meshwright.hardware import System
 
-SHARE_ELSEWHERE = 0.6
-"""Of the peak of arithmetic, on a TPU: assumed, between what the kernels reach on an A100 and an H100."""
+SIMULATED_SHARE = 0.6
+"""Of the peak of arithmetic, on simulated devices: assumed, as their other figures are."""
+
+TPU_BLOCK = 1024
+"""The queries, and the keys, of a block of a TPU's kernel (`parallel/kernels.py`)."""
+
+TpuKernel = Literal["fwd", "dkv", "dq"]
+
+TPU_PRODUCTS: dict[TpuKernel, int] = {"fwd": 2, "dkv": 4, "dq": 3}
+"""The products of queries with keys, or as large, in each of the kernels `jax.experimental.pallas` has for attention.
+
+Splash and flash attention: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2).
+"""
 
 LONG = 16384
 """A sequence from which the rates no longer grow."""
@@ -39,6 +52,17 @@ def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: st
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
 
 
+def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> float:
+    """The share of a TPU's bf16 peak that a kernel has of the flops of the blocks it makes, those on long sequences.
+
+    Narrow heads take as long as those of 128, which fill a register. A chip of which no kernels were compiled has
+    v5p's.
+    """
+    chips = read_data("tpu_attention")["shares"]
+    shares = chips.get(system.chip.name, chips["v5p"])
+    return shares["128" if head_dim <= 128 else "256"][kernel] * min(1.0, head_dim / 128)
+
+
 def attention_share(system: System) -> float:
     """The share of the bf16 peak that FlashAttention-2 has forward on long sequences, with heads of 128."""
     return _shares(system, "flash", LONG, 128)[0]
@@ -47,8 +71,10 @@ def attention_share(system: System) -> float:
 @lru_cache(maxsize=1 << 10)
 def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
     """The shares of the bf16 peak, forward and backward; never above what products reach under the power limit."""
+    if system.chip.kind == "tpu":
+        return _tpu_shares(system, seq_len, head_dim)
     if system.chip.kind != "gpu":
-        return SHARE_ELSEWHERE, SHARE_ELSEWHERE
+        return SIMULATED_SHARE, SIMULATED_SHARE
     data, name, scale = read_data("attention"), system.chip.name, (1.0, 1.0)
     best = next((data["best"][start] for start in ("a100", "b") if name.removeprefix("g").startswith(start)), None)
     if best:
@@ -65,6 +91,19 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
     most = figures.peak_share * figures.sustained_share * system.chip.power_share
     forward, backward = (min(1e12 * rate / system.peak("bf16"), most) for rate in rates)
     return forward, backward
+
+
+def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
+    """The shares on a TPU: of n blocks in a row (n + 1) / 2 are made, whole, and backward is two kernels.
+
+    These make seven products again, of which five are counted.
+    """
+    rows = max(1, seq_len // TPU_BLOCK)
+    seen = rows / (rows + 1)
+    seconds = {kernel: count / tpu_kernel_share(system, kernel, head_dim) for kernel, count in TPU_PRODUCTS.items()}
+    forward = TPU_PRODUCTS["fwd"] / seconds["fwd"]
+    backward = BACKWARD_FLOPS * TPU_PRODUCTS["fwd"] / (seconds["dkv"] + seconds["dq"])
+    return seen * forward, seen * backward
 
 
 def _at(seq_len: int, seq_lens: list[int], rates: list[float]) -> float:

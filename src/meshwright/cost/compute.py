@@ -24,11 +24,23 @@ from meshwright.cost.elementwise import (
 )
 from meshwright.cost.flops import SCORES_AGAIN, is_recomputed
 from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.ticks import stage_slots
 from meshwright.cost.traffic import is_of_weights, stage_layers, weight_collectives
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
-from meshwright.workload import DEFAULT, Parameter, Strategy, Workload, leaves, parameters, token_axes, used_shape
+from meshwright.workload import (
+    DEFAULT,
+    Parameter,
+    Strategy,
+    Workload,
+    leaves,
+    parameters,
+    sent_copies,
+    sent_tokens,
+    token_axes,
+    used_shape,
+)
 
 
 @dataclass(frozen=True)
@@ -68,15 +80,16 @@ class Product:
 def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
     """The passes of one microbatch through the slowest stage of a pipeline.
 
-    That is a stage with most layers, or the last one, which has the logits beside what layers are left for it.
+    That is a stage with most layers, or the last one, which has the logits beside what layers are left for it; stages
+    in lockstep share the logits.
     """
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
     # Beside the tokens these axes are all that sizes of ops depend on: a search meets each of them many times.
     ops_mesh = MeshShape(tp=mesh.tp, ep=mesh.ep)
     layer, ends = _parts_seconds(_Ops(workload, ops_mesh, system, _ops_strategy(strategy), tokens))
     num_layers = workload.model.num_layers
-    if mesh.pp == 1:
-        return layer * num_layers + ends
+    if mesh.pp == 1 or strategy.lockstep:
+        return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)
     return max(layer * most, layer * last + ends, key=lambda stage: stage.total)
@@ -104,7 +117,7 @@ def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
     """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
-    states = parameter_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
+    states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.fuses else UPDATE_PASSES_ONE_BY_ONE
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second)
 
@@ -149,7 +162,8 @@ def _product(path: str, parameter: Parameter, tokens: float, workload: Workload,
         experts = workload.model.experts
         assert experts is not None
         count = dims.pop("expert")
-        rows = tokens * experts.num_active / experts.count * mesh.ep
+        # Rows of empty slots are multiplied too.
+        rows = tokens * mesh.ep * sent_copies(workload, mesh) / (sent_tokens(workload, mesh) * experts.count)
     contracted = next(iter(dims.values()))
     if next(reversed(dims)) == "embed" and "vocab" not in dims:
         contracted = math.prod(dims.values()) // dims["embed"]
@@ -201,9 +215,13 @@ class _Ops:
         dtype = (self.strategy.matmul_dtype if inside else None) or self.workload.compute_dtype
         rows, inner, columns = product.rows, product.inner, product.columns
 
-        forward = product.count * self._seconds(rows, inner, columns, dtype)
+        steps = self._ring_steps(product)
+        forward = product.count * self._seconds(rows, inner, columns, dtype, steps=steps)
+        # A weight that adds to the stream has its gradient summed over what comes round; of others all is there.
+        sums = steps if product.path.endswith(("output", "down")) else 1
         backward = product.count * (
-            self._seconds(rows, columns, inner, dtype) + self._seconds(inner, rows, columns, dtype)
+            self._seconds(rows, columns, inner, dtype, steps=steps)
+            + self._seconds(inner, rows / sums, columns, dtype) * sums
         )
         if self.strategy.num_microbatches > 1:
             # The gradient of each microbatch is added to those before: both are read, the sum is written.
@@ -214,6 +232,16 @@ class _Ops:
             forward, backward = forward + self._hbm(cast / 3), backward + self._hbm(2 * cast / 3)
         is_again = is_recomputed(product.path, self.workload.remat, self.strategy)
         return PassSeconds(forward, forward if is_again else 0.0, backward)
+
+    def _ring_steps(self, product: Product) -> int:
+        """The steps that a product is done in: where it overlaps with its collective, one for each shard of tp.
+
+        Round a torus a shard goes in two halves, one each way, and so does the product with it.
+        """
+        is_mixed = "expert" in product.path or "router" in product.path
+        if not self.strategy.overlaps_tp or self.mesh.tp == 1 or "." not in product.path or is_mixed:
+            return 1
+        return self.mesh.tp * (2 if self.system.chip.kind == "tpu" else 1)
 
     def _attention(self) -> PassSeconds:
         """Scores and their product with the values."""
@@ -242,7 +270,7 @@ class _Ops:
             moved = size * heads * (seq_len * inner + inner * columns + seq_len * columns)
             products += self._seconds(heads * seq_len, inner, columns, self.workload.compute_dtype, moved)
         forward, backward = products, 2 * products
-        for each in softmax_passes(fuses=self.strategy.fuses, dropout=self.strategy.dropout):
+        for each in softmax_passes(fuses=self.strategy.fuses, dropout=self.strategy.dropout > 0):
             forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
             backward += self._pass(pairs, each.backward_bytes, each.backward_kernels)
         return PassSeconds(forward, SCORES_AGAIN[self.workload.remat] * forward, backward)
@@ -256,7 +284,7 @@ class _Ops:
             "heads": (model.num_heads + model.num_kv_heads) * model.query_key_dim / tp,
         }
         forward = backward = 0.0
-        for name, each in layer_passes(model, fuses=self.strategy.fuses, dropout=self.strategy.dropout):
+        for name, each in layer_passes(model, fuses=self.strategy.fuses, dropout=self.strategy.dropout > 0):
             forward += self._pass(self.tokens * widths[name], each.forward_bytes, each.forward_kernels)
             backward += self._pass(self.tokens * widths[name], each.backward_bytes, each.backward_kernels)
         return PassSeconds(forward, 0.0 if self.workload.keeps_read else forward, backward)
@@ -278,10 +306,18 @@ class _Ops:
         return kernels * launch + self._hbm(scale * nbytes * elements)
 
     def _seconds(
-        self, rows: float, inner: float, columns: float, dtype: str, moved_bytes: float | None = None
+        self,
+        rows: float,
+        inner: float,
+        columns: float,
+        dtype: str,
+        moved_bytes: float | None = None,
+        *,
+        steps: int = 1,
     ) -> float:
-        """The time of one product."""
-        return product_seconds(rows, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved_bytes)
+        """The time of one product, its rows in so many steps."""
+        once = product_seconds(rows / steps, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved_bytes)
+        return steps * once
 
     def _hbm(self, nbytes: float) -> float:
         """The time of a pass over memory."""

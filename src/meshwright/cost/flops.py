@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwright.cost.ticks import all_runs, is_lockstep
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
     DEFAULT,
@@ -21,6 +22,7 @@ from meshwright.workload import (
     Strategy,
     Workload,
     active_share,
+    dropless_padding,
     leaves,
     num_query_chunks,
     parameters,
@@ -82,17 +84,18 @@ def model_flops(workload: Workload) -> float:
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
-    A fused attention makes its scores again in backward, always: five products for the two forward
+    Stages in lockstep go through their layers in the ticks of the bubble too, and GPipe's make the logits again. A fused
+    attention makes its scores again in backward, always: five products for the two forward
     (arXiv:2307.08691, section 4.1).
     """
-    tokens = workload.tokens / mesh.degree(token_axes())
-    # An unused embedding table has no product; each device multiplies by its own part of a weight.
+    tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)
     products = {
-        path: 2 * tokens * size * _rows_a_token(path, workload, mesh) / mesh.pp
-        for path, size in _weights(workload.model, mesh)
+        path: flops * (in_ticks if "." in path else 1) for path, flops in _products(workload, mesh).items()
     }
-    scores = tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
+    scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
     again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy))
+    if is_lockstep(mesh, strategy) and strategy.schedule == "gpipe":
+        again += sum(flops for path, flops in products.items() if "." not in path)
     forward = sum(products.values()) + scores
     if strategy.attention != "scores":
         is_kept = SCORES_AGAIN[workload.remat] < 1
@@ -103,6 +106,49 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention":
         again += scores / 2  # Each chunk makes its scores, half of attention's products, once more.
     return StepFlops(forward=forward, recompute=again, backward=2 * forward)
+
+
+def _ticks_factor(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> float:
+    """How often the layers of a device run beside once for each microbatch and layer of the mean stage."""
+    if not is_lockstep(mesh, strategy):
+        return 1.0
+    runs = all_runs(model.num_layers, mesh, strategy).layers
+    return runs * mesh.pp / (strategy.num_microbatches * model.num_layers)
+
+
+def room_flops(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
+) -> float:
+    """The flops that the program of a step says it does beyond its plan, as experts without a capacity make them.
+
+    Each of their products is one of all the rows that there is room for, of which a kernel leaves out those that no
+    routing filled. has_ragged: whether the compiler has a product whose rows are each of one expert; XLA:CPU has none,
+    and multiplies every row by every expert of its device.
+    """
+    experts = workload.model.experts
+    if experts is None or experts.capacity_factor is not None:
+        return 0.0
+    times = dropless_padding(workload, mesh) * (1 if has_ragged else experts.count // mesh.ep)
+    of_experts = [item for item in _products(workload, mesh).items() if _is_of_experts(item[0])]
+    planned = sum(flops * (3 + is_recomputed(path, workload.remat, strategy)) for path, flops in of_experts)
+    return (times - 1) * _ticks_factor(workload.model, mesh, strategy) * planned
+
+
+def _products(workload: Workload, mesh: MeshShape) -> dict[str, float]:
+    """The flops of each product with a weight on one device, forward; over pp, the mean of its stages.
+
+    An unused embedding table has no product; each device multiplies by its own part of a weight.
+    """
+    tokens = workload.tokens / mesh.degree(token_axes())
+    return {
+        path: 2 * tokens * size * _rows_a_token(path, workload, mesh) / mesh.pp
+        for path, size in _weights(workload.model, mesh)
+    }
+
+
+def _is_of_experts(path: str) -> bool:
+    """Whether a weight is that of experts that few tokens come to."""
+    return path.rpartition(".")[2].startswith("expert_")
 
 
 def _weights(model: ModelConfig, mesh: MeshShape) -> list[tuple[str, float]]:
@@ -124,10 +170,10 @@ def _rows_a_token(path: str, workload: Workload, mesh: MeshShape) -> float:
 
     A router multiplies the stream as it is split between blocks, experts with a capacity whatever is in their slots.
     """
-    name, experts = path.rpartition(".")[2], workload.model.experts
-    if name == "router":
+    experts = workload.model.experts
+    if path.rpartition(".")[2] == "router":
         return 1 / mesh.tp
-    if experts is None or not name.startswith("expert_"):
+    if experts is None or not _is_of_experts(path):
         return 1.0
     return sent_copies(workload, mesh) / (sent_tokens(workload, mesh) * experts.num_active)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from meshwright.cost.traffic import stage_layers
+from meshwright.cost.ticks import is_lockstep
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
@@ -22,6 +22,7 @@ from meshwright.workload import (
     Parameter,
     Strategy,
     Workload,
+    chunk_slots,
     leaves,
     local_parameter_shape,
     parameters,
@@ -50,27 +51,32 @@ def states_bytes(memory: Mapping[str, int]) -> int:
     return sum(memory.get(name, 0) for name in STATES)
 
 
-def parameter_elements(workload: Workload, mesh: MeshShape) -> int:
+def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
     """The elements of all parameters that one device stores; of a pipeline the stage with most."""
-    return sum(stored_elements(workload.model, replace(mesh, dp=1)))
+    virtual = strategy.virtual_stages if is_lockstep(mesh, strategy) else 0
+    return sum(stored_elements(workload.model, replace(mesh, dp=1), virtual_stages=virtual))
 
 
 @lru_cache(maxsize=1 << 14)
-def stored_elements(model: ModelConfig, mesh: MeshShape, *, is_tiled: bool = False) -> tuple[int, int]:
+def stored_elements(
+    model: ModelConfig, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
+) -> tuple[int, int]:
     """The elements that one device stores of the layers, and of the tables at both ends; `mesh` without dp, of copies.
 
     Of a pipeline those of a stage with most layers, and of the larger end. is_tiled: as they lie in a TPU's tiles.
+    virtual_stages: of stages in lockstep, which have as many slots each and share both ends; 0 where they are not.
     """
     layers, ends = 0, []
     for path, parameter in leaves(parameters(model)):
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
         size = tiled_elements(shape) if is_tiled else math.prod(shape)
         if "layers" in parameter.axes:
-            layers += size // parameter.num_layers * stage_layers(parameter.num_layers, mesh)
+            chunks = max(1, virtual_stages)
+            layers += size // parameter.num_layers * chunks * chunk_slots(parameter.num_layers, mesh.pp, chunks)
         else:
-            ends.append(size)
-    # The table stands on the first stage, that of the logits on the last.
-    return layers, sum(ends) if mesh.pp == 1 else max(ends)
+            ends.append(size // mesh.pp if virtual_stages and "vocab" in parameter.axes else size)
+    # Else the table stands on the first stage, that of the logits on the last.
+    return layers, sum(ends) if mesh.pp == 1 or virtual_stages else max(ends)
 
 
 def tiled_elements(shape: tuple[int, ...]) -> int:
@@ -106,7 +112,10 @@ class States:
     @cached_property
     def stored(self) -> tuple[int, int]:
         """The elements of the layers' parameters and of the tables, where fsdp shards them."""
-        return stored_elements(self.workload.model, replace(self.mesh, dp=1), is_tiled=self.is_tiled)
+        virtual = self.strategy.virtual_stages if is_lockstep(self.mesh, self.strategy) else 0
+        return stored_elements(
+            self.workload.model, replace(self.mesh, dp=1), is_tiled=self.is_tiled, virtual_stages=virtual
+        )
 
     @property
     def elements(self) -> int:

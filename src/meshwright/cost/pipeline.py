@@ -102,17 +102,26 @@ class Schedule:
         return 2 * (p - 1 - stage) + 2 * p * (v - 1 - chunk)
 
     @property
+    def is_balanced(self) -> bool:
+        """Whether stages keep for each other, so that each keeps as much (`parallel.pipeline_kept`)."""
+        return self.kind == "1f1b" and self.virtual_stages == 1
+
+    @property
     def kept(self) -> int:
         """The ticks whose inputs a device keeps for backward at once.
 
-        GPipe: all. 1F1B in lockstep: from the forward of the first chunk on the first stage to its backward, which are
-        2 p - 1 with one virtual stage: p - 1 more than where stages need not go in lockstep.
+        GPipe: all. 1F1B: as many as there are stages, where stages keep for each other; interleaved, from the forward
+        of the first chunk on the first stage to its backward.
         """
-        return self.ticks if self.kind == "gpipe" else min(self.ticks, self.age(0, 0) + 1)
+        if self.kind == "gpipe":
+            return self.ticks
+        return self.stages if self.is_balanced else min(self.ticks, self.age(0, 0) + 1)
 
     @property
     def most_kept(self) -> int:
-        """The units that wait for their backward on the first stage at once, counted from the cells."""
+        """The units whose inputs a device keeps at once, at most; interleaved counted from the first stage's cells."""
+        if self.kind == "gpipe" or self.is_balanced:
+            return min(self.units, self.kept)
         waiting = most = 0
         for cell in self.cells():
             if cell.stage == 0:

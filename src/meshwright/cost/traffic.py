@@ -1,10 +1,10 @@
 """Every collective of a train step: what it moves, over which mesh axes, in which phase, how often.
 
 Weights are gathered over the axes that store them and their gradients reduce-scattered back (ZeRO-3, arXiv:1910.02054);
-activations are gathered before and reduce-scattered after each pair of products that tp splits (arXiv:2205.05198); a
-split sequence gathers keys and values, sends them round a ring or exchanges heads for tokens; experts exchange tokens;
-a pipeline hands the stream on; a split vocab reduces the softmax of the loss. Over pp, counts are those of the stage
-with most layers.
+activations are gathered before and reduce-scattered after each pair of products that tp splits (arXiv:2205.05198), or
+go round rings beside them; a split sequence gathers keys and values, sends them round a ring or exchanges heads for
+tokens; experts exchange tokens; a pipeline hands the stream on; a split vocab reduces the softmax of the loss. Over pp,
+counts are those of the stage with most layers.
 
 Experts without a capacity are planned as in balance. But arrays have shapes before a routing is known, so they are made
 for the worst there is: `workload.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and
@@ -19,15 +19,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
+from meshwright.cost.moves import times, tokens_of
+from meshwright.cost.ticks import Runs, all_runs, is_lockstep, stage_slots, worked_runs
+from meshwright.cost.traffic_stages import (
+    first_moves,
+    last_moves,
+    stage_moves,
+    table_gathers,
+    table_scatters,
+    vocab_axes,
+)
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.record import Collective, Kind, Phase
+from meshwright.record import Collective, Phase
 from meshwright.workload import (
     DEFAULT,
     IN_USE,
     RULES,
     Experts,
     Parameter,
+    Rules,
     Strategy,
     Workload,
     dropless_padding,
@@ -43,32 +54,48 @@ from meshwright.workload import (
 )
 
 
-def step_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> tuple[Collective, ...]:
-    """Every collective of a step with more than one device in its group, in bytes per device and step."""
-    return weight_collectives(workload, mesh, strategy) + activation_collectives(workload, mesh, strategy)
+def step_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, in_ticks: bool = False
+) -> tuple[Collective, ...]:
+    """Every collective of a step with more than one device in its group, in bytes per device and step.
+
+    in_ticks: those too that stages in lockstep run in the ticks of the bubble, whose time is a part of that; the same
+    collectives in the same order, some more often.
+    """
+    return weight_collectives(workload, mesh, strategy, in_ticks=in_ticks) + activation_collectives(
+        workload, mesh, strategy, in_ticks=in_ticks
+    )
 
 
-def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+def weight_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, in_ticks: bool = False
+) -> tuple[Collective, ...]:
     """Those of a step's collectives that gather weights, and sum gradients and their norm."""
+    runs = (all_runs if in_ticks else worked_runs)(workload.model.num_layers, mesh, strategy)
     moves = (
         move
         for path, parameter in leaves(parameters(workload.model))
-        for move in _weight(path, parameter, workload, mesh, strategy)
+        for move in _weight(path, parameter, workload, mesh, strategy, runs)
     )
     return tuple(found for move in moves if (found := _live(move, mesh)))
 
 
-def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+def activation_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, in_ticks: bool = False
+) -> tuple[Collective, ...]:
     """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
-    moves = chain(
-        _stream(workload, mesh, strategy),
-        _sequence(workload, mesh, strategy),
-        _experts(workload, mesh),
-        _stages(workload, mesh, strategy),
-        _loss(workload, mesh, strategy),
+    layers, parts = workload.model.num_layers, strategy.num_microbatches
+    runs = (all_runs if in_ticks else worked_runs)(layers, mesh, strategy)
+    inside = chain(_stream(workload, mesh, strategy), _sequence(workload, mesh, strategy), _experts(workload, mesh))
+    # What is for all tokens runs for each microbatch in turn: as many bytes, more often. Layers are counted already.
+    groups = (
+        (inside, runs.layers, stage_layers(layers, mesh)),
+        (first_moves(workload, mesh, strategy), runs.first, 1),
+        (last_moves(workload, mesh, strategy), runs.last, 1),
     )
-    # Run for each microbatch in turn: as many bytes, more often.
-    return tuple(found for move in moves if (found := _live(move, mesh, strategy.num_microbatches)))
+    moves = (_often(move, often, each, parts) for group, often, each in groups for move in group)
+    found = (*moves, *stage_moves(workload, mesh, strategy, in_ticks=in_ticks))
+    return tuple(live for move in found if (live := _live(move, mesh)))
 
 
 def room_collectives(workload: Workload, mesh: MeshShape, *, is_ragged: bool) -> tuple[Collective, ...]:
@@ -97,86 +124,141 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
     return math.ceil(num_layers / mesh.pp)
 
 
-def _live(move: Collective, mesh: MeshShape, parts: int = 1) -> Collective | None:
-    """The collective over its axes of more than one device, run `parts` times as often; None where it never runs."""
+def _often(move: Collective, often: int, each: int, parts: int) -> Collective:
+    """A collective of all microbatches, counted `each` times, in so many parts, run `often` times each."""
+    if often == each == parts == 1:
+        return move
+    return replace(move, count=move.count * often // each, bytes=move.bytes * often // (each * parts))
+
+
+def _live(move: Collective, mesh: MeshShape) -> Collective | None:
+    """The collective over its axes of more than one device; None where it never runs."""
     axes = tuple(axis for axis in move.axes if mesh.degree(axis) > 1)
     if not axes or not move.count:
         return None
-    is_same = axes == move.axes and parts == 1
-    return move if is_same else replace(move, axes=axes, count=move.count * parts)
+    return move if axes == move.axes else replace(move, axes=axes)
 
 
 def _weight(
-    path: str, parameter: Parameter, workload: Workload, mesh: MeshShape, strategy: Strategy
+    path: str, parameter: Parameter, workload: Workload, mesh: MeshShape, strategy: Strategy, runs: Runs
 ) -> Iterator[Collective]:
     """What the use of one parameter moves."""
-    layers = parameter.num_layers
+    layers, size = parameter.num_layers, dtype_bytes(workload.compute_dtype)
+    split = spec(parameter.axes, mesh=mesh, rules=_rules(mesh, strategy), what=path)
     shard = math.prod(local_parameter_shape(parameter, mesh=mesh, what=path)) // layers
-    count = stage_layers(layers, mesh) if "layers" in parameter.axes else 1
-    if "norm" in parameter.axes:
-        # Kept whole: its gradient, in float32, is summed over every axis that splits the stream; part by part.
-        parts = strategy.num_microbatches if mesh.pp == 1 else 1
-        for axes in (rules_of(strategy)["residual_sequence"], RULES["batch"]):
-            yield _times(count * parts, "all-reduce", axes, "backward", 4 * shard, path)
-        return
-    size = dtype_bytes(workload.compute_dtype)
-    split = spec(parameter.axes, mesh=mesh, what=path)
     stored = tuple(axis for name in parameter.axes if name in IN_USE for axis in RULES[name])
-    gathered = size * shard * mesh.degree(stored)
-    widened = dtype_bytes(strategy.gradient_dtype) / size if strategy.gradient_dtype else 1
     if strategy.zero_stage == 0:
-        shard, split = gathered / size, tuple(tuple(axis for axis in dim if axis not in stored) for dim in split)
+        shard, split = shard * mesh.degree(stored), tuple(_but(dim, stored) for dim in split)
         stored = ()
+    if "vocab" in parameter.axes and is_lockstep(mesh, strategy):
+        shard = shard / mesh.pp
+    if "norm" not in parameter.axes:
+        yield from _uses(path, parameter, workload, mesh, strategy, runs, stored, size * shard)
+        # A router works on the stream as it is split between blocks.
+        tokens = (*RULES["batch"], *RULES["residual_sequence"]) if "router" in parameter.axes else token_axes()
+        copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
+        count = stage_slots(layers, mesh, strategy) if "layers" in parameter.axes else 1
+        yield times(count, "all-reduce", copies, "backward", _widened(strategy, size) * size * shard, path)
     else:
-        # Below ZeRO-3 the updated parameters are gathered once a step, at its start; else for every microbatch. Below
-        # ZeRO-2 their gradients are scattered once, at its end.
-        parts = strategy.num_microbatches
-        yield _times(
-            count * (parts if strategy.zero_stage == 3 else 1), "all-gather", stored, "forward", gathered, path
-        )
-        if strategy.zero_stage == 3 and "layers" in parameter.axes:
-            yield _times(count * parts, "all-gather", stored, "recompute", gathered, path)
-        scatters = count * (parts if strategy.zero_stage >= 2 else 1)
-        yield _times(scatters, "reduce-scatter", stored, "backward", widened * gathered, path)
-    # A router works on the stream as it is split between blocks.
-    tokens = (*RULES["batch"], *RULES["residual_sequence"]) if "router" in parameter.axes else token_axes()
-    copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
-    yield _times(count, "all-reduce", copies, "backward", widened * size * shard, path)
+        # Kept whole: its gradient, in float32, is summed over every axis that splits the stream; part by part.
+        count = runs.layers if "layers" in parameter.axes else runs.last
+        if mesh.pp > 1 and not strategy.lockstep:
+            count //= strategy.num_microbatches
+        for axes in (rules_of(strategy)["residual_sequence"], RULES["batch"]):
+            yield times(count, "all-reduce", axes, "backward", 4 * shard, path)
     for dim in split:
-        yield _times(1, "all-reduce", dim, "update", 4, f"norm of the gradient of {path}")
+        yield times(1, "all-reduce", dim, "update", 4, f"norm of the gradient of {path}")
+
+
+def _uses(
+    path: str,
+    parameter: Parameter,
+    workload: Workload,
+    mesh: MeshShape,
+    strategy: Strategy,
+    runs: Runs,
+    stored: tuple[str, ...],
+    shard_bytes: float,
+) -> Iterator[Collective]:
+    """A weight gathered over the axes that store it in shards, for each use, and its gradient scattered back.
+
+    Below ZeRO-3 the updated parameters are gathered once a step, at its start. Below ZeRO-2 their gradients are
+    scattered once, at its end.
+    """
+    if "layers" in parameter.axes:
+        once, ahead, again, back = stage_slots(parameter.num_layers, mesh, strategy), *[runs.layers] * 3
+    else:
+        is_tied = workload.model.tied_embeddings
+        once, (ahead, again) = 1, table_gathers(path, runs, mesh, strategy, is_tied=is_tied)
+        back = table_scatters(path, runs, mesh, strategy, is_tied=is_tied)
+    is_each, gathered = strategy.zero_stage == 3, shard_bytes * mesh.degree(stored)
+    yield times(ahead if is_each else once, "all-gather", stored, "forward", gathered, path)
+    yield times(again if is_each else 0, "all-gather", stored, "recompute", gathered, path)
+    widened = _widened(strategy, dtype_bytes(workload.compute_dtype))
+    scatters = back if strategy.zero_stage >= 2 else once
+    yield times(scatters, "reduce-scatter", stored, "backward", widened * gathered, path)
+
+
+def _widened(strategy: Strategy, size: float) -> float:
+    """How much wider than the compute dtype, of `size` bytes, gradients are summed in."""
+    return dtype_bytes(strategy.gradient_dtype) / size if strategy.gradient_dtype else 1
+
+
+def _rules(mesh: MeshShape, strategy: Strategy) -> Rules:
+    """The rules by which parameters are split for good: over pp too where stages are one program."""
+    return {**RULES, "layers": ("pp",), "vocab": vocab_axes(mesh, strategy)} if is_lockstep(mesh, strategy) else RULES
+
+
+def _but(dim: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of a dim without some."""
+    return tuple(axis for axis in dim if axis not in axes)
 
 
 def _stream(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
     """The residual stream around the products that tp splits, once for attention and once for the mlp of a layer."""
-    size = _tokens(workload, mesh) * workload.model.embed * dtype_bytes(workload.compute_dtype)
+    size = tokens_of(workload, mesh) * workload.model.embed * dtype_bytes(workload.compute_dtype)
     blocks = ("block",) if workload.model.parallel_blocks else ("attention", "mlp")
     if not strategy.sequence_parallel:
         yield from _whole_stream(workload, mesh, strategy, blocks, size)
         return
     layers = stage_layers(workload.model.num_layers, mesh)
-    yield _times(1, "reduce-scatter", ("tp",), "forward", size, "embedding")
-    yield _times(1, "all-gather", ("tp",), "backward", size, "embedding")
-    for name in blocks:
-        times = layers + (_more_mlp_inputs(workload, mesh) if name == "mlp" else 0)
-        yield _times(times, "all-gather", ("tp",), "forward", size, f"{name} input")
-        yield _times(times, "reduce-scatter", ("tp",), "forward", size, f"{name} output")
-        yield _times(0 if workload.keeps_read else times, "all-gather", ("tp",), "recompute", size, f"{name} input")
-        yield _times(times, "all-gather", ("tp",), "backward", size, f"{name} output gradient")
-        yield _times(times, "reduce-scatter", ("tp",), "backward", size, f"{name} input gradient")
+    mlps, mixtures = _mlps(workload, mesh)
+    for name, count in zip(blocks, (layers, mlps), strict=False):
+        for move in _block(name, count, size, workload):
+            yield _as_ring(move, mesh) if strategy.overlaps_tp else move
+    yield from _block("experts", mixtures, size, workload)
     # The mlp's input follows from attention's output; what follows from the mlp's is the next block's own input.
     again = layers * (len(blocks) - (not strategy.reruns_blocks)) if workload.keeps_input_alone else 0
-    yield _times(again, "reduce-scatter", ("tp",), "recompute", size, "attention output")
-    yield _times(1, "all-gather", ("tp",), "forward", size, "logits input")
-    yield _times(1, "reduce-scatter", ("tp",), "backward", size, "logits input gradient")
+    output = times(again, "reduce-scatter", ("tp",), "recompute", size, "attention output")
+    yield _as_ring(output, mesh) if strategy.overlaps_tp else output
 
 
-def _more_mlp_inputs(workload: Workload, mesh: MeshShape) -> int:
-    """The mlps beside one a layer, or fewer, that want the stream whole: shared ones do, experts that ep splits not."""
-    experts = workload.model.experts
+def _block(name: str, count: int, size: float, workload: Workload) -> Iterator[Collective]:
+    """The stream to the products of so many blocks, and what these add back to it."""
+    again = 0 if workload.keeps_read else count
+    yield times(count, "all-gather", ("tp",), "forward", size, f"{name} input")
+    yield times(count, "reduce-scatter", ("tp",), "forward", size, f"{name} output")
+    yield times(again, "all-gather", ("tp",), "recompute", size, f"{name} input")
+    yield times(count, "all-gather", ("tp",), "backward", size, f"{name} output gradient")
+    yield times(count, "reduce-scatter", ("tp",), "backward", size, f"{name} input gradient")
+
+
+def _as_ring(move: Collective, mesh: MeshShape) -> Collective:
+    """A gather or scatter over tp as the permutes of a ring beside the products that need it.
+
+    S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
+    """
+    hops = mesh.tp - 1
+    return replace(move, kind="collective-permute", bytes=move.bytes * hops // mesh.tp, count=move.count * hops)
+
+
+def _mlps(workload: Workload, mesh: MeshShape) -> tuple[int, int]:
+    """The mlps of a stage, and the mixtures of experts, that want the stream whole: experts that ep splits do not."""
+    layers, experts = stage_layers(workload.model.num_layers, mesh), workload.model.experts
     if experts is None:
-        return 0
-    layers = stage_layers(workload.model.num_layers - experts.num_dense_layers, mesh)
-    return layers * ((mesh.ep == 1) + (experts.shared_mlp > 0) - 1)
+        return layers, 0
+    mixed = stage_layers(workload.model.num_layers - experts.num_dense_layers, mesh)
+    return layers - mixed * (experts.shared_mlp == 0), mixed * (mesh.ep == 1)
 
 
 def _whole_stream(
@@ -188,14 +270,12 @@ def _whole_stream(
     but for the last one where a compiler sees that nothing needs it.
     """
     layers = stage_layers(workload.model.num_layers, mesh)
-    yield _times(1, "all-reduce", ("tp",), "forward", size, "embedding")
     last = len(blocks) - 1
     for place, name in enumerate(blocks):
-        yield _times(layers, "all-reduce", ("tp",), "forward", size, f"{name} output")
+        yield times(layers, "all-reduce", ("tp",), "forward", size, f"{name} output")
         is_again = workload.keeps_input_alone and (strategy.reruns_blocks or place < last)
-        yield _times(layers if is_again else 0, "all-reduce", ("tp",), "recompute", size, name)
-        yield _times(layers, "all-reduce", ("tp",), "backward", size, f"{name} input gradient")
-    yield _times(1, "all-reduce", ("tp",), "backward", size, "logits input gradient")
+        yield times(layers if is_again else 0, "all-reduce", ("tp",), "recompute", size, name)
+        yield times(layers, "all-reduce", ("tp",), "backward", size, f"{name} input gradient")
 
 
 def _sequence(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
@@ -214,18 +294,18 @@ def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective
     again = 0 if workload.keeps_read else layers
     for name, dim in (("keys", model.query_key_dim), ("values", model.value_dim)):
         size = whole * dim * dtype_bytes(workload.compute_dtype)
-        yield _times(layers, "all-gather", ("sp",), "forward", size, name)
-        yield _times(again, "all-gather", ("sp",), "recompute", size, name)
-        yield _times(layers, "reduce-scatter", ("sp",), "backward", size, f"{name} gradient")
+        yield times(layers, "all-gather", ("sp",), "forward", size, name)
+        yield times(again, "all-gather", ("sp",), "recompute", size, name)
+        yield times(layers, "reduce-scatter", ("sp",), "backward", size, f"{name} gradient")
 
 
 def _ring(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
     """Keys and values with their positions, P - 1 times round a ring (arXiv:2310.01889).
 
-    Backward again, and beside them their gradients in float32, which come home: P times. Of two devices the compiler
-    sees that backward sends what was just sent to recompute.
+    Backward again, and their gradients in float32 after them, as often: a device keeps its own part at home. Of two
+    devices the compiler sees that backward sends what was just sent to recompute.
     """
-    layers, tokens = stage_layers(workload.model.num_layers, mesh), _tokens(workload, mesh)
+    layers, tokens = stage_layers(workload.model.num_layers, mesh), tokens_of(workload, mesh)
     again = 0 if workload.keeps_read else layers
     backward = 0 if again and mesh.sp == 2 else layers
     phases: tuple[tuple[Phase, int], ...] = (("forward", layers), ("recompute", again), ("backward", backward))
@@ -233,21 +313,22 @@ def _ring(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
         size = tokens * heads * dim
         for phase, count in phases:
             sent = size * dtype_bytes(workload.compute_dtype)
-            yield _times(count * (mesh.sp - 1), "collective-permute", ("sp",), phase, sent, name)
-        yield _times(layers * mesh.sp, "collective-permute", ("sp",), "backward", 4 * size, f"{name} gradient")
+            yield times(count * (mesh.sp - 1), "collective-permute", ("sp",), phase, sent, name)
+        count = layers * (mesh.sp - 1)
+        yield times(count, "collective-permute", ("sp",), "backward", 4 * size, f"{name} gradient")
     for phase, count in phases:
-        yield _times(count * (mesh.sp - 1), "collective-permute", ("sp",), phase, 4 * tokens, "positions")
+        yield times(count * (mesh.sp - 1), "collective-permute", ("sp",), phase, 4 * tokens, "positions")
 
 
 def _exchanged_heads(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
     """Queries, keys, values exchanged for all tokens of fewer heads, and what they mix back (arXiv:2309.14509)."""
-    layers, tokens = stage_layers(workload.model.num_layers, mesh), _tokens(workload, mesh)
+    layers, tokens = stage_layers(workload.model.num_layers, mesh), tokens_of(workload, mesh)
     again = 0 if workload.keeps_read else layers
     for name, heads, dim in _heads(workload, mesh):
         size = tokens * heads * dim * dtype_bytes(workload.compute_dtype)
-        yield _times(layers, "all-to-all", ("sp",), "forward", size, name)
-        yield _times(again, "all-to-all", ("sp",), "recompute", size, name)
-        yield _times(layers, "all-to-all", ("sp",), "backward", size, f"{name} gradient")
+        yield times(layers, "all-to-all", ("sp",), "forward", size, name)
+        yield times(again, "all-to-all", ("sp",), "recompute", size, name)
+        yield times(layers, "all-to-all", ("sp",), "backward", size, f"{name} gradient")
 
 
 def _heads(workload: Workload, mesh: MeshShape) -> tuple[tuple[str, int, int], ...]:
@@ -286,14 +367,14 @@ def _experts(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
 
 def _there(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> Iterator[Collective]:
     """What each device sends to others of ep, and what arrives gathered over tp."""
-    yield _times(count, "all-to-all", ("ep",), phase, sent, name)
-    yield _times(count, "all-gather", ("tp",), phase, sent * mesh.tp, name)
+    yield times(count, "all-to-all", ("ep",), phase, sent, name)
+    yield times(count, "all-gather", ("tp",), phase, sent * mesh.tp, name)
 
 
 def _back(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> Iterator[Collective]:
     """The other way, summed over tp."""
-    yield _times(count, "reduce-scatter", ("tp",), phase, sent * mesh.tp, name)
-    yield _times(count, "all-to-all", ("ep",), phase, sent, name)
+    yield times(count, "reduce-scatter", ("tp",), phase, sent * mesh.tp, name)
+    yield times(count, "all-to-all", ("ep",), phase, sent, name)
 
 
 def _routing(experts: Experts, layers: int, again: int, workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
@@ -307,50 +388,17 @@ def _routing(experts: Experts, layers: int, again: int, workload: Workload, mesh
             yield from _counts(experts, layers, again, mesh)
     else:
         size = 4 * sent_tokens(workload, mesh) * experts.num_active
-        yield _times(2 * layers, "all-gather", ("tp",), "forward", size, "routing experts and shares")
-        yield _times(2 * again, "all-gather", ("tp",), "recompute", size, "routing experts and shares")
-        yield _times(layers, "reduce-scatter", ("tp",), "backward", size, "routing shares")
+        yield times(2 * layers, "all-gather", ("tp",), "forward", size, "routing experts and shares")
+        yield times(2 * again, "all-gather", ("tp",), "recompute", size, "routing experts and shares")
+        yield times(layers, "reduce-scatter", ("tp",), "backward", size, "routing shares")
     # The copies of each expert, those dropped, and its probability.
     load = 4 * 3 * experts.count * layers
-    yield _times(1, "all-reduce", (*RULES["batch"], *RULES["residual_sequence"]), "forward", load, "loss of imbalance")
+    yield times(1, "all-reduce", (*RULES["batch"], *RULES["residual_sequence"]), "forward", load, "loss of imbalance")
 
 
 def _counts(experts: Experts, layers: int, again: int, mesh: MeshShape) -> Iterator[Collective]:
     """How many copies each device has for every expert, and where those for each device start."""
     runs: tuple[tuple[Phase, int], ...] = (("forward", layers), ("recompute", again))
     for phase, count in runs:
-        yield _times(count, "all-to-all", ("ep",), phase, 4 * (experts.count + mesh.ep), "routing counts")
-        yield _times(count, "all-gather", ("tp",), phase, 4 * experts.count * mesh.tp, "routing counts")
-
-
-def _stages(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
-    """The stream from stage to stage and its gradient back; with virtual stages each passes all devices as often.
-
-    Every device of tp hands on its share, which is gathered again where each has the whole stream (arXiv:2104.04473,
-    section 4.1).
-    """
-    stream = _tokens(workload, mesh) * workload.model.embed / mesh.tp
-    size = stream * dtype_bytes(workload.compute_dtype)
-    phases: tuple[Phase, ...] = ("forward", "backward")
-    for phase in phases:
-        yield _times(strategy.virtual_stages, "collective-permute", ("pp",), phase, size, "stream")
-        if mesh.pp > 1 and not strategy.sequence_parallel:
-            yield _times(strategy.virtual_stages, "all-gather", ("tp",), phase, size * mesh.tp, "stream")
-
-
-def _loss(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
-    """The softmax over a split vocab: for each token its maximum, its sum and the target's logit, in float32."""
-    parts = strategy.num_microbatches if mesh.pp == 1 else 1
-    yield _times(3, "all-reduce", ("tp",), "forward", _tokens(workload, mesh) * 4, "softmax")
-    for axes in (RULES["sequence"], RULES["batch"]):
-        yield _times(1, "all-reduce", axes, "forward", 4 * parts, "loss")
-
-
-def _tokens(workload: Workload, mesh: MeshShape) -> int:
-    """The tokens of one device."""
-    return workload.tokens // mesh.degree(token_axes())
-
-
-def _times(count: int, kind: Kind, axes: tuple[str, ...], phase: Phase, size: float, array: str) -> Collective:
-    """A collective of `size` bytes that runs `count` times."""
-    return Collective(kind=kind, axes=axes, phase=phase, bytes=int(size) * count, count=count, array=array)
+        yield times(count, "all-to-all", ("ep",), phase, 4 * (experts.count + mesh.ep), "routing counts")
+        yield times(count, "all-gather", ("tp",), phase, 4 * experts.count * mesh.tp, "routing counts")

@@ -162,10 +162,16 @@ def _laid(system: System, items: tuple[tuple[str, int], ...]) -> Layout:
         return Layout(system, degrees, pieces, False, tuple(notes))
     pieces, is_split, order = _torus_pieces(system, all_degrees)
     over_slices = [piece for piece in pieces if piece.dim == _SLICE and piece.axis != IDLE]
-    notes += [f"{piece.axis} runs over {piece.size} slices, on the data-centre network" for piece in over_slices]
+    notes += [_slices_note(piece.axis, piece.size) for piece in over_slices]
     if is_split:
         notes.append(_split_note(system, torus, degrees))
     return Layout(system, degrees, pieces, is_split, tuple(notes), order)
+
+
+def _slices_note(axis: str, num_slices: int) -> str:
+    """What is said of a mesh axis that runs over slices; what least crosses that network are gradients and stages."""
+    advice = "" if axis in ("dp", "pp") else f"; dp={num_slices} or pp={num_slices} would keep {axis} inside slices"
+    return f"{axis} runs over {num_slices} slices, on the data-centre network{advice}"
 
 
 def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str:

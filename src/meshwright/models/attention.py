@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from meshwright.models.dropout import Draws, dropped_weights
 from meshwright.workload import ModelConfig, num_query_chunks
 
 INTERMEDIATE = "intermediate"
@@ -47,22 +49,30 @@ def _frequencies(model: ModelConfig) -> Array:
     return frequencies * (blend + (1 - blend) / scaling.factor)
 
 
-def attend(query: Array, key: Array, value: Array, positions: Array) -> Array:
+def attend(query: Array, key: Array, value: Array, positions: Array, draws: Draws | None = None) -> Array:
     """Causal attention: query [b, s, kv_heads, group, head_dim] over key, value [b, t, kv_heads, head_dim].
 
     `positions` [s] are the places of the queries among the t keys, which start at 0; a query sees keys up to its own.
-    Scores and softmax are float32. Returns an array of the query's shape and dtype.
+    Scores and softmax are float32; `draws` say which weights are dropped. Returns an array of the query's shape and
+    dtype.
     """
     num_chunks = num_query_chunks(query.shape[1])
     if num_chunks == 1:
-        return _mix(checkpoint_name(_scores(query, key), SCORES), value, positions)
+        return _mix(checkpoint_name(_scores(query, key), SCORES), value, positions, draws)
     # Chunk j takes every num_chunks-th query from j: so a sequence split over a mesh axis is split evenly in each.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
     places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
+    tokens = draws and jnp.moveaxis(draws.tokens.reshape(b, s // num_chunks, num_chunks), 2, 0)
+
+    def chunk(each: tuple[Array, Array, Array | None]) -> Array:
+        query, positions, tokens = each
+        here = None if draws is None or tokens is None else replace(draws, tokens=tokens)
+        return _mix(_scores(query, key), value, positions, here)
+
     # Each chunk's scores are made again in backward; a name would keep them all.
-    chunk = jax.checkpoint(lambda pair: _mix(_scores(pair[0], key), value, pair[1]))
-    return jnp.moveaxis(jax.lax.map(chunk, (chunks, places)), 0, 2).reshape(query.shape)
+    mixed = jax.lax.map(jax.checkpoint(chunk), (chunks, places, tokens))
+    return jnp.moveaxis(mixed, 0, 2).reshape(query.shape)
 
 
 def _scores(query: Array, key: Array) -> Array:
@@ -70,8 +80,8 @@ def _scores(query: Array, key: Array) -> Array:
     return jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32) / math.sqrt(query.shape[-1])
 
 
-def _mix(scores: Array, value: Array, positions: Array) -> Array:
+def _mix(scores: Array, value: Array, positions: Array, draws: Draws | None) -> Array:
     """The values that queries at `positions` mix by their scores, [b, s, kv_heads, group, head_dim]."""
     visible = positions[:, None] >= jnp.arange(value.shape[1])[None, :]
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgst,btkh->bskgh", weights, value)
+    return jnp.einsum("bkgst,btkh->bskgh", dropped_weights(weights, draws), value)

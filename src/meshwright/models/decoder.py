@@ -1,7 +1,5 @@
 """The forward pass of a Llama-style decoder, over its declared parameters and their logical axes.
 
-Between blocks the residual stream is split along the sequence over tp too (Megatron's sequence parallelism,
-arXiv:2205.05198): a block gathers it, multiplies by its shares of the weights, and reduce-scatters what it adds.
 Letters of dims: b batch, s sequence, t sequence of keys, d embed, f mlp, k kv heads, g query heads a kv head, h head
 dim, v vocab.
 """
@@ -18,15 +16,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import INTERMEDIATE, PRODUCT, SCORES, attend, rotate
+from meshwright.models.dropout import ATTENTION, MLP, Draws, dropped
 from meshwright.models.experts import load_of_layers, mix
 from meshwright.models.product import product
+from meshwright.models.stream import GATHERED, RESIDUAL, gathered, off_stream, onto_stream
 from meshwright.parallel import Layout, sequence
 from meshwright.parallel.blockwise import ATTENDED, Mask, Places
 from meshwright.parallel.experts_routing import Load
+from meshwright.parallel.overlapped import BROUGHT
 from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
 
-RESIDUAL = ("batch", "residual_sequence", "activation")
-GATHERED = ("batch", "sequence", "activation")
 HEADS = ("kv_heads", "group", "head_dim")
 KV_HEADS = ("kv_heads", "head_dim")
 
@@ -34,8 +33,8 @@ STREAM = "stream"
 """The name of a layer's input, which the remat policy `offload` keeps in host memory."""
 
 KEPT: Mapping[Remat, tuple[str, ...]] = {
-    "none": (PRODUCT, INTERMEDIATE, ATTENDED, SCORES),
-    "attention": (PRODUCT, INTERMEDIATE, ATTENDED),
+    "none": (PRODUCT, INTERMEDIATE, BROUGHT, ATTENDED, SCORES),
+    "attention": (PRODUCT, INTERMEDIATE, BROUGHT, ATTENDED),
     "matmuls": (PRODUCT,),
     "block": (),
 }
@@ -88,13 +87,15 @@ def loss_and_load(
     dtype: Any,
     remat: Remat,
     strategy: Strategy = DEFAULT,
+    draws: Draws | None = None,
 ) -> tuple[Array, Load | None]:
-    """The `loss` of a batch, and the load of the experts of each layer that has some."""
+    """The `loss` of a batch, and the load of the experts of each layer that has some. Without draws nothing is dropped."""
     x, table = embed(params, batch["tokens"], layout, dtype)
     load = None
-    for stack in STACKS:
+    for number, stack in enumerate(STACKS):
         if stack in params:
-            x, load = layers(params[stack], x, places_of(batch), model, layout, remat, strategy)
+            own = draws and draws.of(number)
+            x, load = layers(params[stack], x, places_of(batch), model, layout, remat, strategy, own)
     with jax.named_scope("loss"):
         value = cross_entropy(logits(params, x, table, model, layout), batch["targets"])
         if model.experts is None or load is None:
@@ -117,14 +118,18 @@ def layers(
     layout: Layout,
     remat: Remat,
     strategy: Strategy,
+    draws: Draws | None = None,
 ) -> tuple[Array, Load | None]:
     """The residual stream [b, s, d] after the layers of a stack, and the load of their experts, if they have some."""
 
-    def layer(x: Array, weights: Weights) -> tuple[Array, Array | None]:
-        x, _ = attended(checkpoint_name(x, STREAM), weights, places, model, layout, strategy=strategy)
-        return fed_forward(x, weights, model, layout)
+    def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
+        weights, number = own
+        here = None if draws is None or number is None else draws.of(number)
+        x, _ = attended(checkpoint_name(x, STREAM), weights, places, model, layout, strategy=strategy, draws=here)
+        return fed_forward(x, weights, model, layout, strategy, here)
 
-    x, loads = jax.lax.scan(rematerialized(layer, remat), x, weights)
+    numbers = draws and jnp.arange(jax.tree.leaves(weights)[0].shape[0])
+    x, loads = jax.lax.scan(rematerialized(layer, remat), x, (weights, numbers))
     return x, None if loads is None else load_of_layers(loads)
 
 
@@ -170,7 +175,7 @@ def block(
     places: the positions [s] of tokens that lie in order, as in a cache they must, or what `places_of` says of a batch.
     """
     x, seen = attended(x, weights, places, model, layout, cache, strategy=strategy)
-    return fed_forward(x, weights, model, layout)[0], seen
+    return fed_forward(x, weights, model, layout, strategy)[0], seen
 
 
 def attended(
@@ -182,25 +187,27 @@ def attended(
     cache: Cache | None = None,
     *,
     strategy: Strategy,
+    draws: Draws | None = None,
 ) -> tuple[Array, Cache]:
     """The residual stream x [b, s, d] after a layer's attention, and all keys and values attended to."""
     with jax.named_scope("attention"):
-        h = _gathered(norm(x, weights["attention_norm"], model), layout, "kv_heads")
-        added, seen = attention(h, weights, places, model, layout, cache, strategy)
-        return x + checkpoint_name(layout.place(added, *RESIDUAL), PRODUCT), seen
+        h = norm(x, weights["attention_norm"], model)
+        added, seen = attention(h, weights, places, model, layout, cache, strategy, draws)
+        return x + dropped(checkpoint_name(added, PRODUCT), draws, layout, ATTENTION), seen
 
 
-def fed_forward(x: Array, weights: Weights, model: ModelConfig, layout: Layout) -> tuple[Array, Array | None]:
+def fed_forward(
+    x: Array, weights: Weights, model: ModelConfig, layout: Layout, strategy: Strategy, draws: Draws | None = None
+) -> tuple[Array, Array | None]:
     """The residual stream x [b, s, d] after a layer's mlp or experts, and the load of these, as `mix` has it."""
     with jax.named_scope("mlp"):
         h = norm(x, weights["mlp_norm"], model)
         if model.experts is None or "router" not in weights:
-            return x + layout.place(mlp(_gathered(h, layout, "mlp"), weights, layout), *RESIDUAL), None
+            return x + dropped(mlp(h, weights, layout, strategy), draws, layout, MLP), None
         added, load = mix(h, weights, model.experts, layout)
         if model.experts.shared_mlp:
-            shared = mlp(_gathered(h, layout, "mlp"), weights, layout, prefix="shared_")
-            added = added + layout.place(shared, *RESIDUAL)
-        return x + added, load
+            added = added + mlp(h, weights, layout, strategy, prefix="shared_")
+        return x + dropped(added, draws, layout, MLP), load
 
 
 def attention(
@@ -211,16 +218,14 @@ def attention(
     layout: Layout,
     cache: Cache | None,
     strategy: Strategy,
+    draws: Draws | None = None,
 ) -> tuple[Array, Cache]:
-    """What attention adds to the stream, still to be summed over the axes that split heads; and the keys and values."""
-    query, key, value = (
-        checkpoint_name(product(letters, h, _weight(weights[name], layout, h.dtype, "embed", *dims)), PRODUCT)
-        for name, letters, dims in (
-            ("query", "bsd,dkgh->bskgh", HEADS),
-            ("key", "bsd,dkh->bskh", KV_HEADS),
-            ("value", "bsd,dkh->bskh", KV_HEADS),
-        )
-    )
+    """What attention adds to the stream, of which h is normed, as it lies between blocks; and the keys and values."""
+    dims = {"query": HEADS, "key": KV_HEADS, "value": KV_HEADS}
+    used = [_weight(weights[name], layout, h.dtype, "embed", *heads) for name, heads in dims.items()]
+    letters = ("bsd,dkgh->bskgh", "bsd,dkh->bskh", "bsd,dkh->bskh")
+    made = off_stream(letters, h, used, tuple(dims.values()), layout, strategy)
+    query, key, value = (checkpoint_name(array, PRODUCT) for array in made)
     positions = places.positions if isinstance(places, Places) else places
     query, key = (checkpoint_name(rotate(array, positions, model), INTERMEDIATE) for array in (query, key))
     seen = Cache(key, value)
@@ -232,14 +237,15 @@ def attention(
             query, key, value, known, layout, method=strategy.sequence, mask=Mask(), attention=strategy.attention
         )
     else:
-        mixed = with_scores(query, seen, places, layout)
+        mixed = with_scores(query, seen, places, layout, draws)
     mixed = checkpoint_name(mixed, INTERMEDIATE)
     output = _weight(weights["output"], layout, h.dtype, *HEADS, "embed")
-    partial = layout.spec(*GATHERED, unreduced=layout.axes("kv_heads"))
-    return product("bskgh,kghd->bsd", mixed, output, out_sharding=partial), seen
+    return onto_stream("bskgh,kghd->bsd", mixed, output, HEADS, layout, strategy), seen
 
 
-def with_scores(query: Array, seen: Cache, positions: Array | Places, layout: Layout) -> Array:
+def with_scores(
+    query: Array, seen: Cache, positions: Array | Places, layout: Layout, draws: Draws | None = None
+) -> Array:
     """What attention mixes by scores that go through memory; every query has the keys of the whole sequence there."""
     if isinstance(positions, Places):
         raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
@@ -247,18 +253,16 @@ def with_scores(query: Array, seen: Cache, positions: Array | Places, layout: La
     key, value = (
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
-    return attend(query, key, value, positions)
+    return attend(query, key, value, positions, draws)
 
 
-def mlp(h: Array, weights: Weights, layout: Layout, *, prefix: str = "") -> Array:
-    """What the SwiGLU block adds to the stream, still to be summed over the axes that split mlp."""
-    gate, up = (
-        checkpoint_name(product("bsd,df->bsf", h, _weight(weights[name], layout, h.dtype, "embed", "mlp")), PRODUCT)
-        for name in (f"{prefix}gate", f"{prefix}up")
-    )
+def mlp(h: Array, weights: Weights, layout: Layout, strategy: Strategy, *, prefix: str = "") -> Array:
+    """What the SwiGLU block adds to the stream, of which h is normed, as it lies between blocks."""
+    used = [_weight(weights[f"{prefix}{name}"], layout, h.dtype, "embed", "mlp") for name in ("gate", "up")]
+    made = off_stream(("bsd,df->bsf",) * 2, h, used, (("mlp",),) * 2, layout, strategy)
+    gate, up = (checkpoint_name(array, PRODUCT) for array in made)
     down = _weight(weights[f"{prefix}down"], layout, h.dtype, "mlp", "embed")
-    partial = layout.spec(*GATHERED, unreduced=layout.axes("mlp"))
-    return product("bsf,fd->bsd", jax.nn.silu(gate) * up, down, out_sharding=partial)
+    return onto_stream("bsf,fd->bsd", jax.nn.silu(gate) * up, down, ("mlp",), layout, strategy)
 
 
 def norm(x: Array, scale: Array, model: ModelConfig) -> Array:
@@ -270,7 +274,7 @@ def norm(x: Array, scale: Array, model: ModelConfig) -> Array:
 
 def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: Layout) -> Array:
     """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
-    h = _gathered(norm(x, params["final_norm"], model), layout, "vocab")
+    h = gathered(norm(x, params["final_norm"], model), layout, "vocab")
     if model.tied_embeddings:
         return product("bsd,vd->bsv", h, table, dtype=jnp.float32)
     table = _weight(params["unembedding"], layout, h.dtype, "embed", "vocab")
@@ -286,14 +290,9 @@ def cross_entropy(scores: Array, targets: Array) -> Array:
     return jnp.mean(jnp.log(total) - picked)
 
 
-def _gathered(h: Array, layout: Layout, splits: str) -> Array:
-    """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that."""
-    return checkpoint_name(layout.place(h, *GATHERED, reduced=layout.axes(splits)), INTERMEDIATE)
-
-
 def _weight(stored: Array, layout: Layout, dtype: Any, *names: str) -> Array:
     """A parameter as products use it, narrowed before it is gathered."""
-    return layout.weight(stored.astype(dtype), *names)
+    return layout.weight(stored, *names, dtype=dtype)
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from meshwright.models.product import product
 from meshwright.parallel import Layout
 from meshwright.parallel.experts import Split, multiply, visit
 from meshwright.parallel.experts_routing import Load, probabilities, route
+from meshwright.parallel.shards import on_shards
 from meshwright.workload import RULES, Experts
 
 STREAM = ("batch", "residual_sequence", "activation")
@@ -29,18 +30,19 @@ STREAM = ("batch", "residual_sequence", "activation")
 def mix(h: Array, weights: Mapping[str, Any], experts: Experts, layout: Layout) -> tuple[Array, Array]:
     """What its experts add to each token of h [b, s, d], split as the stream is between blocks; and their load.
 
-    The load [3, e] is one layer's `Load`, its sums still to be taken over the axes that split tokens: `load_of_layers`
-    takes those of all layers at once.
+    The load [devices, 3, e] is one layer's `Load` on each device that has other tokens: `load_of_layers` takes the sums
+    of all layers at once.
     """
-    router = layout.weight(weights["router"].astype(h.dtype), "embed", "router", along="residual_sequence")
+    router = layout.weight(weights["router"], "embed", "router", dtype=h.dtype, along="residual_sequence")
     logits = checkpoint_name(product("bsd,de->bse", h, router, dtype=jnp.float32), PRODUCT)
     dims = {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
-    used = [layout.weight(weights[f"expert_{name}"].astype(h.dtype), "expert", *rest) for name, rest in dims.items()]
+    used = [layout.weight(weights[f"expert_{name}"], "expert", *rest, dtype=h.dtype) for name, rest in dims.items()]
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
-    mixed = jax.shard_map(
+    mixed = on_shards(
         partial(_mix, experts=experts, split=_split(layout, tokens)),
+        layout,
         in_specs=(stream, stream, *(jax.typeof(weight).sharding.spec for weight in used)),
-        out_specs=(stream, P(None, None, unreduced=frozenset(tokens))),
+        out_specs=(stream, P(tokens or None, None, None)),
     )
     added, load = mixed(h, logits, *used)
     return checkpoint_name(added, PRODUCT), load
@@ -59,8 +61,8 @@ def _split(layout: Layout, tokens: tuple[str, ...]) -> Split:
 
 
 def load_of_layers(loads: Array) -> Load:
-    """The load of every layer [layers, e], over all devices, from what `mix` returned for each [layers, 3, e]."""
-    return Load(*jnp.moveaxis(jax.reshard(loads, P(None, None, None)), 1, 0))
+    """The load of every layer [layers, e], over all devices, from what `mix` returned for each [layers, devices, 3, e]."""
+    return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
 
 
 def _mix(
@@ -74,4 +76,4 @@ def _mix(
     hidden = (jax.nn.silu(opened[0]) * opened[1] * here.shares).astype(h.dtype)
     added = here.back(multiply(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
     copies = jnp.sum(routing.chosen[..., None] == jnp.arange(experts.count), axis=(0, 1, 2), dtype=jnp.float32)
-    return added, jnp.stack([copies, here.dropped, probabilities(logits)])
+    return added, jnp.stack([copies, here.dropped, probabilities(logits)])[None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,14 +11,28 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Schedule
+from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.errors import MeshwrightError
-from meshwright.models.decoder import KEPT, Weights, block, cross_entropy, embed, logits, rematerialized, table_in_use
+from meshwright.models.decoder import (
+    KEPT,
+    Weights,
+    attended,
+    cross_entropy,
+    embed,
+    fed_forward,
+    logits,
+    places_of,
+    rematerialized,
+    table_in_use,
+)
 from meshwright.parallel import Layout, Pipeline, alternating_loss, held, pipelined_loss
+from meshwright.parallel.copies import in_rows, of_rows
+from meshwright.parallel.experts_routing import Load
+from meshwright.parallel.pipeline import Made
 from meshwright.workload import ModelConfig, Remat, Strategy
 
 
-def staged_loss(
+def staged_loss_and_load(
     params: Weights,
     batch: Mapping[str, Array],
     model: ModelConfig,
@@ -26,31 +41,70 @@ def staged_loss(
     strategy: Strategy,
     dtype: Any,
     remat: Remat,
-) -> Array:
-    """The mean loss in nats of `batch`, as `loss` has it, by the schedule of the strategy over pp.
+) -> tuple[Array, Load | None]:
+    """The mean loss in nats of `batch` and the load of its experts, by the schedule of the strategy over pp.
 
-    The rules of the layout split `layers` over pp, and may split `vocab`, whose products all stages then share. Raises
-    where the microbatches do not divide the batch, or the schedule does not keep what `remat` says.
+    The loss is the mean of `loss` over microbatches: as without stages, but that experts are balanced in each
+    microbatch, and not in the batch. Layers are stacked over slots, which the rules of the layout split over pp; they
+    may split `vocab` too, whose products all stages then share. Raises where the microbatches do not divide the batch,
+    or the schedule does not keep what `remat` says.
     """
-    _check(strategy, remat, batch)
-    schedule = Schedule(stages=layout.mesh.pp, microbatches=strategy.num_microbatches, kind=strategy.schedule)
+    _check(strategy, remat)
+    schedule = Schedule(
+        stages=layout.mesh.pp,
+        microbatches=strategy.num_microbatches,
+        kind=strategy.schedule,
+        virtual_stages=strategy.virtual_stages,
+    )
 
-    def first(ends: Weights, part: Mapping[str, Array]) -> Array:
-        return embed(ends, part["tokens"], layout, dtype)[0]
+    stage, specs = replace(layout, is_stage=True), jax.tree.map(lambda x: jax.typeof(x).sharding.spec, params)
 
-    def layer(weights: Weights, x: Array) -> Array:
-        return block(x, weights, jnp.arange(x.shape[1]), model, layout, strategy=strategy)[0]
+    def whole(ends: Weights) -> Weights:
+        return {name: of_rows(rows, specs[name], layout) for name, rows in ends.items()}
 
-    def last(ends: Weights, x: Array, part: Mapping[str, Array]) -> Array:
+    def first(ends: Weights, part: Weights) -> Array:
+        return embed(whole(ends), part["tokens"], layout, dtype)[0]
+
+    def layer(weights: Weights, x: Array, part: Weights) -> Made:
+        weights = {name: of_rows(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()}
+        x, _ = attended(x, weights, places_of(part), model, stage, strategy=strategy)
+        x, load = fed_forward(x, weights, model, stage, strategy)
+        return Made(x) if load is None else Made(x, *_balance(load, model))
+
+    def last(ends: Weights, x: Array, part: Weights) -> Array:
+        ends = whole(ends)
         with jax.named_scope("loss"):
             scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout)
             return cross_entropy(scores, part["targets"])
 
     pipeline = Pipeline(first, rematerialized(held(layer), remat), last, schedule, model.num_layers)
     run = alternating_loss if schedule.kind == "1f1b" else pipelined_loss
-    ends = {name: weights for name, weights in params.items() if name != "layers"}
+    ends = {name: in_rows(weights, 0) for name, weights in params.items() if name != "layers"}
+    stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
     parts = {name: microbatches(array, schedule.microbatches, layout) for name, array in batch.items()}
-    return run(pipeline, ends, params["layers"], parts)
+    loss, loads = run(pipeline, ends, stacked, parts)
+    return loss, None if loads is None else _load(loads, pipeline)
+
+
+def _of_layer(spec: P) -> P:
+    """The spec of one layer's array, from that of all stacked."""
+    return P(*spec.partitions[1:], reduced=spec.reduced)
+
+
+def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
+    """What the load of a layer's experts, as `mix` has it, adds to the loss; and it [3, e], summed over devices."""
+    load = jnp.sum(load, axis=0)
+    if model.experts is None:
+        return None, load
+    return model.experts.balance_weight * Load(*load).balance_loss / model.num_layers, load
+
+
+def _load(loads: Array, pipeline: Pipeline) -> Load:
+    """The load of every layer, from that of every slot [slots, 3, e]."""
+    schedule = pipeline.schedule
+    layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
+    slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
+    return Load(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
 
 
 def microbatches(batch: Array, count: int, layout: Layout) -> Array:
@@ -67,10 +121,8 @@ def microbatches(batch: Array, count: int, layout: Layout) -> Array:
     return jnp.moveaxis(cut, 1, 0)
 
 
-def _check(strategy: Strategy, remat: Remat, batch: Mapping[str, Array]) -> None:
-    """Raise where a schedule keeps something else for backward than a remat policy says, or tokens have places."""
-    if "positions" in batch:
-        raise MeshwrightError("a batch with positions does not run over pp yet, where tokens lie in order; use pp=1")
+def _check(strategy: Strategy, remat: Remat) -> None:
+    """Raise where a schedule keeps something else for backward than a remat policy says."""
     kept = ("block",) if strategy.schedule == "1f1b" else tuple(KEPT)
     if remat not in kept:
         raise MeshwrightError(

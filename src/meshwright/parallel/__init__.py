@@ -5,7 +5,7 @@ from meshwright.parallel.exchange import build_exchange
 from meshwright.parallel.layout import Layout, cotangent_spec
 from meshwright.parallel.mesh import abstract_mesh, build_mesh
 from meshwright.parallel.modes import MODES, Mode
-from meshwright.parallel.overlapped import gather_product, product_scatter
+from meshwright.parallel.overlapped import gather_product, gather_products, product_scatter
 from meshwright.parallel.pairing import overlapped_collectives
 from meshwright.parallel.pipeline import Pipeline, held, pipelined_loss
 from meshwright.parallel.pipeline_1f1b import alternating_loss
@@ -28,6 +28,7 @@ __all__ = [
     "compile_product",
     "cotangent_spec",
     "gather_product",
+    "gather_products",
     "held",
     "initialise",
     "make_product_mesh",

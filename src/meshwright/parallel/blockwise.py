@@ -9,39 +9,19 @@ skipped. Letters of dims: b batch, s queries, t keys, k kv heads, g query heads 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
+from meshwright.parallel.places import Mask, Places, is_seen, is_visible
 from meshwright.workload import BLOCK
 
 Tree = TypeVar("Tree")
 
 ATTENDED = "attended"
 """The name of what backward of attention reads: its keys and values, its output and the logarithms of its sums."""
-
-
-@dataclass(frozen=True)
-class Mask:
-    """What a query sees: with `causal` keys up to its own position, with `window` that many of them, its own included.
-
-    Without `causal` a window reaches as far to both sides.
-    """
-
-    causal: bool = True
-    window: int | None = None
-
-
-class Places(NamedTuple):
-    """Where tokens stand in their documents [b, s], and which document of the row each belongs to, if told apart."""
-
-    positions: Array
-    segments: Array | None = None
 
 
 class Keys(NamedTuple):
@@ -67,36 +47,6 @@ class Gradients(NamedTuple):
     output: Array
     log_total: Array
     inner: Array
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def blockwise_attention(query: Array, places: Places, keys: Keys, mask: Mask) -> Array:
-    """Attention of queries [b, s, k, g, h] at `places` over keys and values [b, t, k, h].
-
-    Memory grows with s + t. Scores and softmax are float32. Returns an array of the query's shape and dtype.
-    """
-    return _forward(query, places, keys, mask)[0]
-
-
-def _forward(query: Array, places: Places, keys: Keys, mask: Mask) -> tuple[Array, tuple]:
-    """The output, and what backward needs."""
-    query, places, keys = held(query, places, keys)
-    output, log_total = checkpoint_name(
-        finish(see(nothing_seen(query), query, places, keys, mask), query.dtype), ATTENDED
-    )
-    return output, (query, places, keys, output, log_total)
-
-
-def _backward(mask: Mask, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
-    """The gradients of queries, keys and values."""
-    query, places, keys, output, log_total = saved
-    known = Gradients(query, gradient, log_total, inner_product(gradient, output))
-    of_query, of_key, of_value = back(jnp.zeros_like(query, dtype=jnp.float32), known, places, keys, mask)
-    found = Keys(of_key.astype(keys.key.dtype), of_value.astype(keys.value.dtype), None)  # type: ignore[arg-type]
-    return of_query.astype(query.dtype), None, found
-
-
-blockwise_attention.defvjp(_forward, _backward)
 
 
 def held(query: Array, places: Places, keys: Keys) -> tuple[Array, Places, Keys]:
@@ -171,21 +121,6 @@ def back(gradient: Array, known: Gradients, places: Places, keys: Keys, mask: Ma
     return _sewn(gradient), _sewn(of_key), _sewn(of_value)
 
 
-def is_seen(places: Places, keys: Places, mask: Mask) -> Array:
-    """Whether any query of a block may see any key of another, by the bounds of both: a scalar."""
-    low, high = places.positions.min(axis=1), places.positions.max(axis=1)
-    first, last = keys.positions.min(axis=1), keys.positions.max(axis=1)
-    found = high >= first if mask.causal else high == high
-    if mask.window is not None:
-        found &= low - last < mask.window
-        if not mask.causal:
-            found &= first - high < mask.window
-    if places.segments is not None and keys.segments is not None:
-        found &= places.segments.min(axis=1) <= keys.segments.max(axis=1)
-        found &= places.segments.max(axis=1) >= keys.segments.min(axis=1)
-    return found.any()
-
-
 def block_size(length: int) -> int:
     """The largest part of a length, up to half of it and `BLOCK`, that divides it; all of it where that is tiny."""
     found = next(size for size in range(min(BLOCK, max(1, length // 2)), 0, -1) if length % size == 0)
@@ -228,17 +163,6 @@ def _scores(query: Array, places: Places, keys: Keys, mask: Mask) -> Array:
     scores = jnp.einsum("bskgh,btkh->bkgst", query, keys.key, preferred_element_type=jnp.float32)
     visible = is_visible(places, keys.places, mask)
     return jnp.where(visible[:, None, None], scores / math.sqrt(query.shape[-1]), -jnp.inf)
-
-
-def is_visible(places: Places, keys: Places, mask: Mask) -> Array:
-    """Whether each query sees each key, [b, s, t]."""
-    distance = places.positions[:, :, None] - keys.positions[:, None, :]
-    found = distance >= 0 if mask.causal else distance == distance
-    if mask.window is not None:
-        found &= jnp.abs(distance) < mask.window
-    if places.segments is not None and keys.segments is not None:
-        found &= places.segments[:, :, None] == keys.segments[:, None, :]
-    return found
 
 
 def _cut(x: Array, size: int) -> Array:

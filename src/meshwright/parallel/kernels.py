@@ -1,8 +1,9 @@
-"""Attention of tokens that a device has all of, by the kernel that a strategy names and the device has.
+"""Attention by the kernel that a strategy names and the device has, of whole sequences and of parts of them.
 
-`flash` is splash attention (Pallas) on TPUs, which skips the blocks behind the mask, and block by block in JAX
-elsewhere, or where a sequence is not cut into the width of a TPU's registers. `cudnn` is cuDNN's on NVIDIA GPUs.
-Kernels of vendors know nothing of places: they take tokens in their order, and documents by segment ids.
+`flash` is a Pallas kernel on TPUs: of whole sequences splash attention, which comes with JAX and skips the blocks
+behind the mask, of parts in any order those of `flash`. Elsewhere, and where tokens do not fill the width of a TPU's
+registers, it goes block by block in JAX. `cudnn` is cuDNN's, of whole sequences on NVIDIA GPUs. Splash and cuDNN know
+nothing of places: they take tokens in their order, and documents by segment ids.
 """
 
 from __future__ import annotations
@@ -16,26 +17,43 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from meshwright.errors import MeshwrightError
-from meshwright.parallel.blockwise import ATTENDED, Keys, Mask, Places, blockwise_attention
+from meshwright.parallel import flash
+from meshwright.parallel.blockwise import ATTENDED, Keys
+from meshwright.parallel.flash_grid import LANES
+from meshwright.parallel.places import Mask, Places
+from meshwright.parallel.ring_attention import ring_attention
 from meshwright.workload import Attention
 
-Kernel = Literal["blockwise", "splash", "cudnn"]
+Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
 
-LANES = 128
-"""The width of a TPU's registers, of which a splash kernel's blocks of keys are multiples."""
+BLOCKS = (1024, 512, 256, 128)
+"""The queries, and the keys, of a splash kernel's block: the first that divides a sequence.
+
+The largest that fit on every chip. A larger block has less to do beside its scores, and more of them behind the mask;
+by the compiler's own schedules (benchmarks/tpu_attention.py) it takes fewer cycles from 2,048 tokens on.
+"""
 
 
 def kernel_of(attention: Attention, query: Array, length: int, places: Places | None, mask: Mask) -> Kernel:
-    """The kernel of sequences of `length` tokens on the devices of the mesh in context.
+    """The kernel of whole sequences of `length` tokens on the devices of the mesh in context.
 
     Raises where `cudnn` is asked of another device than an NVIDIA GPU, or of what it does not take.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    platform = device.platform if device is not None else jax.default_backend()
     if attention == "cudnn":
-        _check_cudnn(platform, query, places, mask)
+        _check_cudnn(_platform(), query, places, mask)
         return "cudnn"
-    return "splash" if platform == "tpu" and length % LANES == 0 else "blockwise"
+    return "splash" if _platform() == "tpu" and length % LANES == 0 else "blockwise"
+
+
+def kernel_of_parts(length: int) -> Kernel:
+    """The kernel of parts of sequences, of `length` tokens each, on the devices of the mesh in context."""
+    return "flash" if _platform() == "tpu" and length % LANES == 0 else "blockwise"
+
+
+def _platform() -> str:
+    """What the devices of the mesh in context are."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device is not None else jax.default_backend()
 
 
 def _check_cudnn(platform: str, query: Array, places: Places | None, mask: Mask) -> None:
@@ -64,7 +82,21 @@ def whole_attention(
     if kernel == "cudnn":
         return _cudnn(query, key, value, mask)
     places = places or in_order(query.shape[1])
-    return blockwise_attention(query, places, Keys(key, value, places), mask)
+    return parts_attention(query, places, Keys(key, value, places), mask, kernel=kernel)
+
+
+def parts_attention(
+    query: Array, places: Places, keys: Keys, mask: Mask, *, kernel: Kernel, axis: str | None = None
+) -> Array:
+    """Attention of queries [b, s, k, g, h] at `places` over keys and values [b, t, k, h], here or of a whole axis.
+
+    To be called inside `jax.shard_map`. Returns an array of the query's shape and dtype.
+    """
+    if kernel != "flash":
+        return ring_attention(query, places, keys, axis, mask)
+    heads_first = Keys(jnp.moveaxis(keys.key, 2, 1), jnp.moveaxis(keys.value, 2, 1), keys.places)
+    mixed: Any = ring_attention(_heads_first(query), places, heads_first, axis, mask, flash)
+    return jnp.moveaxis(mixed, 1, 2).reshape(*query.shape[:4], -1)
 
 
 def in_order(length: int, first: Array | int = 0) -> Places:
@@ -73,10 +105,9 @@ def in_order(length: int, first: Array | int = 0) -> Places:
 
 
 def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask: Mask) -> Array:
-    """Splash attention; it has no scale of its own, and heads before tokens."""
+    """Splash attention, which has heads before tokens."""
     b, s, k, g, h = query.shape
-    scaled = jnp.moveaxis((query / math.sqrt(h)).astype(query.dtype).reshape(b, s, k * g, h), 1, 2)
-    size = next(size for size in (512, 256, 128) if s % size == 0)
+    size = next(size for size in BLOCKS if s % size == 0)
     blocks = splash.BlockSizes(
         **{f"block_{name}": size for name in ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")}  # type: ignore[arg-type]
     )
@@ -84,10 +115,16 @@ def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask
     attend = splash.make_splash_mha(
         masks, block_sizes=blocks, head_shards=1, q_seq_shards=1, residual_checkpoint_name=ATTENDED
     )
-    arrays = (scaled, jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2))
+    arrays = (_heads_first(query), jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2))
     documents = None if segments is None else splash.SegmentIds(segments, segments)
     mixed: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if documents is None else 0))(*arrays, documents)
     return jnp.moveaxis(mixed, 1, 2).reshape(b, s, k, g, h)
+
+
+def _heads_first(query: Array) -> Array:
+    """Queries [b, s, k, g, h] as [b, k g, s, h], scaled: no kernel of TPUs has a scale of its own."""
+    b, s, k, g, h = query.shape
+    return jnp.moveaxis((query / math.sqrt(h)).astype(query.dtype).reshape(b, s, k * g, h), 1, 2)
 
 
 def _splash_mask(length: int, mask: Mask) -> splash.Mask:

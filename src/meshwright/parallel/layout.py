@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -14,6 +17,7 @@ from meshwright.workload import (
     IN_USE,
     Rules,
     Spec,
+    check_rules,
     rules_of,
     spec,
 )
@@ -21,10 +25,19 @@ from meshwright.workload import (
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh shape with its rules: all that a model is told about how its values lie."""
+    """A mesh shape with its rules: all that a model is told about how its values lie.
+
+    gradient_dtype: in which gradients of weights are summed over devices, where it is not that of the products.
+    is_stage: whether what it lays is mapped over the stages of a pipeline, and so has no dim of them.
+    """
 
     mesh: MeshShape
     rules: Rules = field(default_factory=lambda: rules_of(DEFAULT))
+    gradient_dtype: Any = None
+    is_stage: bool = False
+
+    def __post_init__(self) -> None:
+        check_rules(self.rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The mesh axes, of more than one device, that split a dim of this logical axis."""
@@ -46,14 +59,20 @@ class Layout:
         """
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
-    def weight(self, stored: Array, *names: str, along: str = "sequence") -> Array:
-        """A parameter as products use it: gathered over the axes that merely store it (ZeRO-3).
+    def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
+        """A parameter as products in `dtype` use it: narrowed, then gathered over the axes that merely store it (ZeRO-3).
 
         Its gradient has to be summed over every axis that splits tokens, but for those that split it too and have other
         tokens brought to them (experts). Backward, the gather becomes a reduce-scatter onto the shards; the sum over
         axes that hold copies comes after it, when a shard is all there is to sum. along: the logical axis of the
         sequence in what it multiplies.
         """
+        gather = partial(self._gather, names=names, along=along)
+        if self.gradient_dtype is None:
+            return gather(stored.astype(dtype or stored.dtype))
+        return _transposed_in(self.gradient_dtype, gather, dtype or stored.dtype)(stored)
+
+    def _gather(self, stored: Array, *, names: tuple[str, ...], along: str) -> Array:
         return self._summed(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
 
     def shard(self, stored: Array, *names: str, along: str = "sequence") -> Array:
@@ -79,6 +98,21 @@ class Layout:
     def _live(self, axes: tuple[str, ...]) -> frozenset[str]:
         """The axes that have more than one device."""
         return frozenset(axis for axis in axes if self.mesh.degrees[axis] > 1)
+
+
+def _transposed_in(wide: Any, move: Callable[[Array], Array], dtype: Any) -> Callable[[Array], Array]:
+    """What moves an array in one dtype, and its cotangent the way back in another."""
+
+    @jax.custom_vjp
+    def moved(x: Array) -> Array:
+        return move(x.astype(dtype))
+
+    def backward(x: Array, cotangent: Array) -> tuple[Array]:
+        _, back = jax.vjp(move, x.astype(wide))
+        return (back(cotangent.astype(wide))[0].astype(x.dtype),)
+
+    moved.defvjp(lambda x: (moved(x), x), backward)
+    return moved
 
 
 def cotangent_spec(x: Array) -> P:

@@ -10,16 +10,21 @@ Models, ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
+
+BROUGHT = "brought by a ring"
+"""The name of what a ring has gathered, by which a remat policy keeps it for backward; else it is gathered again."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,19 @@ class _Lane:
     step: int
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A product, and where its part of the gathered dim begins."""
+class _Piece(NamedTuple):
+    """A part of a gathered dim, or the product with it, and where that part begins."""
 
     offset: Array
     value: Array
+
+
+class _Product(NamedTuple):
+    """A product that is yet to be multiplied."""
+
+    einsum: Einsum
+    left: Array
+    right: Array
 
 
 def gather_product(
@@ -72,11 +84,29 @@ def gather_product(
 
     To be called under `shard_map`. Products and sums are float32, the result has the operands' dtype. is_two_way: half
     of each shard goes each way, for the two links of a torus axis; on a switch one way does. Raises unless every letter
-    of the formula is in two of its three arrays, or in all.
+    of the formula is in two of its three arrays, or in all. Backward reads what was gathered (`BROUGHT`).
+    """
+    (result,) = gather_products((formula,), shard, (other,), axes=axes, dim=dim, is_two_way=is_two_way)
+    return result
+
+
+def gather_products(
+    formulas: Sequence[str],
+    shard: Array,
+    others: Sequence[Array],
+    *,
+    axes: str | tuple[str, ...],
+    dim: str,
+    is_two_way: bool = True,
+) -> tuple[Array, ...]:
+    """The `gather_product` of one shard with each of several arrays: it goes round once, and so does its gradient.
+
+    The letters of the shard are the same in all formulas.
     """
     ring = Ring(_as_tuple(axes), dim, is_two_way)
-    einsum = _read(formula, dim, of="left")
-    return _gather_product(einsum, ring, *_alike(ring, shard, other))
+    einsums = tuple(_read(formula, dim, of="left") for formula in formulas)
+    shard, *others = _alike(ring, shard, *others)
+    return _gather_products(einsums, ring, shard, tuple(others))
 
 
 def product_scatter(
@@ -89,7 +119,7 @@ def product_scatter(
     ring = Ring(_as_tuple(axes), dim, is_two_way)
     einsum = _read(formula, dim, of="out")
     left, right = _alike(ring, left, right)
-    size, degree = _size(einsum, ring, left, right), lax.axis_size(ring.axes)
+    size, degree = _size(_Product(einsum, left, right), ring), lax.axis_size(ring.axes)
     if size % degree:
         raise MeshwrightError(
             f"dim {dim} of {formula} has size {size}, no multiple of the {degree} devices of the ring"
@@ -105,36 +135,41 @@ def can_overlap(formula: str, dim: str) -> bool:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gather_product(einsum: Einsum, ring: Ring, shard: Array, other: Array) -> Array:
-    """`gather_product`, with its backward."""
-    (result,) = _gather((einsum,), ring, shard, (other,))
-    return result
+def _gather_products(
+    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """`gather_products`, with its backward."""
+    return _gather(einsums, ring, shard, others)[0]
 
 
-def _gather_product_forward(
-    einsum: Einsum, ring: Ring, shard: Array, other: Array
-) -> tuple[Array, tuple[Array, Array]]:
-    """The result, and the shards for backward: what was gathered is not kept."""
-    return _gather_product(einsum, ring, shard, other), (shard, other)
+def _gather_products_forward(
+    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
+    """The results, and for backward what was gathered and the other operands."""
+    products, whole = _gather(einsums, ring, shard, others)
+    return products, (checkpoint_name(whole, BROUGHT), others)
 
 
-def _gather_product_backward(
-    einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
-) -> tuple[Array, Array]:
-    """The gradient of the shard is a `product_scatter`, that of the other operand gathers the shard again."""
-    shard, other = kept
-    of_shard = _scatter(Einsum(einsum.out, einsum.right, einsum.left), ring, gradient, other)
-    (of_other,) = _gather((Einsum(einsum.left, einsum.out, einsum.right),), ring, shard, (gradient,))
-    return of_shard.astype(shard.dtype), of_other.astype(other.dtype)
+def _gather_products_backward(
+    einsums: tuple[Einsum, ...], ring: Ring, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
+) -> tuple[Array, tuple[Array, ...]]:
+    """The gradient of the shard is a `product_scatter` of a sum of products; the others communicate nothing."""
+    whole, others = kept
+    found = list(zip(einsums, gradients, others, strict=True))
+    of_shard = _scatter(
+        [_Product(Einsum(e.out, e.right, e.left), gradient, other) for e, gradient, other in found], ring
+    )
+    of_others = (_multiply(Einsum(e.left, e.out, e.right), whole, gradient) for e, gradient, _ in found)
+    return of_shard, tuple(value.astype(other.dtype) for value, other in zip(of_others, others, strict=True))
 
 
-_gather_product.defvjp(_gather_product_forward, _gather_product_backward)
+_gather_products.defvjp(_gather_products_forward, _gather_products_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product_scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
     """`product_scatter`, with its backward."""
-    return _scatter(einsum, ring, left, right)
+    return _scatter([_Product(einsum, left, right)], ring)
 
 
 def _product_scatter_forward(
@@ -150,15 +185,17 @@ def _product_scatter_backward(
     """Both gradients need the gradient of the whole result: one ring gathers it for both products."""
     left, right = kept
     einsums = (Einsum(einsum.out, einsum.right, einsum.left), Einsum(einsum.out, einsum.left, einsum.right))
-    of_left, of_right = _gather(einsums, ring, gradient, (right, left))
+    (of_left, of_right), _ = _gather(einsums, ring, gradient, (right, left))
     return of_left.astype(left.dtype), of_right.astype(right.dtype)
 
 
 _product_scatter.defvjp(_product_scatter_forward, _product_scatter_backward)
 
 
-def _gather(einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The products of what the ring gathers, the first operand of each einsum, with other arrays.
+def _gather(
+    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], Array]:
+    """The products of what the ring gathers, the first operand of each einsum, with other arrays; and what it gathers.
 
     After `hop` hops a lane that travels forward brings the shard of the device so many places before.
     """
@@ -167,8 +204,8 @@ def _gather(einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple
     size = shard.shape[dim]
     lanes = _lanes(size, ring)
     parts = [lax.slice_in_dim(shard, lane.start, lane.start + lane.size, axis=dim) for lane in lanes]
-    dtypes = [jnp.result_type(shard, other) for other in others]
     pieces: list[list[_Piece]] = [[] for _ in einsums]
+    brought: list[_Piece] = []
     for hop in range(degree):
         coming = [_pass_on(part, lane, ring) for part, lane in zip(parts, lanes, strict=True) if hop < degree - 1]
         for number, (part, lane) in enumerate(zip(parts, lanes, strict=True)):
@@ -178,11 +215,13 @@ def _gather(einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple
                 products, coming[number] = _together(products, coming[number])
             for found, product in zip(pieces, products, strict=True):
                 found.append(_Piece(offset, product))
+            brought.append(_Piece(offset, part))
         parts = coming
-    return tuple(
-        _joined(einsum, ring, found, size * degree).astype(dtype)
-        for einsum, found, dtype in zip(einsums, pieces, dtypes, strict=True)
+    results = (
+        _joined(einsum, ring, found, size * degree).astype(jnp.result_type(shard, other))
+        for einsum, found, other in zip(einsums, pieces, others, strict=True)
     )
+    return tuple(results), _placed(brought, dim, size * degree)
 
 
 def _term(einsum: Einsum, ring: Ring, part: Array, other: Array, offset: Array) -> Array:
@@ -196,20 +235,25 @@ def _joined(einsum: Einsum, ring: Ring, pieces: list[_Piece], whole: int) -> Arr
     """Products over all parts of the gathered dim as one: each at its place, or their sum where the dim is summed."""
     if ring.dim not in einsum.out:
         return sum((piece.value for piece in pieces[1:]), start=pieces[0].value)
-    dim, like = einsum.out.index(ring.dim), pieces[0].value
+    return _placed(pieces, einsum.out.index(ring.dim), whole)
+
+
+def _placed(pieces: list[_Piece], dim: int, whole: int) -> Array:
+    """Parts that fill a dim of size `whole`, each at its place."""
+    like = pieces[0].value
     joined = lax.full_like(like, 0, shape=(*like.shape[:dim], whole, *like.shape[dim + 1 :]))
     for piece in pieces:
         joined = lax.dynamic_update_slice_in_dim(joined, piece.value, piece.offset, dim)
     return joined
 
 
-def _scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
-    """The share of this device of the product, summed over the ring.
+def _scatter(products: Sequence[_Product], ring: Ring) -> Array:
+    """The share of this device of the sum of products, summed over the ring too.
 
     A lane's sum for a device begins at the device after it, goes round, and gets its last term where it belongs.
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
-    size, dtype = _size(einsum, ring, left, right) // degree, jnp.result_type(left, right)
+    size, dtype = _size(products[0], ring) // degree, jnp.result_type(*products[0][1:])
     lanes = _lanes(size, ring)
     totals: list[Array] = []
     for hop in range(degree):
@@ -217,13 +261,19 @@ def _scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
         terms = []
         for lane in lanes:
             offset = (place + lane.step * (degree - 1 - hop)) % degree * size + lane.start
-            operands = (
-                _cut(x, d, ring.dim, offset, lane.size) for x, d in ((left, einsum.left), (right, einsum.right))
-            )
-            terms.append(_multiply(einsum, *operands))
+            shares = [_share(product, ring, offset, lane.size) for product in products]
+            terms.append(sum(shares[1:], start=shares[0]))
         terms, coming = _together(terms, coming)
         totals = [term + sent for term, sent in zip(terms, coming, strict=True)] if hop else terms
-    return lax.concatenate(totals, einsum.out.index(ring.dim)).astype(dtype)
+    return lax.concatenate(totals, products[0].einsum.out.index(ring.dim)).astype(dtype)
+
+
+def _share(product: _Product, ring: Ring, offset: Array, size: int) -> Array:
+    """The part of a product from `offset` of the ring's dim on."""
+    einsum, left, right = product
+    return _multiply(
+        einsum, _cut(left, einsum.left, ring.dim, offset, size), _cut(right, einsum.right, ring.dim, offset, size)
+    )
 
 
 def _multiply(einsum: Einsum, left: Array, right: Array) -> Array:
@@ -269,8 +319,9 @@ def _alike(ring: Ring, *values: Array) -> list[Array]:
     return [lax.pcast(v, m, to="varying") if m else v for v, m in zip(values, missing, strict=True)]
 
 
-def _size(einsum: Einsum, ring: Ring, left: Array, right: Array) -> int:
+def _size(product: _Product, ring: Ring) -> int:
     """The size of the ring's dim in the product."""
+    einsum, left, right = product
     value, dims = (left, einsum.left) if ring.dim in einsum.left else (right, einsum.right)
     return value.shape[dims.index(ring.dim)]
 

@@ -10,6 +10,7 @@ With the schedule `gpipe` JAX makes backward of what is here; `pipeline_1f1b` go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Schedule, Unit, chunk_layers
+from meshwright.cost.pipeline import Number, Schedule, Unit, chunk_layers
 
 Tree = Any
 """Arrays in any pytree."""
@@ -29,16 +30,36 @@ AXIS = "pp"
 """The mesh axis of the stages."""
 
 
+class Made(NamedTuple):
+    """What a layer makes of a microbatch.
+
+    x: what the next layer gets. loss: what the layer itself adds to the loss of the microbatch. seen: arrays to sum
+    over microbatches, through which no gradient goes.
+    """
+
+    x: Array
+    loss: Array | None = None
+    seen: Tree = None
+
+
+class Turn(NamedTuple):
+    """What each stage does in a tick, [p] each: the unit, or where it has none some other."""
+
+    unit: Unit
+    is_there: Array
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """What a pipeline runs, in which order; its functions work on arrays that know nothing of stages.
 
-    first: (ends, input) -> x, what a microbatch starts as. layer: (weights, x) -> x, finite for zeros. last: (ends, x,
-    input) -> the scalar loss of a microbatch. ends: the parameters of what stands before and after the layers.
+    first: (ends, input) -> x, what a microbatch starts as. layer: (weights, x, input) -> what it makes of x, finite for
+    zeros. last: (ends, x, input) -> the scalar loss of a microbatch. ends: the parameters of what stands before and
+    after the layers.
     """
 
     first: Callable[[Tree, Tree], Array]
-    layer: Callable[[Tree, Array], Array]
+    layer: Callable[[Tree, Array, Tree], Made]
     last: Callable[[Tree, Array, Tree], Array]
     schedule: Schedule
     num_layers: int
@@ -53,9 +74,10 @@ class Pipeline:
         """The number of each stage, [p]."""
         return jnp.arange(self.schedule.stages, out_sharding=P(AXIS))
 
-    def forward_unit(self, tick: Array) -> Unit:
-        """The unit that each stage does forward in a tick, [p] each; where it has none, some other."""
-        return self.schedule.forward(within(tick - self.stages, self.schedule))
+    def turn(self, tick: Array) -> Turn:
+        """What each stage does forward in a tick."""
+        index = tick - self.stages
+        return Turn(self.schedule.forward(within(index, self.schedule)), is_within(index, self.schedule))
 
 
 class Given(NamedTuple):
@@ -66,42 +88,48 @@ class Given(NamedTuple):
     inputs: Tree
 
 
-def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> Array:
+def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, Tree]:
     """The mean loss of microbatches, of which `inputs` has the arrays [m, ...]; JAX goes backward in mirror image.
 
-    To be called under `jax.set_mesh` of an explicit mesh. layers: every parameter stacked over slots, in the order of
-    `slot_layers`, that dim split over the stages. What `layer` keeps for backward is kept for all microbatches, so that
-    it wants a remat policy of its own around `held`; of `first` and `last` the inputs are kept.
+    Beside it what layers have `seen`, stacked over slots. To be called under `jax.set_mesh` of an explicit mesh.
+    layers: every parameter stacked over slots, in the order of `slot_layers`, that dim split over the stages. What
+    `layer` keeps for backward is kept for all microbatches, so that it wants a remat policy of its own around `held`;
+    of `first` and `last` the inputs are kept.
     """
     schedule, given = pipeline.schedule, Given(ends, by_chunk(layers, pipeline), inputs)
     pipeline = replace(pipeline, first=jax.checkpoint(pipeline.first), last=jax.checkpoint(pipeline.last))
 
-    def tick(carry: tuple[Array, Array], number: Array, *, is_full: bool) -> tuple[tuple[Array, Array], None]:
-        arriving, total = carry
+    def tick(carry: tuple[Array, Sums], number: Array, *, is_full: bool) -> tuple[tuple[Array, Sums], None]:
+        arriving, sums = carry
         x = entered(pipeline, given, arriving, schedule.forward(within(number, schedule)))
-        x, _ = through(pipeline, given, x, pipeline.forward_unit(number))
+        x, _, sums = through(pipeline, given, x, pipeline.turn(number), sums)
         if is_full:
-            total += loss_of(pipeline, given, x, number)
-        return (hand_on(pipeline, x), total), None
+            sums = sums._replace(loss=sums.loss + loss_of(pipeline, given, x, number))
+        return (hand_on(pipeline, x), sums), None
 
-    carry = (no_stream(pipeline, given), jnp.zeros(()))
+    carry = (no_stream(pipeline, given), no_sums(pipeline, given))
     for is_full, start, stop in ((False, 0, schedule.warm_up), (True, schedule.warm_up, schedule.ticks)):
         carry, _ = lax.scan(partial(tick, is_full=is_full), carry, jnp.arange(start, stop))
-    return carry[1] / schedule.microbatches
+    return ended(pipeline, carry[1])
 
 
-def held(layer: Callable[[Tree, Array], Array]) -> Callable[[Tree, Array], Array]:
+def held(layer: Callable[[Tree, Array, Tree], Made]) -> Callable[[Tree, Array, Tree], Made]:
     """A layer that does nothing with its weights before its input is there; to stand inside a remat policy.
 
     Else what depends on weights alone, as gathered weights, is the same in every tick, and JAX makes it of all layers
     at once before the first (JAX 0.10.2).
     """
-    return lambda weights, x: layer(*lax.optimization_barrier((weights, x)))
+    return lambda weights, x, part: layer(*lax.optimization_barrier((weights, x)), part)
 
 
 def within(index: Array, schedule: Schedule) -> Array:
     """The index of a unit, or the nearest one to an index of none."""
     return jnp.clip(index, 0, schedule.units - 1)
+
+
+def is_within(index: Array, schedule: Schedule) -> Array:
+    """Whether an index is that of a unit."""
+    return (index >= 0) & (index < schedule.units)
 
 
 def entered(pipeline: Pipeline, given: Given, arriving: Array, begun: Unit) -> Array:
@@ -121,14 +149,83 @@ def entered(pipeline: Pipeline, given: Given, arriving: Array, begun: Unit) -> A
     return jnp.where(beside((pipeline.stages == 0) & (begun.chunk == 0), arriving), x[None], arriving)
 
 
-def through(pipeline: Pipeline, given: Given, x: Array, unit: Unit) -> tuple[Array, Array]:
-    """What each stage's chunk of layers makes of x [p, ...], and the inputs of its layers [c, p, ...]."""
+class Sums(NamedTuple):
+    """Sums over microbatches: of losses, and of what layers have seen, [p, v, c, ...]."""
 
-    def step(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Array]:
+    loss: Array
+    seen: Tree
+
+
+def no_sums(pipeline: Pipeline, given: Given) -> Sums:
+    """Zeros."""
+    turn, stream = pipeline.turn(jnp.zeros((), int)), no_stream(pipeline, given)
+    weights = jax.tree.map(lambda array: array[0], chunk(given, turn.unit, pipeline))
+    made = jax.eval_shape(jax.vmap(pipeline.layer), weights, stream, parts(given, turn.unit))
+    dims = (pipeline.schedule.virtual_stages, max(pipeline.counts))
+
+    def zeros(like: Any) -> Array:
+        shape, spec = like.shape, like.sharding.spec
+        return jnp.zeros((shape[0], *dims, *shape[1:]), like.dtype, out_sharding=P(spec[0], None, None, *spec[1:]))
+
+    return Sums(jnp.zeros(()), jax.tree.map(zeros, made.seen))
+
+
+def ended(pipeline: Pipeline, sums: Sums) -> tuple[Array, Tree]:
+    """The mean loss, and what was seen, stacked over slots."""
+    return sums.loss / pipeline.schedule.microbatches, jax.tree.map(in_slots, sums.seen)
+
+
+def in_slots(array: Array) -> Array:
+    """An array [p, v, c, ...] as one stacked over slots."""
+    spec = jax.typeof(array).sharding.spec
+    return lax.reshape(array, (math.prod(array.shape[:3]), *array.shape[3:]), out_sharding=P(spec[0], *spec[3:]))
+
+
+def through(pipeline: Pipeline, given: Given, x: Array, turn: Turn, sums: Sums) -> tuple[Array, Array, Sums]:
+    """What each stage's chunk of layers makes of x [p, ...], the inputs of its layers [c, p, ...], and the sums."""
+    ours = parts(given, turn.unit)
+
+    def step(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, tuple[Array, Made]]:
         weights, is_layer = layer
-        return jnp.where(beside(is_layer, x), jax.vmap(pipeline.layer)(weights, x), x), x
+        made = jax.vmap(pipeline.layer)(weights, x, ours)
+        counted = jax.tree.map(lambda y: jnp.where(beside(is_layer & turn.is_there, y), y, 0), made._replace(x=None))
+        return jnp.where(beside(is_layer, x), made.x, x), (x, counted)
 
-    return lax.scan(step, x, (chunk(given, unit, pipeline), layers_there(pipeline, unit)))
+    items = (chunk(given, turn.unit, pipeline), layers_there(pipeline, turn.unit))
+    x, (passed, made) = lax.scan(step, x, items)
+    loss = sums.loss if made.loss is None else sums.loss + jnp.sum(made.loss)
+    return x, passed, Sums(loss, add_chunk(sums.seen, lax.stop_gradient(made.seen), turn.unit, pipeline))
+
+
+def parts(given: Given, unit: Unit) -> Tree:
+    """The microbatch that each stage works on, [p, ...]."""
+
+    def take(array: Array) -> Array:
+        spec = P(*jax.typeof(array).sharding.spec[1:])
+        return jax.shard_map(
+            lambda array, number: lax.dynamic_index_in_dim(array, number[0]),
+            in_specs=(P(None, *spec), P(AXIS)),
+            out_specs=P(AXIS, *spec),
+        )(array, unit.microbatch)
+
+    return jax.tree.map(take, given.inputs)
+
+
+def add_chunk(total: Tree, of_chunk: Tree, unit: Unit, pipeline: Pipeline) -> Tree:
+    """Arrays [p, v, c, ...] with those of each stage's chunk, [c, p, ...], added."""
+
+    def add(total: Array, found: Array) -> Array:
+        if pipeline.schedule.virtual_stages == 1:
+            return total + jnp.moveaxis(found, 0, 1)[:, None]
+        return jax.vmap(_add_at)(total, jnp.moveaxis(found, 0, 1), unit.chunk)
+
+    return jax.tree.map(add, total, of_chunk)
+
+
+def _add_at(total: Array, found: Array, index: Number) -> Array:
+    """The array with another added to its row at an index."""
+    row = lax.dynamic_index_in_dim(total, index, keepdims=False)
+    return lax.dynamic_update_index_in_dim(total, row + found, index, 0)
 
 
 def loss_of(pipeline: Pipeline, given: Given, x: Array, tick: Array) -> Array:

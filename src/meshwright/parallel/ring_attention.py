@@ -8,7 +8,7 @@ with them and come home. The zigzag order gives every device of a causal sequenc
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,37 +17,57 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
-from meshwright.parallel.blockwise import (
-    ATTENDED,
-    Gradients,
-    Keys,
-    Mask,
-    Places,
-    Seen,
-    back,
-    finish,
-    held,
-    inner_product,
-    is_seen,
-    nothing_seen,
-    see,
-)
+from meshwright.parallel import blockwise
+from meshwright.parallel.blockwise import ATTENDED, Gradients, Keys, Seen, held
+from meshwright.parallel.places import Mask, Places, is_seen
 
 Tree = TypeVar("Tree")
 
-BackwardCarry = tuple[Array, Keys, tuple[Array, Array]]
-"""The gradient of queries so far, the keys that are here, and the gradients of these so far."""
+Sums = tuple[Array, Array]
+"""The float32 gradients of some keys and values so far."""
+
+Carry = tuple[Array, Keys, Sums | None]
+"""The gradient of queries so far, the keys that are here, and the gradients of those that were here before them."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def ring_attention(query: Array, places: Places, keys: Keys, axis: str, mask: Mask) -> Array:
-    """Attention of this device's queries [b, s, k, g, h] over the keys and values [b, s, k, h] of a whole axis.
+class Steps(Protocol):
+    """What attention over keys that come one chunk after another is made of: the module `blockwise`, or `flash`."""
+
+    def nothing_seen(self, query: Array, /) -> Seen:
+        """The partial softmax of queries before any key."""
+        ...
+
+    def see(self, seen: Seen, query: Array, places: Places, keys: Keys, mask: Mask, /) -> Seen:
+        """The partial softmax after more keys and values."""
+        ...
+
+    def finish(self, seen: Seen, dtype: jnp.dtype, /) -> tuple[Array, Array]:
+        """The output of all keys seen, and the logarithm of each softmax's sum."""
+        ...
+
+    def inner_product(self, gradient: Array, output: Array, /) -> Array:
+        """The inner product of each query's output and its gradient."""
+        ...
+
+    def back(
+        self, gradient: Array, known: Gradients, places: Places, keys: Keys, mask: Mask, /
+    ) -> tuple[Array, Array, Array]:
+        """The queries' gradient with that through some keys added, and the gradients of these keys and values."""
+        ...
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def ring_attention(
+    query: Array, places: Places, keys: Keys, axis: str | None, mask: Mask, steps: Steps = blockwise
+) -> Array:
+    """Attention of this device's queries over the keys and values of a whole axis, arrays as `steps` lays them.
 
     To be called inside `jax.shard_map`, on shards of the sequence in any order: what a query sees follows from its
-    place and those that travel with the keys. Scores and softmax are float32. Forward a device sends its keys and
-    values P - 1 times. Returns an array of the query's shape and dtype.
+    place and those that travel with the keys. axis: None where all keys are here, a ring of one. Scores and softmax are
+    float32. Forward a device sends its keys and values P - 1 times, backward again, and as often their gradients.
+    Returns an array of the query's shape and dtype.
     """
-    return _forward(query, places, keys, axis, mask)[0]
+    return _forward(query, places, keys, axis, mask, steps)[0]
 
 
 def zigzag(length: int, degree: int) -> np.ndarray:
@@ -86,7 +106,9 @@ def work(places: Places, degree: int, mask: Mask, *, block: int) -> list[int]:
     ]
 
 
-def _forward(query: Array, places: Places, keys: Keys, axis: str, mask: Mask) -> tuple[Array, tuple]:
+def _forward(
+    query: Array, places: Places, keys: Keys, axis: str | None, mask: Mask, steps: Steps
+) -> tuple[Array, tuple]:
     """The output, and what backward needs."""
     query, places, keys = held(query, places, keys)
 
@@ -94,40 +116,64 @@ def _forward(query: Array, places: Places, keys: Keys, axis: str, mask: Mask) ->
         seen, coming = carry
         # Sent on before it is worked on, so that it travels meanwhile.
         following = _shift(coming, axis)
-        return (see(seen, query, places, coming, mask), following), None
+        return (steps.see(seen, query, places, coming, mask), following), None
 
-    start = (nothing_seen(query), _varying(keys))
-    (seen, last), _ = jax.lax.scan(step, start, length=jax.lax.axis_size(axis) - 1)
-    output, log_total = checkpoint_name(finish(see(seen, query, places, last, mask), query.dtype), ATTENDED)
+    carry = steps.nothing_seen(query), _varying(keys)
+    if (size := _size(axis)) > 1:
+        carry, _ = jax.lax.scan(step, carry, length=size - 1)
+    seen = steps.see(carry[0], query, places, carry[1], mask)
+    output, log_total = checkpoint_name(steps.finish(seen, query.dtype), ATTENDED)
     return output, (query, places, keys, output, log_total)
 
 
-def _backward(axis: str, mask: Mask, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
-    """The gradients of queries, keys and values; those of keys and values are summed on their way round."""
-    query, places, keys, output, log_total = saved
-    known = Gradients(query, gradient, log_total, inner_product(gradient, output))
+def _backward(axis: str | None, mask: Mask, steps: Steps, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
+    """The gradients of queries, keys and values.
 
-    def step(carry: BackwardCarry, _: None) -> tuple[BackwardCarry, None]:
+    Those of keys and values follow them round the ring, one step behind, so that they too travel while there is work;
+    a device's part of the gradients of its own stays at home, and P - 1 sends bring it the rest.
+    """
+    query, places, keys, output, log_total = saved
+    known = Gradients(query, gradient, log_total, steps.inner_product(gradient, output))
+
+    def work(of_query: Array, coming: Keys, sums: Sums | None) -> tuple[Array, Sums]:
+        arriving = _shift(sums, axis)
+        of_query, of_key, of_value = steps.back(of_query, known, places, coming, mask)
+        added = of_key, of_value
+        return of_query, added if arriving is None else jax.tree.map(jnp.add, arriving, added)
+
+    def step(carry: Carry, _: None = None) -> tuple[Carry, None]:
         of_query, coming, sums = carry
         following = _shift(coming, axis)
-        of_query, of_key, of_value = back(of_query, known, places, coming, mask)
-        return (of_query, following, _shift((sums[0] + of_key, sums[1] + of_value), axis)), None
+        of_query, sums = work(of_query, coming, sums)
+        return (of_query, following, sums), None
 
-    zeros = [jnp.zeros_like(x, dtype=jnp.float32) for x in (query, keys.key, keys.value)]
-    start = (zeros[0], _varying(keys), (zeros[1], zeros[2]))
-    (of_query, last, sums), _ = jax.lax.scan(step, start, length=jax.lax.axis_size(axis) - 1)
-    of_query, of_key, of_value = back(of_query, known, places, last, mask)
-    of_key, of_value = _shift((sums[0] + of_key, sums[1] + of_value), axis)
-    found = Keys(of_key.astype(keys.key.dtype), of_value.astype(keys.value.dtype), None)  # type: ignore[arg-type]
+    start, size = jnp.zeros_like(query, dtype=jnp.float32), _size(axis)
+    if size == 1:
+        of_query, own = work(start, keys, None)
+    else:
+        (of_query, coming, own), _ = step((start, _varying(keys), None))
+        carry: Carry = of_query, coming, None
+        if size > 2:
+            carry, _ = step(carry)
+        if size > 3:
+            carry, _ = jax.lax.scan(step, carry, length=size - 3)
+        of_query, sums = work(*carry)
+        own = jax.tree.map(jnp.add, own, _shift(sums, axis))
+    found = Keys(own[0].astype(keys.key.dtype), own[1].astype(keys.value.dtype), None)  # type: ignore[arg-type]
     return of_query.astype(query.dtype), None, found
 
 
 ring_attention.defvjp(_forward, _backward)
 
 
-def _shift(tree: Tree, axis: str) -> Tree:
+def _size(axis: str | None) -> int:
+    """The devices of a ring."""
+    return 1 if axis is None else jax.lax.axis_size(axis)
+
+
+def _shift(tree: Tree, axis: str | None) -> Tree:
     """Every array of a tree, sent to the next device of the ring."""
-    size = jax.lax.axis_size(axis)
+    size = _size(axis)
     if size == 1:
         return tree
     pairs = [(source, (source + 1) % size) for source in range(size)]

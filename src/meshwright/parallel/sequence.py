@@ -9,10 +9,12 @@ import numpy as np
 from jax import Array
 
 from meshwright.mesh import check_divides
-from meshwright.parallel.blockwise import Keys, Mask, Places
-from meshwright.parallel.kernels import Kernel, in_order, kernel_of, whole_attention
+from meshwright.parallel.blockwise import Keys
+from meshwright.parallel.kernels import Kernel, in_order, kernel_of, kernel_of_parts, parts_attention, whole_attention
 from meshwright.parallel.layout import Layout
-from meshwright.parallel.ring_attention import ring_attention, zigzag
+from meshwright.parallel.places import Mask, Places
+from meshwright.parallel.ring_attention import zigzag
+from meshwright.parallel.shards import on_shards
 from meshwright.parallel.ulysses import gathered_attention, ulysses_attention
 from meshwright.workload import Attention, SequenceMethod, Strategy, is_zigzag
 
@@ -34,21 +36,24 @@ def attend(
 ) -> Array:
     """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], which lie as the rules of `layout` say.
 
-    places: [b, s] each; None where every row is one document in order. A ring takes tokens in any order, the other
-    methods in theirs. attention: the kernel where a device has whole sequences, as `kernel_of` has it; keys that come
-    round or are gathered are worked on block by block. Scores never exist at once; what backward reads of the result is
-    named `ATTENDED`. Returns an array that is and lies as the query. Raises where Ulysses cannot split the kv heads.
+    places: [b, s] each; None where every row is one document in order. Ulysses takes tokens in theirs, a ring and a
+    gather in any. attention: the kernel, as `kernel_of` has it where a device has whole sequences, and
+    `kernel_of_parts` where keys come round or are gathered. Scores never exist at once; what backward reads of the
+    result is named `ATTENDED`. Returns an array that is and lies as the query. Raises where Ulysses cannot split the kv
+    heads.
     """
     axes = layout.axes("sequence")
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
-    is_whole = not axes or method == "ulysses"
-    kernel = kernel_of(attention, query, query.shape[1], places, mask) if is_whole else "blockwise"
+    if axes and method != "ulysses":
+        kernel = kernel_of_parts(query.shape[1] // layout.mesh.degree(axes))
+    else:
+        kernel = kernel_of(attention, query, query.shape[1], places, mask)
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
     local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel)
-    # The types of what a vendor's kernel returns do not say over which mesh axes it varies.
-    sharded = jax.shard_map(
-        local, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
+    # The types of what a kernel returns do not say over which mesh axes it varies.
+    sharded = on_shards(
+        local, layout, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
     )
     return sharded(query, key, value, places)
 
@@ -79,7 +84,7 @@ def _local(
     if method == "ulysses":
         return ulysses_attention(query, key, value, places, axis, mask, kernel=kernel)
     if method == "gather":
-        return gathered_attention(query, key, value, places, axis, mask)
+        return gathered_attention(query, key, value, places, axis, mask, kernel=kernel)
     length = query.shape[1]
     places = places or in_order(length, length * jax.lax.axis_index(axis))
-    return ring_attention(query, places, Keys(key, value, places), axis, mask)
+    return parts_attention(query, places, Keys(key, value, places), mask, kernel=kernel, axis=axis)

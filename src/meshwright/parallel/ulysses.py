@@ -3,7 +3,7 @@
 Ulysses (arXiv:2309.14509) exchanges heads for tokens in an all-to-all, has whole sequences of a share of the heads, and
 exchanges back; it moves (H + K) / K / P as much as gathering keys and values of K kv heads for H query heads over P
 devices does. Gathered keys and values (as in Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2) set no
-condition on heads. Both are to be called inside `jax.shard_map`, with tokens in their order.
+condition on heads, nor on the order of tokens. Both are to be called inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import jax
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.parallel.blockwise import ATTENDED, Keys, Mask, Places, blockwise_attention
-from meshwright.parallel.kernels import Kernel, in_order, whole_attention
+from meshwright.parallel.blockwise import ATTENDED, Keys
+from meshwright.parallel.kernels import Kernel, in_order, parts_attention, whole_attention
+from meshwright.parallel.places import Mask, Places
 
 
 def ulysses_attention(
@@ -31,13 +32,15 @@ def ulysses_attention(
     return jax.lax.all_to_all(mixed, axis, split_axis=1, concat_axis=2, tiled=True)
 
 
-def gathered_attention(query: Array, key: Array, value: Array, places: Places | None, axis: str, mask: Mask) -> Array:
-    """The same with keys and values gathered over the axis, block by block; any number of heads."""
+def gathered_attention(
+    query: Array, key: Array, value: Array, places: Places | None, axis: str, mask: Mask, *, kernel: Kernel
+) -> Array:
+    """The same with keys and values gathered over the axis; any number of heads, and tokens in any order."""
     length = query.shape[1]
     here = places or in_order(length, length * jax.lax.axis_index(axis))
     there = _gathered(places, axis) or in_order(length * jax.lax.axis_size(axis))
     key, value = (checkpoint_name(jax.lax.all_gather(x, axis, axis=1, tiled=True), ATTENDED) for x in (key, value))
-    return blockwise_attention(query, here, Keys(key, value, there), mask)
+    return parts_attention(query, here, Keys(key, value, there), mask, kernel=kernel)
 
 
 def _gathered(places: Places | None, axis: str) -> Places | None:

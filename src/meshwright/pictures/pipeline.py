@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshwright.cost.pipeline import Cell as Work
-from meshwright.cost.pipeline import Schedule
+from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.pictures.sketch import Cell, Panel, Sketch
 
 _WIDTH = 90
@@ -15,29 +15,56 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep"}
 
 
-def pipeline_sketch(schedule: Schedule) -> Sketch:
-    """Time across and stages down: `F2` is microbatch 2 forward, `B2b` backward in the second chunk of a stage."""
+def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
+    """Time across and stages down: `F2` is microbatch 2 forward, `B2b` backward in the second chunk of a stage.
+
+    num_layers: of the model, to say which of them each stage has.
+    """
     done = {(work.stage, work.slot): work for work in schedule.cells()}
-    slots = 2 * schedule.ticks
-    each = max(1, _WIDTH // (2 + max(len(_text(work, schedule)) for work in done.values())))
+    slots, rows = 2 * schedule.ticks, _rows(schedule, num_layers)
+    free = _WIDTH - max(map(len, rows)) + len("stage 0")
+    each = max(1, free // (2 + max(len(_text(work, schedule)) for work in done.values())))
     virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
     return Sketch(
         title=f"{_NAMES[schedule.kind]}: {schedule.microbatches} microbatches, {schedule.stages} stages{virtual}",
-        panels=tuple(_panel(schedule, done, range(start, min(start + each, slots))) for start in range(0, slots, each)),
+        panels=tuple(
+            _panel(schedule, done, range(start, min(start + each, slots)), rows) for start in range(0, slots, each)
+        ),
         notes=(
             f"waiting: {schedule.bubble:.0%} of the time of work, (p - 1) / (v m)",
-            f"the first stage keeps at most {schedule.most_kept} of {schedule.units} for backward",
+            f"a device keeps the inputs of at most {schedule.most_kept} of {schedule.units} for backward",
         ),
     )
 
 
-def _panel(schedule: Schedule, done: Mapping[tuple[int, int], Work], slots: range) -> Panel:
+def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
+    """The name of each stage, with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
+    if num_layers is None:
+        return tuple(f"stage {stage}" for stage in range(schedule.stages))
+    layers = slot_layers(num_layers, schedule.stages, schedule.virtual_stages)
+    length = len(layers) // (schedule.stages * schedule.virtual_stages)
+    chunks = [_span(layers[start : start + length]) for start in range(0, len(layers), length)]
+    each = schedule.virtual_stages
+    return tuple(
+        f"stage {stage} ({', '.join(chunks[each * stage : each * (stage + 1)])})" for stage in range(schedule.stages)
+    )
+
+
+def _span(layers: tuple[int | None, ...]) -> str:
+    """The layers of a chunk, whose empty slots are its last: `4-7`."""
+    first, last = layers[0], max(layer for layer in layers if layer is not None)
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def _panel(
+    schedule: Schedule, done: Mapping[tuple[int, int], Work], slots: range, rows: tuple[str, ...]
+) -> Panel:
     """Some slots of all stages."""
     return Panel(
         cells=tuple(
             tuple(_cell(done.get((stage, slot)), schedule) for slot in slots) for stage in range(schedule.stages)
         ),
-        rows=tuple(f"stage {stage}" for stage in range(schedule.stages)),
+        rows=rows,
         frame="open",
     )
 

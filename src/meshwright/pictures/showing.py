@@ -68,9 +68,12 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
 
 
-def show_pipeline(schedule: Schedule) -> Picture:
-    """A pipeline in time: which microbatch each stage works on in each slot, and where it waits."""
-    return Picture((pipeline_sketch(schedule),))
+def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
+    """A pipeline in time: which microbatch each stage works on in each slot, and where it waits.
+
+    num_layers: of the model; where it is said, each stage has its layers beside it.
+    """
+    return Picture((pipeline_sketch(schedule, num_layers),))
 
 
 def read_text(

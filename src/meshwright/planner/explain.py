@@ -17,7 +17,7 @@ ATTENTION = {"scores": "attention scores through memory", "flash": "a fused atte
 
 
 def how(plan: Plan) -> str:
-    """The way a plan runs its mesh, in a few words: remat, microbatches, schedule, ZeRO stage, attention."""
+    """The way a plan runs its mesh, in a few words: remat, microbatches, schedule, ZeRO stage, rings, attention."""
     strategy, parts = plan.strategy, [f"remat {plan.workload.remat}"]
     if strategy.num_microbatches > 1:
         parts.append(f"{strategy.num_microbatches} microbatches")
@@ -27,6 +27,8 @@ def how(plan: Plan) -> str:
         parts.append(f"interleaved, {strategy.virtual_stages} virtual stages")
     if plan.mesh.fsdp > 1:
         parts.append(f"ZeRO-{strategy.zero_stage}")
+    if plan.mesh.tp > 1 and strategy.overlaps_tp:
+        parts.append("tp in rings beside products")
     parts += [ATTENTION.get(strategy.attention, f"{strategy.attention} attention"), strategy.optimizer]
     return " · ".join(parts)
 

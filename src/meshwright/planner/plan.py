@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from meshwright.workload import (
     check_mesh,
     check_positions,
     check_runnable,
+    check_stage_remat,
+    check_strategy,
     workload_from_data,
 )
 
@@ -48,31 +50,43 @@ class Plan:
     def planned_only(self) -> str:
         """Why `meshwright train` cannot run this yet, in one line; nothing where it can."""
         try:
+            check_mesh(self.workload, self.mesh)
+            check_strategy(self.workload, self.mesh, self.strategy)
             check_runnable(self.workload.model, self.mesh, self.strategy)
+            check_stage_remat(self.workload.remat, self.mesh, self.strategy)
         except MeshwrightError as error:
             return str(error)
+        for name in (field.name for field in fields(Strategy) if field.name not in RUN):
+            if (value := getattr(self.strategy, name)) != (runs := getattr(DEFAULT, name)):
+                return f"{name}={value!r} can be planned, but what runs has {name}={runs!r}"
         is_refused = lay_mesh(self.system, self.mesh.layout).is_refused
         return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 
 
 RUN = (
     "sequence_parallel",
+    "overlaps_tp",
     "num_microbatches",
     "schedule",
+    "virtual_stages",
     "zero_stage",
     "attention",
     "sequence",
     "optimizer",
     "moment_dtype",
     "master_weights",
+    "gradient_dtype",
+    "matmul_dtype",
+    "dropout",
 )
-"""The fields of a strategy that a step is run by; of the others the defaults."""
+"""The fields of a strategy that a step is run by; the others only say how other systems run one."""
 
 
 def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
-    """The plan of a workload on a mesh of a system; a mesh that cannot split the workload is an error."""
+    """The plan of a workload on a mesh of a system; a mesh or strategy that cannot be, or does nothing, is an error."""
     check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh)
+    check_strategy(workload, mesh, strategy)
     return Plan(
         workload=workload,
         hardware=str(system),
@@ -84,14 +98,10 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
 
 
 def as_run(plan: Plan) -> Plan:
-    """The plan as `meshwright train` runs it today: of its strategy what is in `RUN`, of the rest the default.
-
-    What cannot be run is an error that says why.
-    """
+    """The plan, as `meshwright train` runs it; one that cannot be run is an error that says why."""
     if reason := plan.planned_only:
         raise MeshwrightError(f"{reason}; `meshwright plan … --runnable` finds what can")
-    strategy = replace(DEFAULT, **{field: getattr(plan.strategy, field) for field in RUN})
-    return plan if plan.strategy == strategy else make_plan(plan.workload, plan.mesh, plan.system, strategy)
+    return plan
 
 
 def plan_to_data(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshwright.cost import (
@@ -27,6 +27,9 @@ from meshwright.record import Bound, Collective, Record, merge
 from meshwright.units import show_bytes
 from meshwright.workload import DEFAULT, Strategy, Workload
 
+_WORKED = replace(DEFAULT, lockstep=False)
+"""The default strategy, but that stages do nothing while they wait."""
+
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
 
 
@@ -39,6 +42,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
+    in_ticks = step_collectives(workload, mesh, strategy, in_ticks=True)
     waited = waits(moves, layout, strategy)
     breakdown = step_breakdown(workload, mesh, system, strategy, waited)
     exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), strategy)
@@ -55,7 +59,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         bound=_bound(workload, mesh, system, breakdown),
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
-        collectives=merge(_in_every_tick(move, mesh) for move in exposed),
+        collectives=merge(_in_every_tick(exposed, in_ticks, layout)),
         notes=layout.notes + _notes(workload, mesh, system, strategy),
     )
 
@@ -133,18 +137,17 @@ def _exposed(
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 
-def _in_every_tick(move: Collective, mesh: MeshShape) -> Collective:
-    """A permute between stages as they run in lockstep: in the ticks of the bubble too, whose wait is part of that."""
-    if (move.kind, move.axes) != ("collective-permute", ("pp",)):
-        return move
-    ticks = move.count + mesh.pp - 1
-    whole = ticks / move.count
-    return replace(move, count=ticks, bytes=round(move.bytes * whole), seconds=(move.seconds or 0.0) * whole)
+def _in_every_tick(
+    exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: Layout
+) -> Iterator[Collective]:
+    """Collectives as often as they run, in the ticks of the bubble too, whose wait is a part of the bubble's."""
+    for worked, move in zip(exposed, in_ticks, strict=True):
+        yield replace(move, seconds=move_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
     """What most of the step waits for; a bubble is no reason of its own."""
-    flops, traffic = step_flops(workload, mesh), step_traffic(workload, mesh)
+    flops, traffic = step_flops(workload, mesh, _WORKED), step_traffic(workload, mesh)
     waits: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],

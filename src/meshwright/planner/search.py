@@ -16,7 +16,16 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.predict import predict, step_bound_seconds, step_seconds
 from meshwright.planner.space import Space, Way, runnable_space, whole_space
 from meshwright.planner.waits import NO_WAITS, least_waits
-from meshwright.workload import Remat, Strategy, Workload, check_mesh, check_positions, token_axes
+from meshwright.workload import (
+    DEFAULT,
+    Remat,
+    Strategy,
+    Workload,
+    check_mesh,
+    check_positions,
+    check_strategy,
+    token_axes,
+)
 
 _BELOW = 1 - 1e-9
 """What bounds are multiplied by, so that rounding never lifts one over the time it bounds."""
@@ -66,6 +75,8 @@ def plan_mesh(
     """The plan of one mesh, run in the best of its ways; a mesh that cannot split the workload is an error."""
     check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh)
+    said = {name: value for name, value in choices.items() if value is not None}
+    check_strategy(workload, mesh, replace(DEFAULT, **said))
     return rank_space(whole_space(workload, system, remats, **choices), (mesh,), top=1).plans[0]
 
 
@@ -134,7 +145,8 @@ class _Search:
             self._price(group)
         elif self._can_fit(group):
             for mesh in group.meshes:
-                stages = {strategy.zero_stage for strategy in self.space.strategies(mesh, group.parts)}
+                found = self.space.strategies(mesh, group.parts, group.remat)
+                stages = {strategy.zero_stage for strategy in found}
                 for stage in sorted(stages, reverse=True):
                     alone = replace(group, meshes=(mesh,), zero_stage=stage)
                     self._push(self._bound(alone), alone)
@@ -142,8 +154,11 @@ class _Search:
     def _bound(self, group: _Group) -> float:
         """A time that no way of a group is under."""
         mesh, workload, system = _most_sharded(group), self.space.with_remat(group.remat), self.space.system
-        fastest = max(self._strategies(group), key=lambda strategy: strategy.virtual_stages)
-        waited = NO_WAITS if group.zero_stage is None else least_waits(workload, mesh, system, fastest)
+        strategies = self._strategies(group)
+        # Rings beside products leave less to wait for, and make more products of one.
+        fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
+        hiding = max(strategies, key=lambda strategy: strategy.overlaps_tp)
+        waited = NO_WAITS if group.zero_stage is None else least_waits(workload, mesh, system, hiding)
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, waited)
 
     def _price(self, group: _Group) -> None:
@@ -162,7 +177,7 @@ class _Search:
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """The strategies of a group on the mesh that stores most shards."""
-        found = self.space.strategies(_most_sharded(group), group.parts)
+        found = self.space.strategies(_most_sharded(group), group.parts, group.remat)
         return [strategy for strategy in found if group.zero_stage in (None, strategy.zero_stage)]
 
 
@@ -175,12 +190,16 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
             alike.setdefault((mesh.tp, mesh.ep, mesh.pp, shards, parts), []).append(mesh)
     for (*_, parts), members in alike.items():
         for remat in space.remats:
-            yield _Group(tuple(members), parts, remat)
+            if space.strategies(members[0], parts, remat):
+                yield _Group(tuple(members), parts, remat)
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """The mesh that stores its parameters in most shards, so that it updates and holds least."""
-    return max(group.meshes, key=lambda mesh: mesh.fsdp * mesh.sp)
+    """The mesh that stores its parameters in most shards, so that it updates and holds least.
+
+    Of several the one that splits the sequence least, which may gather keys of all of it.
+    """
+    return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
 def _closest(space: Space, meshes: list[MeshShape]) -> list[Way]:
@@ -193,7 +212,7 @@ def _smallest(space: Space, mesh: MeshShape) -> Iterator[Way]:
     """The ways of a mesh that can want least memory: those with most microbatches."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
-        for strategy in space.strategies(mesh, parts):
+        for strategy in space.strategies(mesh, parts, remat):
             yield Way(mesh, remat, strategy)
 
 

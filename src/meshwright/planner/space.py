@@ -9,10 +9,11 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh
-from meshwright.mesh import AXES, POSITIONAL, MeshShape, divisors
+from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.workload import (
     DEFAULT,
     REMATS,
+    STAGE_REMATS,
     Attention,
     Remat,
     SequenceMethod,
@@ -42,7 +43,8 @@ class Space:
     axes: the mesh axes that may be larger than 1. remats: the policies to choose from, whatever the workload's own is.
     base: the strategy that all ways share but for what is searched: microbatches, ZeRO stage, schedule and virtual
     stages. num_microbatches, zero_stage: the only ones, where not None. is_runnable: only what `meshwright train` runs
-    today, one way a mesh and policy.
+    today, one way a mesh and policy, where tp splits something with overlapped products too, and over pp in every
+    schedule that keeps what the policy says, with every number of microbatches.
     """
 
     workload: Workload
@@ -57,35 +59,43 @@ class Space:
     def meshes(self) -> tuple[MeshShape, ...]:
         """The legal meshes; none is an error that says why one of them is not. Those to run are those JAX takes."""
         found = _legal(self.workload, self.system.num_devices, self.axes)
-        if not self.is_runnable:
-            return found
-        return tuple(mesh for mesh in found if not lay_mesh(self.system, mesh.layout).is_refused)
+        return tuple(mesh for mesh in found if self._runs(mesh)) if self.is_runnable else found
 
     def ways(self, mesh: MeshShape) -> Iterator[Way]:
         """Every way to run a mesh."""
         for parts in self.parts(mesh):
             for remat in self.remats:
-                for strategy in self.strategies(mesh, parts):
+                for strategy in self.strategies(mesh, parts, remat):
                     yield Way(mesh, remat, strategy)
 
     def num_ways(self, meshes: tuple[MeshShape, ...]) -> int:
         """All ways on some meshes."""
-        each = (len(self.strategies(mesh, parts)) for mesh in meshes for parts in self.parts(mesh))
-        return len(self.remats) * sum(each)
+        each = (
+            len(self.strategies(mesh, parts, remat))
+            for mesh in meshes
+            for parts in self.parts(mesh)
+            for remat in self.remats
+        )
+        return sum(each)
 
     def parts(self, mesh: MeshShape) -> list[int]:
         """The numbers of microbatches that a device's batch can be cut into."""
-        if self.is_runnable:
+        if self.is_runnable and mesh.pp == 1:
             return [1]
         each = self.workload.batch // mesh.degree(("dp", "fsdp", "ep"))
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
         return _divisors(each)
 
-    def strategies(self, mesh: MeshShape, parts: int) -> tuple[Strategy, ...]:
-        """The strategies of a mesh with so many microbatches."""
+    def strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
+        """The strategies of a mesh with so many microbatches, those that want least memory first."""
+        if self.is_runnable and mesh.pp > 1:
+            staged = _strategies(self.base, self.workload.model.num_layers, mesh.pp, parts, (3,))
+            return tuple(strategy for strategy in staged if remat in STAGE_REMATS[strategy.schedule])
         if self.is_runnable:
-            return (self.base,)
+            # Simulated devices send nothing while they compute.
+            has_rings = mesh.tp > 1 and self.system.chip.kind != "cpu"
+            return _with_and_without_rings(self.base) if has_rings else (self.base,)
         # What ZeRO shards is over fsdp; over sp, where parameters are stored too, they are gathered for each use.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
@@ -94,6 +104,16 @@ class Space:
         if mesh.sp > 1 and base.attention != "scores":
             base = _with_sequence(base, sequence_method(self.workload.model, mesh))
         return _strategies(base, self.workload.model.num_layers, mesh.pp, parts, stages)
+
+    def _runs(self, mesh: MeshShape) -> bool:
+        """Whether what runs takes a mesh."""
+        if lay_mesh(self.system, mesh.layout).is_refused:
+            return False
+        try:
+            check_runnable(self.workload.model, mesh, self.base)
+        except MeshwrightError:
+            return False
+        return mesh.pp == 1 or any(remat in kept for remat in self.remats for kept in STAGE_REMATS.values())
 
     def with_remat(self, remat: Remat) -> Workload:
         """The workload with a policy."""
@@ -126,12 +146,12 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
-    """What `meshwright train` runs today: all axes but pp, one microbatch, attention scores; else an error why."""
+    """What `meshwright train` runs today, with attention scores, and one microbatch but over pp; else an error why."""
     check_runnable(workload.model, MeshShape())
     return Space(
         workload=workload,
         system=system,
-        axes=(*POSITIONAL, "ep"),
+        axes=AXES,
         remats=remats or _policies(DEFAULT),
         base=DEFAULT,
         is_runnable=True,
@@ -212,6 +232,12 @@ def _strategies(
         for stage in zero
         for schedule, v in schedules
     )
+
+
+@lru_cache(maxsize=1 << 5)
+def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
+    """The strategy, and the same with overlapped products."""
+    return base, replace(base, overlaps_tp=True)
 
 
 @lru_cache(maxsize=1 << 5)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.cost import (
+    KEPT_INPUTS,
     activation_collectives,
     collective_efficiency,
     collective_seconds,
@@ -61,8 +62,8 @@ class Waits:
         return self.stream + hidden
 
 
-_SHAPE = ("num_microbatches", "virtual_stages", "schedule")
-"""What of a strategy changes no use of a weight."""
+_SHAPE = ("num_microbatches", "virtual_stages")
+"""What of a strategy changes no use of a weight by a microbatch."""
 
 NO_WAITS = Waits()
 """Of links that are free."""
@@ -99,7 +100,7 @@ def least_waits(workload: Workload, mesh: MeshShape, system: System, strategy: S
     if not stored or not strategy.overlaps_weights:
         return least
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, _SHAPE))
+    once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, (*_SHAPE, "schedule")))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
     return replace(least, forward=forward, backward=backward)
@@ -113,7 +114,7 @@ def weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: 
 
 def activation_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
     """What a step waits for activations, and for what the loss sums."""
-    return _activation_waits(workload, mesh, system, _without(strategy, ("zero_stage", "schedule")))
+    return _activation_waits(workload, mesh, system, _without(strategy, ("zero_stage",)))
 
 
 @lru_cache(maxsize=1 << 15)
@@ -174,8 +175,14 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
 
 
 def move_seconds(move: Collective, layout: Layout) -> float:
-    """The time that all runs of a collective take on the fabric, at the rate that links achieve."""
-    return _once_seconds(layout, move.kind, move.bytes / move.count, move.axes) * move.count
+    """The time that all runs of a collective take on the fabric, at the rate that links achieve.
+
+    Shards that go round tp beside products do so in halves, one each way, where the links of a torus close.
+    """
+    nbytes = move.bytes / move.count
+    if move.kind == "collective-permute" and move.axes == ("tp",):
+        nbytes /= 2 if any(ring.is_wrapped for ring in layout.placement(move.axes).rings) else 1
+    return _once_seconds(layout, move.kind, nbytes, move.axes) * move.count
 
 
 @lru_cache(maxsize=1 << 16)
@@ -192,12 +199,18 @@ def can_hide(move: Collective, strategy: Strategy) -> bool:
         return False
     if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
         return False
-    return not is_critical(move) or (strategy.overlaps_tp and move.axes == ("tp",) and move.phase != "update")
+    return not is_critical(move) or (strategy.overlaps_tp and _is_beside_products(move, strategy))
+
+
+def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
+    """Whether a collective is of those over tp that overlapped products do in steps; of a whole stream all are."""
+    in_steps = move.kind == "collective-permute" or not strategy.sequence_parallel
+    return move.axes == ("tp",) and move.phase != "update" and in_steps
 
 
 def is_critical(move: Collective) -> bool:
     """Whether something waits for the collective: the next product for activations, the update for the norm."""
-    return move.phase == "update" or CRITICAL.issuperset(move.axes)
+    return move.phase == "update" or (CRITICAL.issuperset(move.axes) and move.array != KEPT_INPUTS)
 
 
 def _exposed(wanted: float, free: float) -> float:

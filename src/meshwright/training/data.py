@@ -9,7 +9,7 @@ import grain
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.workload import Workload
@@ -53,7 +53,7 @@ class Batches:
 
     A step's batch does not depend on the steps before it, so a resumed run reads what an unbroken one would have.
     order: as `parallel.order` has it, the positions of tokens as they are to lie; where there is one it is a part of
-    the batch.
+    the batch. draws: whether a part of it is the key of what a step draws at random.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Batches:
         *,
         seed: int,
         order: np.ndarray | None = None,
+        draws: bool = False,
     ) -> None:
         window = workload.seq_len + 1
         if len(corpus) < window:
@@ -77,9 +78,10 @@ class Batches:
         self._batches = windows.map(lambda i: corpus[i * workload.seq_len :][:window]).batch(workload.batch)
         self._sharding = sharding
         self._order = order
+        self._seed = seed if draws else None
 
     def __getitem__(self, step: int) -> dict[str, Array]:
-        """`tokens` and `targets` [batch, sequence] of a step, and `positions` of tokens that do not lie in order.
+        """`tokens` and `targets` [batch, sequence] of a step, `positions` of tokens that do not lie in order, `draws` [2].
 
         Each process makes the shards of its own devices.
         """
@@ -88,7 +90,11 @@ class Batches:
         if self._order is not None:
             positions = np.broadcast_to(self._order.astype(np.int32), halves["tokens"].shape)
             halves = {name: half[:, self._order] for name, half in halves.items()} | {"positions": positions}
-        return {name: self._place(half) for name, half in halves.items()}
+        batch = {name: self._place(half, self._sharding) for name, half in halves.items()}
+        if self._seed is not None:
+            whole = NamedSharding(self._sharding.mesh, PartitionSpec())
+            batch["draws"] = self._place(np.array([self._seed % 2**32, step], np.uint32), whole)
+        return batch
 
-    def _place(self, half: np.ndarray) -> Array:
-        return jax.make_array_from_callback(half.shape, self._sharding, lambda index: half[index])
+    def _place(self, array: np.ndarray, sharding: NamedSharding) -> Array:
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -2,21 +2,23 @@
 
 With several microbatches, or with weights that ZeRO-1 and 2 gather once a step, gradients are of what all parts share:
 shards that each part gathers and scatters back itself (ZeRO-3), or whole weights. They are typed unreduced over the
-devices that hold copies, so that parts add up their own, in the parameters' dtype, and one sum over devices ends the
-step. Whole gradients are scattered once at its end (ZeRO-1), or part by part, so that none is kept (ZeRO-2). Norm
-scales, whose products take no such types, are summed part by part.
+devices that hold copies, so that parts add up their own, in the parameters' dtype or that of sums, whichever is wider,
+and one sum over devices ends the step. Whole gradients are scattered once at its end (ZeRO-1), or part by part, so that
+none is kept (ZeRO-2). Norm scales, whose products take no such types, are summed part by part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.models import loss_and_load, staged_loss
+from meshwright.models import loss_and_load, staged_loss_and_load
+from meshwright.models.dropout import Draws, numbers_of
 from meshwright.models.pipelined import microbatches
 from meshwright.parallel import DTYPES, Layout
 from meshwright.parallel.experts_routing import Load
@@ -28,19 +30,29 @@ Batch = Mapping[str, Array]
 def loss_and_gradients(
     params: Any, batch: Batch, workload: Workload, layout: Layout, strategy: Strategy
 ) -> tuple[tuple[Array, Load | None], Any]:
-    """The mean loss of a batch in nats with the load of its experts, and the gradient, laid as the parameters are."""
+    """The mean loss of a batch in nats with the load of its experts, and the gradient, laid as the parameters are.
+
+    With dropout the batch has `draws` too, the key of the step as raw data [2].
+    """
+    if strategy.gradient_dtype:
+        layout = replace(layout, gradient_dtype=DTYPES[strategy.gradient_dtype])
+    if strategy.dropout:
+        key = jax.random.wrap_key_data(batch["draws"], impl="threefry2x32")
+        batch = {name: array for name, array in batch.items() if name != "draws"}
+        batch |= {"numbers": numbers_of(batch["tokens"].shape, layout, strategy)}
     is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
         if is_staged:
             how = {"dtype": dtype, "remat": workload.remat, "strategy": strategy}
-            return staged_loss(params, batch, workload.model, in_use, **how), None
+            return staged_loss_and_load(params, batch, workload.model, in_use, **how)
+        draws = Draws(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         return loss_and_load(
-            params, batch, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy
+            params, batch, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, draws=draws
         )
 
-    if is_staged or (strategy.num_microbatches == 1 and not is_whole):
+    if strategy.num_microbatches == 1 and not is_whole and not is_staged:
         return jax.value_and_grad(loss_of, has_aux=True)(params, batch)
     return _in_parts(loss_of, params, batch, workload, layout, strategy)
 
@@ -54,11 +66,14 @@ def _in_parts(
     strategy: Strategy,
 ) -> tuple[tuple[Array, Load | None], Any]:
     """The mean loss of the microbatches with the sum of their loads, and the gradient of that mean."""
-    count, stage = strategy.num_microbatches, strategy.zero_stage
+    # A pipeline takes its microbatches itself, and adds up the gradients of each device apart.
+    count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
+    stage, dtype = strategy.zero_stage, DTYPES[workload.compute_dtype]
+    sums = layout.gradient_dtype or dtype
     lent = shards = _shards(params, layout, workload)
     scattered: Callable[[Any], tuple[Any]] = _unchanged
     if stage in (1, 2):
-        lent, scattered = jax.vjp(lambda shards: _gathered(shards, layout, workload), shards)
+        lent, scattered = _gathered(shards, layout, workload, dtype), _scatter(shards, layout, workload, sums)
 
     def part(batch: Batch) -> tuple[tuple[Array, Load | None], Any]:
         # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
@@ -72,13 +87,13 @@ def _in_parts(
         value, gradients = jax.value_and_grad(share, has_aux=True)(ours)
         return value, scattered(gradients)[0] if stage == 2 else gradients
 
-    _, summed = jax.vjp(lambda params: _shards(_narrow(params, workload), layout, workload), params)
+    _, summed = jax.vjp(lambda params: _shards(_in_dtype(params, workload, sums), layout, workload), params)
     # The phase of collectives that no differentiation names.
     with jax.named_scope("gradients"):
-        value, gradients = _sum(part, batch, count, layout, DTYPES[workload.param_dtype])
+        value, gradients = _sum(part, batch, count, layout, jnp.promote_types(DTYPES[workload.param_dtype], sums))
         if stage == 1:
-            gradients = scattered(jax.tree.map(lambda array, to: array.astype(to.dtype), gradients, lent))[0]
-        return value, summed(_narrow(gradients, workload))[0]
+            gradients = scattered(gradients)[0]
+        return value, summed(_in_dtype(gradients, workload, sums))[0]
 
 
 def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Layout, dtype: Any) -> Any:
@@ -102,15 +117,21 @@ def _shards(params: Any, layout: Layout, workload: Workload) -> Any:
     return _map(lambda array, parameter: layout.shard(array, *parameter.axes), params, workload)
 
 
-def _gathered(shards: Any, layout: Layout, workload: Workload) -> Any:
+def _gathered(shards: Any, layout: Layout, workload: Workload, dtype: Any) -> Any:
     """The weights as products use them."""
-    dtype = DTYPES[workload.compute_dtype]
-    return _map(lambda array, parameter: layout.weight(array.astype(dtype), *parameter.axes), shards, workload)
+    return _map(lambda array, parameter: layout.weight(array, *parameter.axes, dtype=dtype), shards, workload)
 
 
-def _narrow(arrays: Any, workload: Workload) -> Any:
+def _scatter(shards: Any, layout: Layout, workload: Workload, dtype: Any) -> Callable[[Any], tuple[Any]]:
+    """What scatters gradients of whole weights onto the shards: the transpose of their gather, in `dtype`."""
+    alone = replace(layout, gradient_dtype=None)
+    _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, dtype), shards)
+    return lambda gradients: back(_in_dtype(gradients, workload, dtype))
+
+
+def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
     """Arrays in the dtype that gradients are summed in."""
-    return _map(lambda array, _: array.astype(DTYPES[workload.compute_dtype]), arrays, workload)
+    return _map(lambda array, _: array.astype(dtype), arrays, workload)
 
 
 def _unchanged(gradients: Any) -> tuple[Any]:

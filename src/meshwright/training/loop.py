@@ -22,8 +22,9 @@ from meshwright.record import Record
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import BYTES, Batches, load_corpus
 from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
+from meshwright.training.slots import in_order, to_order, to_slots
 from meshwright.training.step import State, abstract_state, initial_state, train_step
-from meshwright.workload import check_mesh, check_runnable, rules_of
+from meshwright.workload import check_mesh, check_runnable, check_strategy, rules_of
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -33,10 +34,12 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
     """Train until `config.steps` steps are taken, from the run's last checkpoint if it has one; the measured record.
 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
-    mesh may be another than the one before. `on_step` is told of every step.
+    mesh may be another than the one before. `on_step` is told of every step. Of several processes, which all call this
+    and see one directory, the first writes what is not a checkpoint, and has the record; an interruption is for all.
     """
     check_runnable(config.workload.model, config.mesh, config.strategy)
     check_mesh(config.workload, config.mesh)
+    check_strategy(config.workload, config.mesh, config.strategy)
     if config.workload.model.vocab < BYTES:
         raise MeshwrightError(
             f"vocab {config.workload.model.vocab} is too small for text as bytes, which wants {BYTES}"
@@ -45,21 +48,29 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
     layout, mesh = Layout(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     lies = order(config.workload.seq_len, layout, config.strategy)
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies)
-    write_config(directory, config)
+    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies, draws=config.strategy.dropout > 0)
+    is_first = is_first_process()
+    if is_first:
+        write_config(directory, config)
     with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints, _interruptions() as interrupted:
         start, first = _state(config, layout, mesh, checkpoints)
         if start >= config.steps:
             raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
         for row, state in _steps(config, layout, batches, first, start):
-            append_metrics(directory, row)
+            if is_first:
+                append_metrics(directory, row)
             on_step(row)
             taken = row["step"] + 1
             if taken == config.steps or interrupted or (config.save_every and taken % config.save_every == 0):
-                checkpoints.save(taken, state)
+                checkpoints.save(taken, _saved(config, layout, mesh, state))
             if interrupted:
                 break
     return measured(config, read_metrics(directory))
+
+
+def is_first_process() -> bool:
+    """Whether this process writes and prints for all of a run's."""
+    return jax.process_index() == 0
 
 
 def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, State]:
@@ -67,7 +78,24 @@ def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoin
     if checkpoints.latest is None:
         return 0, initial_state(config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed)
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    return checkpoints.latest, checkpoints.restore(checkpoints.latest, wanted)
+    if (saved := _saved_layout(config, layout)) == layout:
+        return checkpoints.latest, checkpoints.restore(checkpoints.latest, wanted)
+    kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    back = jax.jit(lambda state: to_slots(state, wanted, config.workload.model, layout, config.strategy))
+    return checkpoints.latest, back(checkpoints.restore(checkpoints.latest, kept))
+
+
+def _saved(config: RunConfig, layout: Layout, mesh: Mesh, state: State) -> State:
+    """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
+    if (saved := _saved_layout(config, layout)) == layout:
+        return state
+    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    return jax.jit(lambda state: to_order(state, wanted, config.workload.model, layout, config.strategy))(state)
+
+
+def _saved_layout(config: RunConfig, layout: Layout) -> Layout:
+    """How a state lies while it is written and read."""
+    return in_order(layout, config.workload.model, config.strategy)
 
 
 def _steps(

@@ -15,14 +15,20 @@ from meshwright.mesh import MeshShape
 from meshwright.parallel import Layout, abstract, initialise
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
+from meshwright.training.slots import in_order, to_slots
 from meshwright.workload import (
     DEFAULT,
+    Parameter,
     Strategy,
+    Tree,
     Workload,
+    check_mesh,
     check_runnable,
+    check_strategy,
     is_zigzag,
     parameters,
     rules_of,
+    staged_parameters,
     workload_from_data,
 )
 
@@ -65,13 +71,14 @@ def initial_state(
 ) -> State:
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
-    To be called under `jax.set_mesh`.
+    What is drawn for a layer does not depend on the mesh. To be called under `jax.set_mesh`.
     """
-    dtype = "f32" if strategy.master_weights else workload.param_dtype
-    drawn = initialise(parameters(workload.model), jax.random.key(seed), mesh, layout, dtype)
+    model, dtype = workload.model, "f32" if strategy.master_weights else workload.param_dtype
+    drawn = initialise(parameters(model), jax.random.key(seed), mesh, in_order(layout, model, strategy), dtype)
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
+        drawn = to_slots(drawn, wanted["params"], model, layout, strategy)
         state = {"params": drawn, "optimizer": optimizer.build(strategy).init(drawn)}
         state |= {"master": drawn} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
@@ -82,11 +89,15 @@ def initial_state(
 def abstract_state(
     workload: Workload, layout: Layout, optimizer: Optimizer, mesh: Mesh, strategy: Strategy = DEFAULT
 ) -> State:
-    """The state as shapes, dtypes and shardings, for lowering and restoring. To be called under `jax.set_mesh`."""
-    params = abstract(parameters(workload.model), mesh, layout, workload.param_dtype)
+    """The state as shapes, dtypes and shardings, for lowering and restoring. To be called under `jax.set_mesh`.
+
+    Layers are stacked over the slots of a pipeline where the layout splits them over its stages.
+    """
+    declared = _stored(workload, layout, strategy)
+    params = abstract(declared, mesh, layout, workload.param_dtype)
     state = {"params": params}
     if strategy.master_weights and workload.param_dtype != "f32":
-        state["master"] = abstract(parameters(workload.model), mesh, layout, "f32")
+        state["master"] = abstract(declared, mesh, layout, "f32")
     stored = state.get("master", params)
 
     def moments(stored: Any) -> Any:
@@ -97,6 +108,12 @@ def abstract_state(
     # eval_shape knows specs but not devices.
     kept = jax.tree.map(lambda leaf: _on_mesh(leaf, mesh), jax.eval_shape(moments, stored))
     return state | {"optimizer": kept}
+
+
+def _stored(workload: Workload, layout: Layout, strategy: Strategy) -> Tree[Parameter]:
+    """The declarations of the parameters as a layout stores them."""
+    stages = layout.mesh.degree(layout.axes("layers"))
+    return staged_parameters(workload.model, stages=stages, virtual_stages=strategy.virtual_stages)
 
 
 def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -112,7 +129,10 @@ def abstract_batch(
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.batch, workload.seq_len)
     names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
-    return {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    if strategy.dropout:
+        batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
+    return batch
 
 
 def lower_train_step(
@@ -125,6 +145,8 @@ def lower_train_step(
     read, way, optimizer = workload_from_data(workload), Strategy(**(strategy or {})), Optimizer()
     layout = Layout(MeshShape(**mesh.shape), rules_of(way))
     check_runnable(read.model, layout.mesh, way)
+    check_mesh(read, layout.mesh)
+    check_strategy(read, layout.mesh, way)
     with jax.set_mesh(mesh):
         state = abstract_state(read, layout, optimizer, mesh, way)
         return train_step(read, layout, optimizer, way).lower(state, abstract_batch(read, layout, mesh, way))

@@ -2,6 +2,7 @@
 
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
 from meshwright.workload.declaration import Parameter
+from meshwright.workload.effect import check_strategy, without_effect
 from meshwright.workload.expert_copies import dropless_padding, sent_copies, sent_tokens
 from meshwright.workload.hugging_face import model_from_hugging_face
 from meshwright.workload.images import (
@@ -33,6 +34,7 @@ from meshwright.workload.rules import (
     RULES,
     Rules,
     Spec,
+    check_rules,
     local_parameter_shape,
     rules_of,
     spec,
@@ -52,8 +54,15 @@ from meshwright.workload.serving import (
     check_serving,
     serving_from_data,
 )
+from meshwright.workload.stages import (
+    STAGE_REMATS,
+    check_stage_remat,
+    check_stages,
+    chunk_slots,
+    staged_parameters,
+)
 from meshwright.workload.step_ops import NEVER_RECOMPUTED, step_ops
-from meshwright.workload.strategy import DEFAULT, Attention, Optimizer, SequenceMethod, Strategy
+from meshwright.workload.strategy import DEFAULT, Attention, MatmulDtype, Optimizer, SequenceMethod, Strategy
 from meshwright.workload.workload import REMATS, Dtype, Remat, Workload, num_query_chunks, workload_from_data
 
 __all__ = [
@@ -69,6 +78,7 @@ __all__ = [
     "RULES",
     "SEQ_LENS",
     "SERVING_RULES",
+    "STAGE_REMATS",
     "TENSOR_AXES",
     "Attention",
     "CacheSplit",
@@ -78,6 +88,7 @@ __all__ = [
     "Experts",
     "ImageWorkload",
     "LatentAttention",
+    "MatmulDtype",
     "ModelConfig",
     "Op",
     "OpPhase",
@@ -99,9 +110,14 @@ __all__ = [
     "check_image_mesh",
     "check_mesh",
     "check_positions",
+    "check_rules",
     "check_runnable",
     "check_sequence",
     "check_serving",
+    "check_stage_remat",
+    "check_stages",
+    "check_strategy",
+    "chunk_slots",
     "convolutions",
     "dropless_padding",
     "flops_by_phase",
@@ -126,9 +142,11 @@ __all__ = [
     "sequence_method",
     "serving_from_data",
     "spec",
+    "staged_parameters",
     "step_ops",
     "token_axes",
     "used_shape",
     "usual_seq_len",
+    "without_effect",
     "workload_from_data",
 ]

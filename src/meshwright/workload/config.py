@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
+from meshwright.workload.choices import check_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,22 @@ class Experts:
     num_dense_layers: int = 0
     capacity_factor: float | None = None
     balance_weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
+            if (value := getattr(self, field)) < least:
+                raise MeshwrightError(f"experts have {field}={value}; it takes a whole number from {least}")
+        if self.num_active > self.count:
+            raise MeshwrightError(
+                f"{self.num_active} active of {self.count} experts; the active are from 1 to all of them"
+            )
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            raise MeshwrightError(
+                f"experts have capacity_factor={self.capacity_factor:g}; it is above 0, or None where no token is"
+                f" dropped"
+            )
+        if self.balance_weight < 0:
+            raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
 
     def slots(self, tokens: int) -> int:
         """The slots that an expert has for a device of so many tokens, where there is a capacity; else as in balance.
@@ -106,6 +123,7 @@ class ModelConfig:
     latent: LatentAttention | None = None
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for field in ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab"):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
@@ -117,10 +135,11 @@ class ModelConfig:
             )
         if self.head_dim % 2 and self.positions == "rotary":
             raise MeshwrightError(f"model {self.name} has head_dim={self.head_dim}; rotary embedding wants an even one")
-        if self.experts and not 0 < self.experts.num_active <= self.experts.count:
+        if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise MeshwrightError(
-                f"model {self.name} has {self.experts.num_active} active of {self.experts.count} experts;"
-                f" the active are from 1 to all of them"
+                f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"
+                f" num_layers={self.num_layers}, which leaves no layer to its experts; use num_layers"
+                f" {self.experts.num_dense_layers + 1} or more"
             )
 
     @property

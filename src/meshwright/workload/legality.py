@@ -8,8 +8,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.workload.config import ModelConfig
 from meshwright.workload.parameters import leaves, parameters
-from meshwright.workload.rules import RULES, Rules, local_parameter_shape, rules_of
+from meshwright.workload.precision import check_precision
+from meshwright.workload.rules import RULES, Rules, check_rules, local_parameter_shape
 from meshwright.workload.sequence import check_sequence
+from meshwright.workload.stages import check_stages
 from meshwright.workload.strategy import DEFAULT, Strategy
 from meshwright.workload.workload import Workload
 
@@ -33,6 +35,7 @@ RUNNABLE_SIZES = (
 
 def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
     """Raise where the mesh cannot split some dim of the workload, or an axis of it would split nothing."""
+    check_rules(rules)
     used = _used_axes(workload.model, rules)
     for axis, degree in mesh.degrees.items():
         if degree > 1 and axis not in used:
@@ -101,15 +104,31 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
             f" Llama-style decoder: gated silu, RMSNorm, rotary positions, no biases, full attention"
         )
     _check_experts(model, mesh, strategy)
-    _check_stages(model, mesh, strategy)
+    check_stages(model, mesh, strategy)
     check_sequence(model, mesh, strategy)
+    _check_rings(mesh, strategy)
     if strategy.zero_stage in (1, 2) and (mesh.pp > 1 or model.experts):
         raise MeshwrightError(
             f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it with pp=1 and without experts yet; use"
             f" zero_stage 3 or 0"
         )
-    if strategy.optimizer == "adamw-8bit":
-        raise MeshwrightError("optimizer adamw-8bit can be planned, but is none that runs; adamw with bf16 moments is")
+    check_precision(model, mesh, strategy)
+
+
+def _check_rings(mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where products do not overlap with their collectives over tp as a strategy says."""
+    if not strategy.overlaps_tp:
+        return
+    if not strategy.sequence_parallel:
+        raise MeshwrightError(
+            "overlaps_tp without sequence_parallel can be planned, but what runs has rings of gathers and scatters of a"
+            " stream that is split over tp; use both, or neither"
+        )
+    if mesh.pp > 1:
+        raise MeshwrightError(
+            f"overlaps_tp on pp={mesh.pp} stages can be planned, but what runs has it with pp=1: under a mapped dim"
+            f" shard_map takes no weights whose gradients are still to be summed (JAX 0.10.2)"
+        )
 
 
 def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
@@ -123,15 +142,3 @@ def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> N
             f"experts on mesh {mesh} without sequence_parallel can be planned, but what runs sends them tokens that"
             f" are split over tp; use ep=1, tp=1 or sequence_parallel"
         )
-
-
-def _check_stages(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where a model, or what a strategy says of it, does not run as the stages of a pipeline, or without any."""
-    if mesh.pp == 1:
-        return
-    if strategy.virtual_stages > 1:
-        raise MeshwrightError(
-            f"{strategy.virtual_stages} virtual stages can be planned, but what runs has one a device yet"
-        )
-    for path, parameter in leaves(parameters(model)):
-        local_parameter_shape(parameter, mesh=mesh, rules=rules_of(strategy), what=path)

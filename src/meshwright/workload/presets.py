@@ -49,6 +49,20 @@ PRESETS: Mapping[str, ModelConfig] = {
     for model in (
         # A byte-level model that learns in minutes on a laptop; 8 kv heads, so that tp may be 8.
         _decoder("tiny", 2, 128, 384, 8, 8, 256, head_dim=16),
+        # The same in Mixtral's shape, 2 of 8 experts for a token; and with an mlp that every token passes beside them
+        # and a dense first layer, as DeepSeek-V2 has.
+        _decoder("tiny-moe", 2, 128, 384, 8, 8, 256, head_dim=16, experts=Experts(count=8, num_active=2, mlp=192)),
+        _decoder(
+            "tiny-moe-shared",
+            2,
+            128,
+            384,
+            8,
+            8,
+            256,
+            head_dim=16,
+            experts=Experts(count=8, num_active=2, mlp=96, shared_mlp=192, num_dense_layers=1),
+        ),
         # Llama 2: arXiv:2307.09288 and the config.json published with the weights.
         _decoder("llama2-7b", 32, 4096, 11008, 32, 32, 32_000),
         _decoder("llama2-13b", 40, 5120, 13824, 40, 40, 32_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -58,6 +59,25 @@ def rules_of(strategy: Strategy) -> Rules:
     return {**stream, **stored, "layers": ("pp",), "vocab": ("tp", "pp")}
 
 
+def check_rules(rules: Rules) -> None:
+    """Raise where there is a rule for dims that no array of a decoder has, or one names an axis that does not exist."""
+    for name, axes in rules.items():
+        if name not in RULES:
+            near = difflib.get_close_matches(name, RULES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise MeshwrightError(
+                f"there is a rule for dim {name!r}, which no array has; {hint}rules are for {', '.join(RULES)}"
+            )
+        for axis in axes:
+            _check_axis(name, axis)
+
+
+def _check_axis(name: str, axis: str) -> None:
+    """Raise where the rule for a dim names an axis that does not exist."""
+    if axis not in AXES:
+        raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
+
+
 def token_axes(rules: Rules = RULES) -> tuple[str, ...]:
     """The mesh axes that split tokens: over these every weight's gradient has to be summed."""
     return (*rules["batch"], *rules["sequence"])
@@ -75,14 +95,16 @@ def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: 
                 f"{what} has dim {name!r}, for which there is no rule; rules are for {', '.join(rules)}"
             )
         for axis in rules[name]:
-            if axis not in AXES:
-                raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
+            _check_axis(name, axis)
         result.append(tuple(axis for axis in rules[name] if mesh.degree(axis) > 1))
     used = [axis for dim in result for axis in dim]
     for axis in used:
         if used.count(axis) > 1:
             dims = [name for name, dim in zip(axes, result, strict=True) if axis in dim]
-            raise MeshwrightError(f"{what} wants axis {axis} on dims {' and '.join(dims)}; an axis splits one dim only")
+            raise MeshwrightError(
+                f"{what} wants axis {axis}={mesh.degree(axis)} on dims {' and '.join(dims)}; an axis splits one dim"
+                f" only: take it out of the rule for one of them, or use {axis}=1"
+            )
     return tuple(result)
 
 
@@ -92,7 +114,7 @@ def local_parameter_shape(
     """The shape that one device holds of `parameter`; a degree that does not divide its dim is an error."""
     found = spec(parameter.axes, mesh=mesh, rules=rules, what=what)
     for name, size, axes in zip(parameter.axes, parameter.shape, found, strict=True):
-        check_divides(f"{name} of {what}", size, mesh, axes)
+        check_divides(name, size, mesh, axes, of=what)
     return local_shape(parameter.shape, found, mesh.degrees)
 
 

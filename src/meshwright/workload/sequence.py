@@ -35,18 +35,24 @@ def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
 
 
 def check_sequence(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where the strategy's method cannot split the sequence of a model over the sp of a mesh."""
+    """Raise where what runs cannot split the sequence of a model over the sp of a mesh by the strategy's method."""
+    check_sequence_method(model, mesh, strategy)
+    is_fused = mesh.sp > 1 and strategy.attention != "scores"
+    if is_fused and strategy.sequence != "ulysses" and mesh.pp > 1:
+        raise MeshwrightError(
+            f"a fused attention with sequence={strategy.sequence!r} over sp={mesh.sp} on pp={mesh.pp} stages can be"
+            f" planned, but what runs takes sequence='ulysses', sp=1 or pp=1 yet"
+        )
+
+
+def check_sequence_method(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
     if mesh.sp == 1:
         return
     if strategy.attention == "scores" and strategy.sequence != "gather":
         raise MeshwrightError(
             f"sequence={strategy.sequence!r} wants a fused attention: attention='flash'; scores that go through memory"
             f" are made of gathered keys, sequence='gather'"
-        )
-    if strategy.attention != "scores" and strategy.sequence != "ulysses" and mesh.pp > 1:
-        raise MeshwrightError(
-            f"a fused attention with sequence={strategy.sequence!r} over sp={mesh.sp} on pp={mesh.pp} stages can be"
-            f" planned, but what runs takes sequence='ulysses', sp=1 or pp=1 yet"
         )
     if strategy.attention == "cudnn" and strategy.sequence != "ulysses":
         raise MeshwrightError(

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
+from meshwright.workload.choices import check_choices
 from meshwright.workload.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
 SequenceMethod = Literal["gather", "ring", "ulysses"]
+MatmulDtype = Literal["int8", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
 
 
@@ -20,7 +22,9 @@ class Strategy:
     num_microbatches: parts of a device's batch that run one after the other, through the stages of pp where there are
     several. zero_stage: what fsdp shards, of ZeRO's stages (arXiv:1910.02054): 1 optimizer state, 2 gradients too, 3
     parameters too, 0 nothing, so that it is another dp. virtual_stages: the parts of each stage in an interleaved
-    schedule (arXiv:2104.04473). sequence_parallel: between products the stream is split over tp, else each device of
+    schedule (arXiv:2104.04473). lockstep: all stages are one program and go through every tick together, those that have
+    nothing to do on zeros, and share the tables before and after the layers; else each runs a program of its own, as
+    Megatron-LM's do. sequence_parallel: between products the stream is split over tp, else each device of
     tp has all of it. overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
     overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
     overlaps_weights: weights are gathered, and their gradients scattered, beside products. gradient_dtype: in which
@@ -33,7 +37,8 @@ class Strategy:
     compiled into few passes over memory, as XLA does. lists_shards: weights are gathered into lists of shards and
     gradients scattered from them, each shard copied, as DeepSpeed of 2021 does. reruns_blocks: a block is recomputed to
     its end, as PyTorch's checkpoints do unless told to stop early, where a compiler leaves out what nothing needs.
-    dropout: attention's weights and what joins the residual stream are dropped at random. optimizer: what keeps moments
+    dropout: the share that is dropped at random of what joins the residual stream, and of attention's weights where
+    scores go through memory. optimizer: what keeps moments
     beside the parameters. moment_dtype: of the moments, where it is not the parameters'. master_weights: the optimizer
     updates float32 copies that it keeps of narrower parameters.
     fuses_loss: the loss has the float32 logits once, as compiled; else an array for each op, as PyTorch's does.
@@ -43,28 +48,32 @@ class Strategy:
     zero_stage: Literal[0, 1, 2, 3] = 3
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     virtual_stages: int = 1
+    lockstep: bool = True
     sequence_parallel: bool = True
     overlaps_tp: bool = False
     overlaps_gradients: bool = True
     overlaps_weights: bool = True
-    gradient_dtype: str | None = None
+    gradient_dtype: Dtype | None = None
     flat_buffers: bool = False
     attention: Attention = "scores"
     sequence: SequenceMethod = "gather"
-    matmul_dtype: str | None = None
+    matmul_dtype: MatmulDtype | None = None
     fuses: bool = True
     lists_shards: bool = False
     reruns_blocks: bool = False
-    dropout: bool = False
+    dropout: float = 0.0
     optimizer: Optimizer = "adamw"
     moment_dtype: Dtype | None = None
     master_weights: bool = False
     fuses_loss: bool = True
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for field in ("num_microbatches", "virtual_stages"):
             if getattr(self, field) < 1:
                 raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+        if not 0 <= self.dropout < 1:
+            raise MeshwrightError(f"dropout is {self.dropout}; it takes a share from 0 to below 1")
 
 
 DEFAULT = Strategy()

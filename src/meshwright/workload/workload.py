@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
+from meshwright.workload.choices import check_choices
 from meshwright.workload.config import ModelConfig, model_from_data
 
 Dtype = Literal["bf16", "f32"]
@@ -45,8 +46,7 @@ class Workload:
         for field in ("batch", "seq_len"):
             if getattr(self, field) < 1:
                 raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
-        if self.remat not in REMATS + FOREIGN_REMATS:
-            raise MeshwrightError(f"remat is {self.remat!r}; it is one of {', '.join(REMATS)}")
+        check_choices(self)
 
     @property
     def tokens(self) -> int:

@@ -1,0 +1,92 @@
+"""Every row of the correctness kit, compiled for hardware that is not there: what differs from its plan, and findings.
+
+    .venv/bin/python benchmarks/strategy_matrix.py [--on v5e | h100] [--only moe …] [--effort default]
+
+The rows are those of `tests/parallel/kit_rows.py` of 4 and 8 devices, their models widened to sizes that hardware is
+for: four layers 1024 wide, 16 sequences of 1024 tokens, bf16. Needs libtpu or jax-cuda13-plugin, and none of the
+hardware; half an hour on two busy cores where nothing is cached. Prints for each row how many of the flops, the memory
+and the collectives by kind, axes and phase are equal, of each that is not what names the difference, and what
+`meshwright inspect` finds wrong with the program. Ends with code 1 where a quantity differs without a name or anything
+is found.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parallel"))
+
+from kit_rows import ROWS, Row  # pyright: ignore[reportMissingImports]
+from verify_matrix import show
+
+from meshwright.compiled import Verification, verify_all
+from meshwright.cost import room_collectives
+from meshwright.errors import MeshwrightError
+from meshwright.findings import Finding
+from meshwright.findings.inspection import read
+from meshwright.hardware import parse_system
+from meshwright.planner import Plan, make_plan
+from meshwright.workload import ModelConfig, Workload
+
+HARDWARE = {"v5e": {4: "v5e:2x2", 8: "v5e:2x4"}, "h100": {4: "h100:4", 8: "h100:8"}}
+
+
+def widened(model: ModelConfig) -> ModelConfig:
+    """A model of the kit at sizes that hardware is for."""
+    experts = (
+        replace(model.experts, mlp=512, shared_mlp=1024 * bool(model.experts.shared_mlp)) if model.experts else None
+    )
+    return replace(model, embed=1024, mlp=4096, head_dim=128, vocab=32_768, experts=experts)
+
+
+def plans(on: str, only: list[str]) -> Iterator[tuple[Row, Plan]]:
+    """The plan of each row, of those whose names have all of some words in them."""
+    for row in ROWS:
+        hardware = HARDWARE[on].get(row.mesh.num_devices)
+        if hardware and all(word in str(row) for word in only):
+            workload = Workload(model=widened(row.model), batch=16, seq_len=1024, remat=row.remat)
+            yield row, make_plan(workload, row.mesh, parse_system(hardware), row.strategy)
+
+
+def findings(found: Verification) -> tuple[Finding, ...]:
+    """What is wrong with the program of a plan, whose collectives are expected to be there."""
+    plan, room = found.plan, room_collectives(found.plan.workload, found.plan.mesh, is_ragged=True)
+    inspection = read(
+        "step",
+        found.program.hlo,
+        plan.mesh.layout,
+        hardware=plan.hardware,
+        system=plan.system,
+        program=found.program,
+        expected=(*plan.predicted.collectives, *room),
+    )
+    return inspection.findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on", choices=tuple(HARDWARE), default="v5e")
+    parser.add_argument("--only", nargs="*", default=[], help="rows that have all of these words in their names")
+    parser.add_argument("--effort", choices=("fast", "default"), default="fast")
+    args = parser.parse_args()
+    todo = list(plans(args.on, args.only))
+    unnamed = wrong = 0
+    for number, outcome in verify_all([plan for _, plan in todo], effort=args.effort):
+        row, plan = todo[number]
+        print(f"\n{row}  {plan.hardware}", flush=True)
+        if isinstance(outcome, MeshwrightError):
+            print(f"  not compiled: {outcome}")
+            wrong += 1
+            continue
+        unnamed += show(outcome)
+        for finding in findings(outcome):
+            print(f"  found {finding.kind}: {finding.evidence}  {finding.source}")
+            wrong += 1
+    print(f"\n{len(todo)} rows: {unnamed} differences without a name, {wrong} findings")
+    return int(unnamed + wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

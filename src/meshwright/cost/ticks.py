@@ -1,0 +1,63 @@
+"""How often a step runs its parts on one device: the layers of a stage, and what stands before and after all layers.
+
+Stages of one program go through every tick together (`Strategy.lockstep`), on zeros where a schedule has nothing for
+them: what is in a layer runs in all ticks of a pass, the lookup before them in all ticks too, the loss from the tick on
+in which the first microbatch is through. With virtual stages lookup and loss are left out of the ticks that have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost.pipeline import Schedule
+from meshwright.mesh import MeshShape
+from meshwright.workload import Strategy, chunk_slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """How often a pass of a step runs each layer of a stage, what is before the layers, and what is after them.
+
+    layers: all slots of a stage together, empty ones too.
+    """
+
+    layers: int
+    first: int
+    last: int
+
+
+def is_lockstep(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether a step has stages that go in lockstep."""
+    return mesh.pp > 1 and strategy.lockstep
+
+
+def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
+    """The schedule of a pipeline."""
+    return Schedule(
+        stages=mesh.pp,
+        microbatches=strategy.num_microbatches,
+        kind=strategy.schedule,
+        virtual_stages=strategy.virtual_stages,
+    )
+
+
+def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
+    """The layers that a device runs for a microbatch: of the stage with most, or with empty slots beside its own."""
+    virtual = strategy.virtual_stages if is_lockstep(mesh, strategy) else 1
+    return virtual * chunk_slots(num_layers, mesh.pp, virtual)
+
+
+def worked_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
+    """What a step runs for its microbatches alone, which is what it takes time for outside of a pipeline's bubble."""
+    parts = strategy.num_microbatches
+    return Runs(layers=parts * stage_slots(num_layers, mesh, strategy), first=parts, last=parts)
+
+
+def all_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
+    """What a step runs in all, in the ticks of a bubble too."""
+    worked = worked_runs(num_layers, mesh, strategy)
+    if not is_lockstep(mesh, strategy):
+        return worked
+    ticks, virtual = schedule_of(mesh, strategy).ticks, strategy.virtual_stages
+    slots = chunk_slots(num_layers, mesh.pp, virtual)
+    return Runs(layers=ticks * slots, first=ticks if virtual == 1 else worked.first, last=worked.last)

@@ -1,0 +1,83 @@
+"""Dropout whose draws do not depend on the mesh: each token has its own key, and with it goes wherever it lies.
+
+A key is folded from that of a step, the layer, the place in it, and the number of the token in the step's batch. Every
+device draws for its own tokens; nothing is sent, and nothing kept: backward draws again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from meshwright.parallel import Layout, order
+from meshwright.workload import Strategy
+
+Place = int
+"""What is dropped in a layer: attention's weights, its output, that of the mlp or the experts."""
+
+WEIGHTS, ATTENTION, MLP = range(3)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What decides what is dropped: the share of it, a key, and the number of each token [b, s] in its step's batch."""
+
+    rate: float
+    key: Array
+    tokens: Array
+
+    def of(self, number: Array | int) -> Draws:
+        """The draws of one of several things, as layers are, that are drawn for apart."""
+        return replace(self, key=jax.random.fold_in(self.key, number))
+
+    @property
+    def keys(self) -> Array:
+        """The key of each token, [b, s]."""
+        return jax.vmap(jax.vmap(partial(jax.random.fold_in, self.key)))(self.tokens)
+
+
+def numbers_of(shape: tuple[int, ...], layout: Layout, strategy: Strategy) -> Array:
+    """The number of each token of a batch [b, s], counted in the order of its text, in whichever order it lies."""
+    batch, length = shape
+    lies = order(length, layout, strategy)
+    places = jnp.asarray(np.arange(length) if lies is None else lies, jnp.uint32)
+    rows = layout.place(jnp.arange(batch, dtype=jnp.uint32), "batch")
+    return rows[:, None] * length + layout.place(places, "sequence")
+
+
+def dropped(x: Array, draws: Draws | None, layout: Layout, place: Place) -> Array:
+    """x [b, s, d], which joins the residual stream, without the elements drawn; the others larger by as much."""
+    if draws is None:
+        return x
+    tokens = layout.place(draws.tokens, "batch", "residual_sequence")
+    keys = replace(draws.of(place), tokens=tokens).keys
+    return _without(x, jax.vmap(jax.vmap(partial(_kept, rate=draws.rate, size=x.shape[-1])))(keys), draws.rate)
+
+
+def dropped_weights(weights: Array, draws: Draws | None) -> Array:
+    """Attention's weights [b, k, g, s, t] without those drawn; the others larger by as much."""
+    if draws is None:
+        return weights
+    _, num_kv_heads, group, _, num_keys = weights.shape
+    heads = jnp.arange(num_kv_heads * group, dtype=jnp.uint32).reshape(num_kv_heads, group)
+    heads = jax.reshard(heads, jax.P(*jax.typeof(weights).sharding.spec[1:3]))
+
+    def of_token(key: Array, head: Array) -> Array:
+        return _kept(jax.random.fold_in(key, head), rate=draws.rate, size=num_keys)
+
+    # Mapped from the innermost dim out: queries, query heads, kv heads, sequences.
+    of_row = jax.vmap(jax.vmap(jax.vmap(of_token, (0, None)), (None, 0)), (None, 0))
+    return _without(weights, jax.vmap(of_row, (0, None))(draws.of(WEIGHTS).keys, heads), draws.rate)
+
+
+def _kept(key: Array, *, rate: float, size: int) -> Array:
+    return jax.random.bernoulli(key, 1 - rate, (size,))
+
+
+def _without(x: Array, kept: Array, rate: float) -> Array:
+    return jnp.where(kept, x / (1 - rate), 0)

@@ -1,0 +1,132 @@
+"""Layers in the slots of a pipeline: drawn, kept and read as on one device, whatever the stages."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.cost.pipeline import slot_layers
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.parallel import Layout, build_mesh
+from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
+from meshwright.training.generate import generate
+from meshwright.training.slots import in_order, to_order, to_slots
+from meshwright.workload import PRESETS, Strategy, Workload, check_runnable, leaves, rules_of
+
+MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
+WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")
+OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10)
+INTERLEAVED = Strategy(num_microbatches=4, virtual_stages=2)
+
+STAGES = [
+    (MeshShape(pp=2), Strategy(num_microbatches=4)),
+    (MeshShape(pp=2, fsdp=2), INTERLEAVED),
+    (MeshShape(pp=4, tp=2), Strategy(num_microbatches=4, schedule="gpipe")),
+]
+
+
+def drawn(shape, strategy):
+    """The first state on a mesh, and what lies it there."""
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape, rules_of(strategy))
+    with jax.set_mesh(mesh):
+        return initial_state(WORKLOAD, layout, OPTIMIZER, mesh, strategy, seed=0), mesh, layout
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The parameters of the first state on one device."""
+    return jax.tree.map(np.asarray, drawn(MeshShape(), Strategy())[0]["params"])
+
+
+@pytest.mark.parametrize(("shape", "strategy"), STAGES)
+def test_what_is_drawn_does_not_depend_on_the_stages(shape, strategy, alone):
+    state, _, _ = drawn(shape, strategy)
+    order = slot_layers(MODEL.num_layers, shape.pp, strategy.virtual_stages)
+    for (path, whole), (_, staged) in zip(leaves(alone), leaves(state["params"]), strict=True):
+        staged = np.asarray(staged)
+        if not path.startswith("layers."):
+            assert np.array_equal(staged, whole), path
+            continue
+        assert staged.shape[0] == len(order)
+        for slot, layer in enumerate(order):
+            assert np.array_equal(staged[slot], np.zeros_like(whole[0]) if layer is None else whole[layer]), path
+
+
+@pytest.mark.parametrize(("shape", "strategy"), STAGES)
+def test_a_state_in_order_is_that_of_one_device_and_comes_back(shape, strategy, alone):
+    state, mesh, layout = drawn(shape, strategy)
+    lies = in_order(layout, MODEL, strategy)
+    with jax.set_mesh(mesh):
+        wanted, slotted = (abstract_state(WORKLOAD, one, OPTIMIZER, mesh, strategy) for one in (lies, layout))
+        kept = jax.jit(lambda state: to_order(state, wanted, MODEL, layout, strategy))(state)
+        back = jax.jit(lambda state: to_slots(state, slotted, MODEL, layout, strategy))(kept)
+    for (path, whole), (_, array) in zip(leaves(alone), leaves(kept["params"]), strict=True):
+        assert np.array_equal(np.asarray(array), whole), path
+    assert jax.tree.map(lambda array: array.sharding, back) == jax.tree.map(lambda leaf: leaf.sharding, slotted)
+    assert all(map(np.array_equal, *(jax.tree.leaves(jax.tree.map(np.asarray, tree)) for tree in (state, back))))
+
+
+def test_layers_in_order_take_no_more_room_than_in_slots():
+    """On the way they are whole over pp, and lie in shards along embed instead."""
+    shape = MeshShape(pp=4, fsdp=2)
+    layout = Layout(shape, rules_of(INTERLEAVED))
+    lies = in_order(layout, replace(MODEL, num_layers=8), INTERLEAVED)
+    assert lies.spec("layers", "embed", "mlp") == jax.P(None, ("fsdp", "pp"), None)
+    assert lies.spec("vocab", "embed") == jax.P(None, ("fsdp", "pp"))
+    assert in_order(layout, replace(MODEL, num_layers=8), Strategy()) is layout
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, monkeypatch):
+    for module in ("loop", "generate"):
+        monkeypatch.setattr(
+            f"meshwright.training.{module}.build_mesh",
+            lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices]),
+        )
+
+    def config(shape, steps, name):
+        return RunConfig(
+            workload=WORKLOAD,
+            mesh=shape,
+            hardware=name,
+            optimizer=OPTIMIZER,
+            steps=steps,
+            strategy=INTERLEAVED if shape.pp > 1 else replace(INTERLEAVED, virtual_stages=1),
+        )
+
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    train(config(MeshShape(), 4, "cpu:1"), whole)
+    shapes = (MeshShape(pp=2), MeshShape(), MeshShape(pp=2, fsdp=2), MeshShape(fsdp=2))
+    for taken, shape in enumerate(shapes, start=1):
+        train(config(shape, taken, f"cpu:{shape.num_devices}"), moved)
+    wanted, found = ([row["loss"] for row in read_metrics(run)] for run in (whole, moved))
+    assert found == pytest.approx(wanted, rel=1e-5)
+    asked = {"prompt": b"de", "num_samples": 1, "num_tokens": 3, "temperature": 0.0, "seed": 0}
+    texts = [
+        [int(byte[0]) for byte in generate(run, config(MeshShape(), 4, "cpu:1"), MeshShape(), **asked)]
+        for run in (whole, moved)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strategy", "message"),
+    [
+        (
+            MeshShape(pp=4),
+            INTERLEAVED,
+            r"2 virtual stages on pp=4 cut the 5 layers of tiny into 8 chunks, .* use virtual_stages 1$",
+        ),
+        (
+            MeshShape(pp=2),
+            replace(INTERLEAVED, num_microbatches=3),
+            r"groups of pp=2: 3 % 2 = 1; use num_microbatches 2 or 4, or virtual_stages 1",
+        ),
+        (MeshShape(pp=2), replace(INTERLEAVED, optimizer="adafactor"), r"5 % 4 = 1; use adamw, lion or sgd"),
+    ],
+)
+def test_stages_that_cannot_be_are_one_clear_error(shape, strategy, message):
+    with pytest.raises(MeshwrightError, match=message):
+        check_runnable(MODEL, shape, strategy)
