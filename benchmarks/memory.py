@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/memory.py [--json]
 
-Twenty steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
+Two dozen steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
 (10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiled` defines it beside the
 predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
 widths.
@@ -14,14 +14,14 @@ import argparse
 import json
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.compiled import CompileRequest, compile_in_child
 from meshwright.compiled.verify import TRAIN_STEP
 from meshwright.cost import step_memory
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.workload import ModelConfig, Remat, Workload
+from meshwright.workload import ModelConfig, Remat, Strategy, Workload
 
 GIB = 2**30
 
@@ -56,7 +56,10 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """A step to compile: a model's widths, layers, sequences of a length, a remat policy, a mesh on some hardware."""
+    """A step to compile: a model's widths, layers, sequences of a length, a remat policy, a mesh on some hardware.
+
+    parts: the microbatches that go through the stages of pp, by a schedule.
+    """
 
     model: str
     layers: int
@@ -68,11 +71,19 @@ class Configuration:
     fsdp: int = 1
     tp: int = 1
     sp: int = 1
+    pp: int = 1
+    parts: int = 1
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
 
     @property
     def mesh(self) -> MeshShape:
         """The mesh."""
-        return MeshShape(dp=self.dp, fsdp=self.fsdp, tp=self.tp, sp=self.sp)
+        return MeshShape(dp=self.dp, fsdp=self.fsdp, tp=self.tp, sp=self.sp, pp=self.pp)
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the step is run."""
+        return Strategy(num_microbatches=self.parts, schedule=self.schedule)
 
     @property
     def workload(self) -> Workload:
@@ -82,7 +93,8 @@ class Configuration:
 
     def __str__(self) -> str:
         step = f"{self.model} x{self.layers} {self.batch}x{self.seq_len} {self.remat}"
-        return f"{step}, {self.mesh} on {self.hardware}"
+        through = f" {self.schedule} of {self.parts}" if self.pp > 1 else ""
+        return f"{step}, {self.mesh}{through} on {self.hardware}"
 
 
 CONFIGURATIONS = (
@@ -106,6 +118,10 @@ CONFIGURATIONS = (
     Configuration("gpt2-xl", 8, 16, 2048, "none", "v5e:4x4", dp=4, fsdp=4),
     Configuration("gpt2-xl", 8, 16, 2048, "matmuls", "h100:8", dp=8),
     Configuration("gpt2-xl", 8, 4, 8192, "attention", "v6e:2x4", dp=2, sp=4),
+    Configuration("llama2-7b", 8, 32, 2048, "block", "v5e:2x4", fsdp=4, pp=2, parts=8),
+    Configuration("llama2-7b", 8, 32, 2048, "block", "v5e:2x4", fsdp=4, pp=2, parts=8, schedule="gpipe"),
+    Configuration("llama2-7b", 8, 16, 2048, "block", "v5e:2x4", fsdp=2, pp=4, parts=8),
+    Configuration("llama2-7b", 8, 16, 2048, "block", "h100:8", tp=2, pp=4, parts=8),
 )
 
 
@@ -154,11 +170,11 @@ def measure(configuration: Configuration) -> Row:
             function=TRAIN_STEP,
             hardware=hardware,
             mesh=mesh.layout,
-            arguments={"workload": asdict(workload)},
+            arguments={"workload": asdict(workload), "strategy": asdict(configuration.strategy)},
             effort="fast",
         )
     )
-    predicted = step_memory(workload, mesh, kind=parse_system(hardware).chip.kind)
+    predicted = step_memory(workload, mesh, configuration.strategy, kind=parse_system(hardware).chip.kind)
     return Row(configuration, predicted, dict(program.memory_bytes))
 
 

@@ -5,21 +5,22 @@
 A row is one layer's attention, forward and backward with nothing recomputed, of one sequence of S tokens over P = sp
 devices in bf16. Moved: bytes of the collectives over sp. Held: keys and values, as many of them as are there at once,
 and their gradients. Times are on a 4x4x4 slice of v5p and on 64 H100, of which each P devices have a sequence: of the
-collectives, nothing hidden, and with them of attention on the device that has most to do, which of gathered tokens in
-order is the last one. --compile: the train step at a few points, of a narrow model on v5e, by the TPU compiler; a
-minute or two for each, and no device.
+collectives alone, and of attention with them; what goes round a ring travels beside attention, the rest before or after
+it. --compile: attention alone at a few points, of few heads on v5e, by the TPU compiler: what it moves, what it holds,
+and from its schedule the time and what of it waits for collectives. A minute for each, and no device.
 """
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from meshwright.cost import activation_collectives
 from meshwright.cost.attention import fused_attention_time
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
 from meshwright.planner.waits import move_seconds
+from meshwright.record import Collective
 from meshwright.units import show_bytes, show_seconds
 from meshwright.workload import (
     PRESETS,
@@ -28,8 +29,10 @@ from meshwright.workload import (
     Strategy,
     Workload,
     check_sequence,
+    is_zigzag,
     load_model,
     sequence_method,
+    workload_from_data,
 )
 
 METHODS: tuple[SequenceMethod, ...] = ("gather", "ring", "ulysses")
@@ -37,12 +40,11 @@ LENGTHS = (8192, 32768, 131072, 524288, 1048576)
 DEGREES = (2, 4, 8, 16)
 SYSTEMS = ("v5p:4x4x4", "h100:64")
 
-NARROW = replace(PRESETS["tiny"], name="narrow", num_layers=1, num_heads=8, num_kv_heads=8, head_dim=64)
+FEW_HEADS = replace(PRESETS["tiny"], name="few heads", num_layers=1, num_heads=32, num_kv_heads=8, head_dim=128)
 POINTS: tuple[tuple[SequenceMethod, int, int], ...] = (
-    ("gather", 32768, 8),
-    ("ring", 32768, 8),
-    ("ulysses", 32768, 8),
-    ("ring", 1048576, 8),
+    *((method, 32768, 8) for method in METHODS),
+    *((method, 1048576, 8) for method in METHODS),
+    ("ring", 1048576, 16),
 )
 
 
@@ -79,25 +81,27 @@ def show_row(model: ModelConfig, length: int, degree: int, method: SequenceMetho
         print(f"{head}  {error}")
         return
     workload = Workload(model=model, batch=mesh.dp, seq_len=length, remat="none")
-    moves = [move for move in activation_collectives(workload, mesh, strategy) if move.axes == ("sp",)]
-    moves = [move for move in moves if move.array != "loss"]
-    times = ""
+    moves, times = sequence_moves(workload, mesh, strategy), ""
     for system in map(parse_system, SYSTEMS):
         moving = sum(move_seconds(move, lay_mesh(system, mesh.layout)) for move in moves)
-        working = attention_seconds(model, length, degree, method, system)
-        times += f"{show_seconds(moving):>13}{show_seconds(moving + working):>13}"
+        working = attention_seconds(model, length, degree, system)
+        together = max(moving, working) if method == "ring" else moving + working
+        times += f"{show_seconds(moving):>13}{show_seconds(together):>13}"
     moved, held = sum(move.bytes for move in moves), held_bytes(model, length, degree, method)
     print(f"{head}{show_bytes(moved):>12}{show_bytes(held):>12}{times}")
 
 
-def attention_seconds(model: ModelConfig, length: int, degree: int, method: SequenceMethod, system: System) -> float:
-    """The time of a fused attention, forward and backward, on the device with most to do.
+def sequence_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> list[Collective]:
+    """The collectives that bring the keys of a split sequence to its queries."""
+    moves = activation_collectives(workload, mesh, strategy)
+    return [move for move in moves if move.axes == ("sp",) and move.array != "loss"]
 
-    Of causal tokens in order the last device has (2 P - 1) / P times the mean.
-    """
+
+def attention_seconds(model: ModelConfig, length: int, degree: int, system: System) -> float:
+    """The time of a fused attention, forward and backward, on one device; all have as much to do."""
     flops = length**2 / degree * model.num_heads * (model.query_key_dim + model.value_dim)
     time = fused_attention_time(flops, length, model.head_dim, "flash", system)
-    return (time.forward + time.backward) * ((2 * degree - 1) / degree if method == "gather" else 1)
+    return time.forward + time.backward
 
 
 def held_bytes(model: ModelConfig, length: int, degree: int, method: SequenceMethod) -> int:
@@ -111,17 +115,59 @@ def held_bytes(model: ModelConfig, length: int, degree: int, method: SequenceMet
 
 
 def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
-    """Compile the train step of a narrow model for v5e and print what it moves over sp beside what is planned."""
-    from meshwright.compiled import verify
+    """Compile attention for v5e and print what it moves over sp beside what is planned, and what its schedule says."""
+    from meshwright.compiled import CompileRequest, compile_in_child, parse_hlo, read_program, simulate
 
-    system = parse_system("v5e:2x4" if degree == 8 else "v5e:4x4")
-    workload = Workload(model=NARROW, batch=1, seq_len=length)
-    plan = make_plan(workload, MeshShape(sp=degree), system, Strategy(attention="flash", sequence=method))
-    found = verify(plan)
-    print(f"\n{method}, S = {length}, P = {degree}, {system}: compiled in {found.program.compile_seconds:.0f} s")
-    for row in found.rows:
-        if "peak" in row.quantity or ("sp" in row.quantity.split() and row.predicted and row.predicted > 1000):
-            print(f"  {row.quantity:<36} planned {row.predicted:>14,.0f}   compiled {row.compiled or 0:>14,.0f}")
+    on = "v5e:2x4" if degree == 8 else "v5e:4x4"
+    mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sequence=method)
+    workload = Workload(model=FEW_HEADS, batch=1, seq_len=length, remat="none")
+    arguments = {"workload": asdict(workload), "strategy": asdict(strategy)}
+    program = compile_in_child(
+        CompileRequest(function="sequence_methods:lower", hardware=on, mesh=mesh.layout, arguments=arguments)
+    )
+    planned = sum(move.bytes for move in sequence_moves(workload, mesh, strategy))
+    moved = sum(move.bytes for move in read_program(program, mesh, on).collectives)
+    schedule = simulate(parse_hlo(program.hlo), mesh.layout, parse_system(on))
+    exposed = sum(schedule.exposed_by("axes").values())
+    print(
+        f"{method:<8} S = {length:>7}, P = {degree:>2}, {on}: planned {show_bytes(planned):>9}, compiled"
+        f" {show_bytes(moved):>9}, temporaries {show_bytes(program.memory_bytes['temporaries']):>9}; simulated"
+        f" {show_seconds(schedule.step_seconds)}, of which {show_seconds(exposed)} waits; compiled in"
+        f" {program.compile_seconds:.0f} s"
+    )
+
+
+def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> Any:
+    """The attention of one layer of a workload and its gradients, lowered for a mesh."""
+    import jax
+    import jax.numpy as jnp
+
+    from meshwright.parallel import Layout, attend
+    from meshwright.parallel.places import Mask, Places
+    from meshwright.parallel.sequence import KEYS, QUERIES, TOKENS
+
+    asked, way = workload_from_data(workload), Strategy(**strategy)
+    model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
+    layout, tokens = Layout(shape), (asked.batch, asked.seq_len)
+    groups = model.num_heads // model.num_kv_heads
+
+    def array(names: tuple[str, ...], *dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        sharding = jax.NamedSharding(mesh, layout.spec(*names))
+        return jax.ShapeDtypeStruct((*tokens, *dims), dtype, sharding=sharding)
+
+    def run(query: Any, key: Any, value: Any, positions: Any, gradient: Any) -> Any:
+        places = Places(positions) if is_zigzag(shape, way) else None
+
+        def attention(*arrays: Any) -> Any:
+            return attend(*arrays, places, layout, method=way.sequence, mask=Mask())
+
+        output, back = jax.vjp(attention, query, key, value)
+        return output, *back(gradient)
+
+    query = array(QUERIES, model.num_kv_heads, groups, model.head_dim)
+    key, positions = array(KEYS, model.num_kv_heads, model.head_dim), array(TOKENS, dtype=jnp.int32)
+    with jax.set_mesh(mesh):
+        return jax.jit(run).lower(query, key, key, positions, query)
 
 
 if __name__ == "__main__":

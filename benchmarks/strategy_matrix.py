@@ -22,7 +22,7 @@ from kit_rows import ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show
 
 from meshwright.compiled import Verification, verify_all
-from meshwright.cost import room_collectives
+from meshwright.compiled.verify import beyond
 from meshwright.errors import MeshwrightError
 from meshwright.findings import Finding
 from meshwright.findings.inspection import read
@@ -52,7 +52,7 @@ def plans(on: str, only: list[str]) -> Iterator[tuple[Row, Plan]]:
 
 def findings(found: Verification) -> tuple[Finding, ...]:
     """What is wrong with the program of a plan, whose collectives are expected to be there."""
-    plan, room = found.plan, room_collectives(found.plan.workload, found.plan.mesh, is_ragged=True)
+    plan = found.plan
     inspection = read(
         "step",
         found.program.hlo,
@@ -60,7 +60,7 @@ def findings(found: Verification) -> tuple[Finding, ...]:
         hardware=plan.hardware,
         system=plan.system,
         program=found.program,
-        expected=(*plan.predicted.collectives, *room),
+        expected=(*plan.predicted.collectives, *beyond(plan).collectives),
     )
     return inspection.findings
 

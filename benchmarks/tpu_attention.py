@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.compiled.targets import environment
-from meshwright.cost.attention import TPU_BLOCK, TPU_PRODUCTS, TpuKernel
+from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, tpu_block
 from meshwright.hardware import load_chip, make_system
 
 DATA = Path(__file__).parents[1] / "src/meshwright/cost/data"
 CHIPS = ("v5e", "v6e", "v5p", "v4", "tpu7x")
 HEAD_DIMS = (128, 256)
-LENGTH = 8 * TPU_BLOCK
+LENGTH = 8192
 NUM_HEADS = 2
 
 _ADDRESS = re.compile(r"\s*(0x[0-9a-f]+|0)\s")
@@ -65,10 +65,11 @@ def main() -> None:
 def shares(chip: str, head_dim: int) -> dict[TpuKernel, float]:
     """The share of the peak that each kernel has, of the flops of the blocks that it makes."""
     peak = json.loads((DATA / "tpu_products.json").read_text())["chips"][chip]["flops_per_cycle"]
-    rows = LENGTH // TPU_BLOCK
+    block = tpu_block(head_dim)
+    rows = LENGTH // block
     made, found = rows * (rows + 1) // 2, {}
     for kernel, cycles in compiled_cycles(chip, head_dim).items():
-        busy = TPU_PRODUCTS[kernel] * 2 * TPU_BLOCK**2 * head_dim / peak
+        busy = TPU_PRODUCTS[kernel] * 2 * block**2 * head_dim / peak
         taken = made * max(cycles.block, busy) + rows * rows * cycles.step + rows * cycles.row
         found[kernel] = round(made * busy / taken, 3)
         print(f"{chip:<6} {head_dim:>4} {kernel:<4} {cycles} at least {busy:.0f}: {found[kernel]:.1%}", flush=True)
@@ -99,7 +100,7 @@ def read_bundles(text: str) -> Cycles:
             address = int(at[1], 16)
         regions |= dict.fromkeys(_REGION.findall(line), address)
         branches += [(address, region) for region in _BRANCH.findall(line)]
-    skipped = [(start, regions[region]) for start, region in branches if regions[region] > start]
+    skipped = [(start, regions[region]) for start, region in branches if regions.get(region, 0) > start]
     inner = [(a, b) for a, b in skipped if not any(a < other < b for other, _ in skipped)]
     *row, block = sorted(end - start for start, end in inner)
     return Cycles(block=block, step=address + 1 - block - sum(row), row=sum(row))

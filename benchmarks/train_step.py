@@ -10,18 +10,16 @@ they hold on a shared machine; wall seconds are told beside them. About a minute
 
 import argparse
 import json
-import os
 import statistics
 import time
 from typing import Any
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright.cli.devices import claim_devices
+from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.parallel import Layout, build_mesh
 from meshwright.training import Optimizer, initial_state, train_step
@@ -52,6 +50,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    # As `meshwright train --hardware cpu:8` does: the flags of XLA, and what malloc does with freed memory.
+    claim_devices(parse_system("cpu:8"))
     rows = [measure(parse_mesh(text, num_devices=8), args.steps) for text in args.meshes]
     if args.json:
         print(json.dumps({"rows": rows}, indent=2))

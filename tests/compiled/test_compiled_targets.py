@@ -1,10 +1,11 @@
 import pytest
 
 from meshwright.compiled import compiler_name
-from meshwright.compiled.targets import across_slices, check_compiler, compiler_options, environment, topology
+from meshwright.compiled.targets import check_compiler, compiler_options, environment, topology
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
+from meshwright.parallel.mesh import across_slices
 
 TOPOLOGIES = [
     ("v5e:4x4", {"platform": "tpu", "topology_name": "v5e:4x4"}),
@@ -77,9 +78,9 @@ def test_the_compiler_is_named_with_its_version():
     ],
 )
 def test_the_outermost_axes_cross_the_slices(text, mesh, across):
-    assert across_slices(parse_system(text), mesh.layout) == across
+    assert across_slices(mesh.layout, parse_system(text).num_slices) == across
 
 
 def test_axes_that_slices_do_not_divide_are_an_error():
     with pytest.raises(MeshwrightError, match="do not divide"):
-        across_slices(parse_system("3*v5e:4x4"), MeshShape(dp=2, fsdp=8).layout)
+        across_slices(MeshShape(dp=2, fsdp=8).layout, 3)

@@ -6,8 +6,16 @@ from dataclasses import replace
 import pytest
 
 from meshwright.compiled import Row, compare, verify
-from meshwright.compiled.compare import MISSING, NOT_PLANNED, UNEXPLAINED
-from meshwright.compiled.explain import IN_STEPS, OTHER_PHASE, PADDED_SHARES, PUTS_IN_PLACE, explain
+from meshwright.compiled.compare import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, UNEXPLAINED, Room
+from meshwright.compiled.explain import (
+    IN_STEPS,
+    INSIDE_AND_BETWEEN,
+    OTHER_PHASE,
+    PADDED_SHARES,
+    PUTS_IN_PLACE,
+    TOGETHER,
+    explain,
+)
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
@@ -57,12 +65,32 @@ EXPLAINED = [
         {},
     ),
     ([("all-gather", "fsdp", "forward", 1000)], [("all-gather", "tp", "forward", 1000)], {}),
+    (
+        # As libtpu sums norms' gradients and the loss, 4 bytes, over two slices of fsdp=4: 9 scales of 2048 bytes, of
+        # which the last goes with the loss in a tile of 4096.
+        [
+            ("all-reduce", "dp*fsdp", "forward", 4),
+            ("all-reduce", "dp*fsdp", "backward", 18432),
+            ("all-reduce", "dp", "backward", 6815744),
+        ],
+        [
+            ("all-reduce", "fsdp", "backward", 20480),
+            ("all-reduce", "dp", "backward", 6832128),
+            ("all-reduce", "dp", "update", 4096),
+        ],
+        {("all-reduce", phase): INSIDE_AND_BETWEEN for phase in ("forward", "backward", "update")},
+    ),
+    (
+        [("all-reduce", "dp*fsdp", "backward", 18432)],
+        [("all-reduce", "fsdp", "backward", 18432), ("all-reduce", "dp", "backward", 18432 + 4096)],
+        {},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("planned", "found", "names"), EXPLAINED)
 def test_a_difference_has_a_name_where_the_bytes_add_up_exactly(planned, found, names):
-    named = explain(moves(*planned), moves(*found), MESH)
+    named = explain(moves(*planned), moves(*found), {"dp": 2, **MESH})
     assert {(kind, phase): name for (kind, _, phase), name in named.items()} == names
 
 
@@ -119,10 +147,43 @@ def test_a_sum_over_two_axes_at_once_is_one_planned_over_each_in_turn_in_whateve
     assert all(row.reason == f"planned over fsdp and tp in turn; {OTHER_PHASE}" for row in rows)
 
 
-def compared(planned: list[Collective], found: list[Collective]) -> list[Row]:
+def test_sums_over_several_axes_done_together_are_named_where_each_axis_has_as_many_bytes():
+    """XLA:TPU sums the squares of gradients over all axes that split a parameter at once."""
+
+    def sums(**sizes):
+        return [
+            Collective(kind="all-reduce", axes=tuple(axes.split("_")), phase="update", bytes=size)
+            for axes, size in sizes.items()
+        ]
+
+    planned = sums(fsdp=36, tp=28, fsdp_tp=8)
+    rows = compared(planned, sums(fsdp=8, fsdp_tp=36, tp=0))
+    assert {row.reason for row in rows if not row.is_equal} == {TOGETHER}
+    rows = compared(planned, sums(fsdp=8, fsdp_tp=37, tp=0))
+    assert TOGETHER not in {row.reason for row in rows}
+
+
+def test_room_that_experts_need_is_named_in_whatever_phase_it_stands():
+    """XLA:GPU exchanges in backward what the plan has in the recomputed forward pass."""
+
+    def exchanges(**sizes):
+        return [Collective(kind="all-to-all", axes=("tp",), phase=phase, bytes=size) for phase, size in sizes.items()]
+
+    planned, room = exchanges(forward=100, recompute=40, backward=60), exchanges(forward=1, recompute=1, backward=2)
+    said = [row.reason for row in compared(planned, exchanges(forward=101, recompute=3, backward=100), room)]
+    assert said == [FOR_ANY_ROUTING, *[f"{OTHER_PHASE}; {FOR_ANY_ROUTING}"] * 2]
+    assert [row.reason for row in compared(planned, exchanges(forward=102, recompute=41, backward=62), room)] == [
+        UNEXPLAINED,
+        FOR_ANY_ROUTING,
+        FOR_ANY_ROUTING,
+    ]
+
+
+def compared(planned: list[Collective], found: list[Collective], room: list[Collective] | None = None) -> list[Row]:
     """The rows of the collectives alone."""
     plan, program = (record(collectives=tuple(moves)) for moves in (planned, found))
-    return [row for row in compare(plan, program, argument_bytes=10) if "all-" in row.quantity]
+    rows = compare(plan, program, argument_bytes=10, room=Room(collectives=tuple(room or [])))
+    return [row for row in rows if "all-" in row.quantity]
 
 
 TOLERATED = [
@@ -168,6 +229,6 @@ def test_every_collective_of_a_step_on_simulated_devices_is_as_planned(found):
 
 def test_what_cannot_be_run_is_not_compiled():
     workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
-    plan = make_plan(workload, MeshShape(dp=8), parse_system("cpu:8"), Strategy(num_microbatches=2))
-    with pytest.raises(MeshwrightError, match="cannot be cut into 2 microbatches on 8 shards"):
-        verify(replace(plan))
+    plan = make_plan(workload, MeshShape(dp=8), parse_system("cpu:8"))
+    with pytest.raises(MeshwrightError, match="num_microbatches=2 cannot cut a device's share of the batch"):
+        verify(replace(plan, strategy=Strategy(num_microbatches=2)))

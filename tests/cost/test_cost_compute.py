@@ -139,12 +139,18 @@ def test_an_optimizer_keeps_its_moments(optimizer, share):
 
 def test_a_pipeline_holds_the_microbatches_in_flight():
     """All of them in GPipe, one a stage in 1F1B (arXiv:2104.04473, section 2.2), up to twice that interleaved."""
-    mesh, parts = MeshShape(dp=8, pp=8), 8 * 2
-    one = step_memory(replace(GPT, batch=128), mesh, Strategy(num_microbatches=parts))["activations"]
-    gpipe = step_memory(replace(GPT, batch=128), mesh, Strategy(num_microbatches=parts, schedule="gpipe"))
-    more = step_memory(replace(GPT, batch=128), mesh, Strategy(num_microbatches=parts, virtual_stages=2))
-    assert gpipe["activations"] / one == pytest.approx(2)
-    assert more["activations"] / one == pytest.approx(1 + 7 / 16)
+    mesh, alone = MeshShape(dp=8, pp=8), Strategy(num_microbatches=8 * 2, lockstep=False)
+
+    def held(**changes):
+        return step_memory(replace(GPT, batch=128), mesh, replace(alone, **changes))["activations"]
+
+    assert held(schedule="gpipe") / held() == pytest.approx(2)
+    assert held(virtual_stages=2) / held() == pytest.approx(1 + 7 / 16)
+    # In lockstep one more on its way between stages that keep for each other, and one that is worked on.
+    assert held(lockstep=True) / held() == pytest.approx((8 + 2) / 8)
+    # Ticks of the bubble are kept too, and the stream that each microbatch ends as.
+    layers, ticks = GPT.model.num_layers // 8, 16 + 8 - 1
+    assert held(lockstep=True, schedule="gpipe") / held() == pytest.approx((ticks + 16 / layers) / 8)
 
 
 def test_a_stream_kept_whole_is_summed_instead_of_split_with_the_same_traffic_forward():

@@ -69,7 +69,6 @@ def test_offloaded_inputs_wait_in_the_hosts_memory():
         ({"param_dtype": "bf16", "moment_dtype": "f32", "master_weights": True}, 2 + 8 + 4),
         ({"optimizer": "lion"}, 4 + 4),
         ({"optimizer": "sgd"}, 4),
-        ({"optimizer": "adafactor"}, 4),
         ({"optimizer": "adamw-8bit"}, 4 + 2 * (1 + 4 / 256)),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
-from meshwright.models.decoder import layers
+from meshwright.models.decoder import layers, placed
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.workload import DEFAULT, PRESETS, parameters
 
@@ -24,7 +24,7 @@ def greedy_without_cache(num_tokens):
         text = PROMPT
         for _ in range(num_tokens):
             x, table = embed(params, jnp.asarray(text[None]), layout, jnp.float32)
-            x, _ = layers(params["layers"], x, jnp.arange(len(text)), MODEL, layout, "block", DEFAULT)
+            x, _ = layers(params["layers"], x, placed(jnp.arange(len(text)), MODEL), MODEL, layout, "block", DEFAULT)
             scores = logits(params, x, table, MODEL, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]

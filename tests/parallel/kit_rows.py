@@ -14,6 +14,9 @@ TIED = replace(DENSE, name="tied", tied_embeddings=True)
 WIDE = replace(DENSE, name="wide", embed=128)
 """Adafactor factors its second moments of dims from 128 on."""
 
+UNEVEN = replace(DENSE, name="uneven", num_layers=5)
+"""With layers that no stages divide."""
+
 MOE = replace(DENSE, name="moe", experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
 """Mixtral's shape, dropless."""
 
@@ -52,14 +55,18 @@ class Row:
     def alone(self) -> "Row":
         """The same on one device: the whole batch by scores of the whole sequence, by plain ZeRO-less AdamW.
 
-        What it keeps of the strategy is the optimizer. Experts have no capacity there, and the model of them as many
+        What it keeps of the strategy is the optimizer and the dropout, with the attention that says of what. Experts have no capacity there, and the model of them as many
         microbatches as in the row, since their loss of imbalance is the mean of that of each microbatch; which
         sequences are in which one depends on no mesh.
         """
         experts, parts = self.model.experts, 1
         if experts is not None:
             experts, parts = replace(experts, capacity_factor=None), self.strategy.num_microbatches
-        strategy = Strategy(optimizer=self.strategy.optimizer, num_microbatches=parts)
+        dropout = self.strategy.dropout
+        attention = self.strategy.attention if dropout else DEFAULT.attention
+        strategy = Strategy(
+            optimizer=self.strategy.optimizer, num_microbatches=parts, dropout=dropout, attention=attention
+        )
         return Row(replace(self.model, experts=experts), MeshShape(), strategy)
 
 
@@ -166,10 +173,30 @@ MOE_MIXES = [
     Row(MOE, MeshShape(ep=2, fsdp=2, sp=2), ULYSSES),
 ]
 
+STAGES = [
+    Row(DENSE, MeshShape(dp=2, fsdp=2, pp=2), parts(4, zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), parts(4, overlaps_tp=True)),
+    Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4)),
+    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),
+    Row(MOE, MeshShape(pp=4), parts(8)),
+    Row(SLOTTED, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(MOE, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe")),
+    Row(MOE, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2)),
+]
+
 OPTIMIZERS = [
     Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion")),
     Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor")),
     Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1)),
 ]
 
-ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *OPTIMIZERS]
+DROPOUT = [
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, dropout=0.2)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), Strategy(dropout=0.2, zero_stage=2, sequence_parallel=False)),
+    Row(DENSE, MeshShape(tp=2, sp=4), fused("ring", dropout=0.2), "none"),
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2)),
+]
+
+ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]

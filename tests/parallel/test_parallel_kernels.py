@@ -1,5 +1,7 @@
 """The kernels of vendors, as far as they run without their hardware."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,10 @@ from jax.experimental.pallas import tpu as pltpu
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.parallel import build_mesh
-from meshwright.parallel.kernels import kernel_of, whole_attention
+from meshwright.parallel.blockwise import Keys
+from meshwright.parallel.kernels import in_order, kernel_of, parts_attention, whole_attention
 from meshwright.parallel.places import Mask, Places
+from meshwright.parallel.ring_attention import zigzag
 
 MASKS = {
     "causal": (Mask(), False),
@@ -29,6 +33,31 @@ def inputs(*, packed):
     segments = (np.searchsorted(starts, positions, side="right") - 1).astype(np.int32)
     places = Places(jnp.asarray(positions - starts[segments], jnp.int32), jnp.asarray(segments)) if packed else None
     return (draws[0], draws[1][:, :, :, 0], draws[2][:, :, :, 0]), draws[3], places
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASKS)
+def test_the_kernels_of_parts_interpreted_equal_block_by_block_in_any_order(name):
+    mask, packed = MASKS[name]
+    arrays, gradient, places = inputs(packed=packed)
+    order = zigzag(256, 4)
+    *arrays, gradient = (x[:, order] for x in (*arrays, gradient))
+    places = jax.tree.map(lambda x: x[:, order], places or in_order(256))
+
+    @partial(jax.jit, static_argnums=0)
+    def run(kernel):
+        def attend(query, key, value):
+            return parts_attention(query, places, Keys(key, value, places), mask, kernel=kernel)
+
+        output, back = jax.vjp(attend, *arrays)
+        return output, *back(gradient)
+
+    wanted = run("blockwise")
+    with pltpu.force_tpu_interpret_mode():
+        found = run("flash")
+    assert np.abs(found[0] - wanted[0]).max() < 2e-6
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from kit_rows import ROWS, Row
 
 from meshwright.compiled import compare, in_plans_terms, read_hlo
-from meshwright.compiled.compare import FOR_ANY_ROUTING, Room
-from meshwright.cost import argument_bytes, room_collectives, room_flops
+from meshwright.compiled.verify import beyond
+from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
 from meshwright.parallel import Layout, build_mesh, order
 from meshwright.planner import make_plan
@@ -52,6 +52,9 @@ def run(row: Row) -> Ran:
         state = jax.tree.map(lambda array, to: jax.device_put(array, to.sharding), in_slots(drawn, layers), wanted)
         tokens = jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence"))
         batch = jax.device_put(text(row, layout), tokens)
+        if row.strategy.dropout:
+            whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            batch["draws"] = jax.device_put(np.array([0, 1], np.uint32), whole)
         step = train_step(row.workload, layout, OPTIMIZER, row.strategy).lower(state, batch).compile()
         for _ in range(3):
             state, found = step(state, batch)
@@ -133,7 +136,11 @@ def ran(request: pytest.FixtureRequest) -> tuple[Row, Ran]:
 
 @pytest.mark.slow
 def test_a_way_to_train_is_equal_to_one_device(ran):
-    """The loss, each gradient to 1e-5 of its norm, and three steps: each parameter to a thousandth of its way."""
+    """The loss, each gradient to 1e-5 of its norm, and three steps: each parameter to a part in 200 of its way.
+
+    First updates are signs of gradients: where these may be off by 1e-5 of their norm, as many signs may be others, and
+    the updates off by the root of twice that.
+    """
     row, found = ran
     wanted = alone(row.alone)
     for ours, theirs in zip(found.metrics, wanted.metrics, strict=True):
@@ -146,27 +153,24 @@ def test_a_way_to_train_is_equal_to_one_device(ran):
     for path, one, other in pairs(found.last, wanted.last):
         moved = np.linalg.norm(other - before[path])
         assert moved > 0, path
-        assert np.linalg.norm(one - other) <= 1e-3 * moved, path
+        assert np.linalg.norm(one - other) <= 5e-3 * moved, path
 
 
 @pytest.mark.slow
 def test_a_way_to_train_is_as_planned(ran):
     """Its arguments, its flops and its collectives by kind, axes and phase, to the byte and the flop.
 
-    But that experts without a capacity have room for any routing, which XLA:CPU multiplies too: both are named.
+    But for what is named: experts without a capacity have room for any routing, which XLA:CPU multiplies too, and the
+    text of a pipeline's program has branches that few ticks take.
     """
     row, found = ran
     hardware = f"cpu:{row.mesh.num_devices}"
     plan = make_plan(row.workload, row.mesh, parse_system(hardware), row.strategy)
-    compiled = in_plans_terms(read_hlo(found.hlo, row.mesh.layout, hardware=hardware))
-    room = Room(
-        flops=room_flops(row.workload, row.mesh, row.strategy, has_ragged=False),
-        collectives=room_collectives(row.workload, row.mesh, is_ragged=False),
-    )
+    compiled, more = in_plans_terms(read_hlo(found.hlo, row.mesh.layout, hardware=hardware)), beyond(plan)
     assert found.argument_bytes == argument_bytes(row.workload, row.mesh, row.strategy)
-    rows = compare(plan.predicted, compiled, argument_bytes=found.argument_bytes, room=room)
+    rows = compare(plan.predicted, compiled, argument_bytes=found.argument_bytes, room=more)
     judged = [row for row in rows if row.unit in ("flop", "B") and "memory" not in row.quantity]
-    assert [row for row in judged if not row.is_equal and not row.reason.startswith(FOR_ANY_ROUTING)] == []
+    assert [row for row in judged if not row.is_equal and not row.reason.startswith(more.why)] == []
 
 
 def pairs(found, wanted):

@@ -1,6 +1,9 @@
 """Ring attention equals dense attention, sends what it should, and gives every device as much to do."""
 
 import math
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +11,22 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from meshwright.compiled import read_hlo
+from meshwright.compiled import CompileRequest, compile_in_child, parse_hlo, read_hlo, simulate
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
 from meshwright.parallel.blockwise import Keys
 from meshwright.parallel.places import Mask, Places, is_visible
 from meshwright.parallel.ring_attention import ring_attention, work, zigzag
+from meshwright.workload import PRESETS, Strategy, Workload
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 BATCH, LENGTH, KV_HEADS, GROUPS, HEAD_DIM = 2, 256, 2, 2, 16
 STARTS = np.array([0, 50, 130, 131])
 SPLIT = P("dp", "sp")
+
+MODEL = replace(PRESETS["tiny"], num_layers=1, num_heads=8, num_kv_heads=2, head_dim=128)
 
 MASKS = {
     "causal": (Mask(), False),
@@ -126,10 +136,55 @@ def test_forward_keys_and_values_travel_one_time_less_than_there_are_devices(deg
     assert sum(move.bytes for move in moves) == of_keys + of_places
 
 
+@pytest.mark.parametrize("degree", [2, 3, 4, 8])
+def test_backward_gradients_travel_as_often_as_keys_and_values(degree):
+    """Those in float32, these in their own dtype; a device's part of its own keys' gradients never leaves it."""
+    mask, length = Mask(), 24 * degree
+    query, keys, gradient = (jax.tree.map(lambda x: x[:, :length], tree) for tree in inputs(packed=False))
+    mesh, run = on_a_ring(degree, mask)
+    split = jax.tree.map(lambda x: jax.device_put(x, jax.NamedSharding(mesh, SPLIT)), (query, keys, gradient))
+    text = run.lower(*split).compile().as_text()
+    moves = read_hlo(text, dict(mesh.shape), hardware=f"cpu:{mesh.size}").collectives
+    assert {(move.kind, move.axes) for move in moves} == {("collective-permute", ("sp",))}
+    sent = BATCH // mesh.shape["dp"] * length * (degree - 1) // degree
+    of_keys, of_places = 2 * sent * KV_HEADS * HEAD_DIM * 4, sent * 4
+    # The compiler sees that two devices send the same forward and backward.
+    passes = 1 if degree == 2 else 2
+    assert sum(move.bytes for move in moves) == passes * (of_keys + of_places) + of_keys
+
+
 def test_keys_and_values_travel_in_their_own_dtype():
     """As lowered: XLA's CPU compiler has no bfloat16 of its own and widens it."""
     lines = [line for line in lowered_ring(4, jnp.bfloat16).as_text().splitlines() if "collective_permute" in line]
     assert sorted(line.rsplit("x", 1)[1].rstrip(">") for line in lines) == ["bf16", "bf16", "i32"]
+
+
+@pytest.mark.slow
+def test_on_tpus_what_travels_has_the_work_of_a_kernel_beside_it():
+    """As scheduled for v5e: every send has a kernel between its start and its done, but the last, of gradients home."""
+    mesh = MeshShape(sp=4)
+    workload = Workload(model=MODEL, batch=1, seq_len=8192, remat="none")
+    arguments = {"workload": asdict(workload), "strategy": asdict(Strategy(attention="flash", sequence="ring"))}
+    program = compile_in_child(
+        CompileRequest(function="sequence_methods:lower", hardware="v5e:2x2", mesh=mesh.layout, arguments=arguments)
+    )
+    module = parse_hlo(program.hlo)
+    beside = [kernels for name in module.computations for kernels in kernels_beside_sends(module, name)]
+    # Forward and backward in loops and beside them: keys, values and places, and gradients of keys and values.
+    assert len(beside) >= 3 + 3 + 2
+    assert sum(not kernels for kernels in beside) <= 2
+    schedule = simulate(module, mesh.layout, parse_system("v5e:2x2"))
+    assert sum(schedule.exposed_by("axes").values()) < 0.02 * schedule.step_seconds
+
+
+def kernels_beside_sends(module, computation):
+    """For each send of a computation, how many kernels stand between its start and its done."""
+    order = list(module.computations[computation].instructions.values())
+    for place, start in enumerate(order):
+        if start.opcode == "collective-permute-start":
+            rest = order[place + 1 :]
+            done = next(i for i, x in enumerate(rest) if start.name in x.operands and x.opcode.endswith("-done"))
+            yield sum("tpu_custom_call" in str(dict(x.attributes)) for x in rest[:done])
 
 
 def test_the_zigzag_order_gives_every_device_as_much_to_do():

@@ -1,18 +1,21 @@
 """Attention over a split sequence equals attention on one device, by every method and under every mask."""
 
 import math
+from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiled import read_hlo
+from meshwright.compiled import parse_hlo, read_hlo
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, build_mesh
+from meshwright.parallel import Layout, abstract, build_mesh
 from meshwright.parallel.places import Mask, Places, is_visible
 from meshwright.parallel.sequence import KEYS, QUERIES, TOKENS, attend
+from meshwright.training import lower_train_step
+from meshwright.workload import PRESETS, Strategy, Workload, parameters
 
 BATCH, LENGTH, KV_HEADS, GROUPS, HEAD_DIM = 2, 128, 8, 2, 16
 STARTS = np.array([0, 50, 90, 91])
@@ -97,6 +100,34 @@ def test_ulysses_moves_heads_alone():
     local = 4 * BATCH * LENGTH // 4 * KV_HEADS * HEAD_DIM
     assert {move.kind for move in moves} == {"all-to-all"}
     assert sum(move.bytes for move in moves) == 2 * local * (2 * GROUPS + 2)
+
+
+STEP = replace(PRESETS["tiny"], num_layers=2, embed=40, mlp=72, num_heads=8, num_kv_heads=4, head_dim=8, vocab=104)
+TOKENS_OF_A_ROW = 48
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [MeshShape(sp=4), MeshShape(fsdp=2, sp=2, tp=2)], ids=str)
+@pytest.mark.parametrize("method", ["gather", "ring", "ulysses"])
+def test_no_device_ever_has_the_stream_of_a_whole_sequence(method, mesh):
+    """Of all arrays of a compiled step only those of heads, and places, may have all tokens of a row."""
+    workload = Workload(model=STEP, batch=2, seq_len=TOKENS_OF_A_ROW, compute_dtype="f32")
+    strategy = Strategy(attention="flash", sequence=method)
+    on = build_mesh(mesh, jax.devices()[: mesh.num_devices])
+    lowered = lower_train_step(on, workload=asdict(workload), strategy=asdict(strategy))
+    arrays = [x for each in parse_hlo(lowered.compile().as_text() or "").instructions() for x in each.shape.arrays()]
+    wide = {STEP.embed, STEP.mlp, STEP.mlp // mesh.tp, STEP.vocab, STEP.vocab // mesh.tp}
+    streams = {x.dims for x in arrays if wide.intersection(x.dims)}
+    assert (2 // mesh.fsdp, TOKENS_OF_A_ROW // mesh.sp, STEP.embed) in streams
+    assert not [dims for dims in streams if TOKENS_OF_A_ROW in dims]
+
+
+def test_weights_are_stored_over_fsdp_and_sp_together():
+    layout = Layout(MeshShape(fsdp=2, sp=2))
+    weights = jax.tree.leaves(abstract(parameters(STEP), build_mesh(layout.mesh, jax.devices()[:4]), layout, "f32"))
+    # All but the scales of norms, which are whole everywhere.
+    shares = {math.prod(x.shape) / math.prod(x.sharding.shard_shape(x.shape)) for x in weights if x.ndim > 2}
+    assert shares == {4}
 
 
 def test_kv_heads_that_ulysses_cannot_split_are_one_clear_error():

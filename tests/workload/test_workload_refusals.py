@@ -62,8 +62,8 @@ BATCHES = [
     (
         (TINY, MeshShape(dp=4), Strategy(num_microbatches=8)),
         {},
-        "num_microbatches=8 cannot cut the 4 sequences of a device, which are batch=16 over dp*fsdp=4: 4 % 8 = 4;"
-        " use num_microbatches=4",
+        "num_microbatches=8 cannot cut a device's share of the batch, 16 over dp*fsdp=4: 4 % 8 = 4; use"
+        " num_microbatches=4",
     ),
     (
         (TINY, MeshShape(sp=4), RING),
@@ -128,6 +128,11 @@ def test_a_batch_or_length_that_cannot_be_cut_is_one_line(asked, sizes, said):
 @pytest.mark.parametrize(("strategy", "field", "why"), IDLE, ids=[field for _, field, _ in IDLE])
 def test_what_would_change_nothing_on_a_mesh_is_refused(strategy, field, why):
     assert refusal(TINY, MeshShape(dp=4), strategy) == f"{field} would change nothing on mesh dp=4: {why}"
+
+
+def test_a_kernel_that_the_chip_has_not_is_refused():
+    said = "attention='cudnn' is a kernel of NVIDIA GPUs, cpu:4 has none; use attention='flash'"
+    assert refusal(TINY, MeshShape(dp=4), Strategy(attention="cudnn")) == said
 
 
 @pytest.mark.parametrize(("mesh", "strategy", "said"), METHODS, ids=["scores", "cudnn", "heads"])

@@ -34,7 +34,6 @@ def test_the_method_is_the_one_that_sends_less_where_heads_allow_it(model, mesh,
         (MeshShape(sp=2), Strategy(sequence="ring"), "wants a fused attention"),
         (MeshShape(sp=16), Strategy(attention="flash", sequence="ulysses"), r"tp\*sp=16 cannot split kv_heads=8"),
         (MeshShape(sp=2), Strategy(attention="cudnn", sequence="ring"), "works on whole sequences"),
-        (MeshShape(pp=2, sp=2), Strategy(attention="flash", sequence="ring"), "takes sequence='ulysses', sp=1 or pp=1"),
     ],
     ids=str,
 )

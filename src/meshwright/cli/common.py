@@ -11,7 +11,7 @@ import tyro
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import parse_mesh
-from meshwright.planner import Plan, make_plan, rank, read_plan
+from meshwright.planner import Plan, make_plan, plan_stages, rank, read_plan
 from meshwright.units import parse_count
 from meshwright.workload import REMATS, Dtype, ModelConfig, Remat, Workload, check_positions, load_model, usual_seq_len
 
@@ -64,7 +64,10 @@ def read_subject(subject: Subject) -> tuple[Workload, System]:
 
 
 def choose_plan(subject: Subject, mesh_dim: str | None) -> Plan:
-    """The plan that the arguments mean: the one in a file, that of a mesh, or the best there is."""
+    """The plan that the arguments mean: the one in a file, that of a mesh, or the best there is.
+
+    How a mesh with stages is run, its microbatches above all, is the planner's to say.
+    """
     if subject.model.endswith((".yaml", ".yml")):
         said = [name for name in SAID_BY_PLANS if getattr(subject, name) is not None]
         if said or mesh_dim is not None:
@@ -74,7 +77,8 @@ def choose_plan(subject: Subject, mesh_dim: str | None) -> Plan:
         return read_plan(Path(subject.model))
     workload, system = read_subject(subject)
     if mesh_dim is not None:
-        return make_plan(workload, parse_mesh(mesh_dim, num_devices=system.num_devices), system)
+        mesh = parse_mesh(mesh_dim, num_devices=system.num_devices)
+        return make_plan(workload, mesh, system) if mesh.pp == 1 else plan_stages(workload, mesh, system)
     choices = REMATS if subject.remat == "auto" else (workload.remat,)
     return rank(workload, system, remats=choices, top=1, is_runnable=True).plans[0]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import platform
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
@@ -11,6 +13,10 @@ from meshwright.hardware import System
 
 # Simulated devices share a few cores, so one may reach a collective long after the others; XLA gives up after 40 s.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+
+# Of mallopt(3), and values that switch off what they name.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+NO_TRIMMING, NO_MAPPING = -1, 0
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """What JAX is asked for: the kind of chip, and the CPU, which is always there, so that it finds something."""
@@ -44,6 +50,7 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
         count = f"--xla_force_host_platform_device_count={here}"
         # Read when the backend starts; of two settings of one flag XLA takes the last.
         os.environ["XLA_FLAGS"] = " ".join([PATIENCE, os.environ.get("XLA_FLAGS", ""), count])
+        _keep_freed_memory()
     import jax
 
     # Another platform's plugin, installed to compile for it, would look for its devices and complain.
@@ -61,6 +68,18 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
             f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
             f" cpu:{system.num_devices} simulates as many"
         )
+
+
+def _keep_freed_memory() -> None:
+    """Have this process keep memory that is freed for what is allocated next, where its malloc is glibc's.
+
+    XLA:CPU allocates the temporaries of a program anew each time it runs, and glibc hands back what is over 32 MiB: a
+    train step then spends its time on page faults, 80,000 of them and 5% of it in `benchmarks/train_step.py`.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, NO_TRIMMING)
+        libc.mallopt(M_MMAP_MAX, NO_MAPPING)
 
 
 def _devices_here(system: System, processes: Processes) -> int:

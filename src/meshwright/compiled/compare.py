@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from meshwright.compiled.explain import Key, explain
+from meshwright.compiled.explain import TOGETHER, Key, explain, summed_together
 from meshwright.compiled.respelled import meant
 from meshwright.record import PHASES, Collective, Record, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
@@ -17,6 +17,8 @@ NOT_PLANNED, MISSING, UNEXPLAINED = "not planned", "the compiled program has non
 ANOTHER_PROGRAM = "another program than planned"
 """Reasons that name nothing."""
 
+IN_BRANCHES = "counted in every tick, as its text has it: in a branch that few ticks take"
+
 FOR_ANY_ROUTING = "with room for any routing, as experts without a capacity need; planned as in balance"
 
 _LEAST_SHARE = 0.005
@@ -25,10 +27,14 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What a program does beyond its plan for room that experts need, as `cost.room_flops` and `room_collectives`."""
+    """What a program's text says beyond its plan, and why: room that experts need, branches that few ticks take.
+
+    As `cost.room_flops` and `room_collectives` have it, and `branch_flops` and `branch_collectives`.
+    """
 
     flops: float = 0.0
     collectives: tuple[Collective, ...] = ()
+    why: str = FOR_ANY_ROUTING
 
 
 NO_ROOM = Room()
@@ -131,12 +137,12 @@ def compare(
             unit="flop",
             predicted=predicted.flops,
             compiled=compiled.flops,
-            reason=FOR_ANY_ROUTING if compiled.flops == predicted.flops + room.flops else ANOTHER_PROGRAM,
+            reason=room.why if compiled.flops == predicted.flops + room.flops else ANOTHER_PROGRAM,
         ),
         _memory("arguments", argument_bytes, memory, ran, "small arrays are padded"),
         _memory("temporaries", temporaries, memory, ran, "an estimate"),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, "by its temporaries"),
-        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, room.collectives),
+        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, room),
         *_times(predicted, compiled, measured),
     ]
     return tuple(replace(row, reason="") if row.is_equal and row.unit == "flop" else row for row in rows)
@@ -186,30 +192,52 @@ def _collectives(
     predicted: tuple[Collective, ...],
     compiled: tuple[Collective, ...],
     mesh: Mapping[str, int],
-    room: tuple[Collective, ...],
+    room: Room,
 ) -> Iterator[Row]:
     """A row for every kind, axes and phase of collective in either."""
     planned, found = ({(c.kind, c.axes, c.phase): c for c in moves} for moves in (predicted, compiled))
-    planned, in_turn = _joined(planned, found)
+    planned, sums = _sums(planned, found)
     named = _named(planned, found, mesh, room)
     for key in dict.fromkeys((*planned, *found)):
-        said = "; ".join(filter(None, (in_turn.get(key, ""), named.get(key, ""))))
+        said = "; ".join(filter(None, (sums.get(key, ""), named.get(key, ""))))
         yield _collective_row(key, planned.get(key), found.get(key), said)
+
+
+def _sums(
+    planned: Mapping[Key, Collective], found: Mapping[Key, Collective]
+) -> tuple[dict[Key, Collective], dict[Key, str]]:
+    """What was planned with all-reduces over the axes that the compiler does them over, and what is to be said of each.
+
+    Sums of one array over each of its axes in turn are one; where that does not make a phase equal, all stay as planned
+    if together they are what was planned over each axis.
+    """
+    joined, said = _joined(planned, found)
+    unequal = {key[2] for key in dict.fromkeys((*joined, *found)) if _bytes(joined, key) != _bytes(found, key)}
+    together = {key: TOGETHER for key in summed_together(planned, found) if key[2] in unequal}
+    phases = {key[2] for key in together}
+    others = {key: move for key, move in joined.items() if key[0] != "all-reduce" or key[2] not in phases}
+    whole = {key: move for key, move in planned.items() if key[0] == "all-reduce" and key[2] in phases}
+    return others | whole, {key: text for key, text in said.items() if key in others} | together
+
+
+def _bytes(moves: Mapping[Key, Collective], key: Key) -> int:
+    """The bytes of some key, 0 where there is no such collective."""
+    return moves[key].bytes if key in moves else 0
 
 
 def _named(
     planned: Mapping[Key, Collective],
     found: Mapping[Key, Collective],
     mesh: Mapping[str, int],
-    room: tuple[Collective, ...],
+    room: Room,
 ) -> dict[Key, str]:
-    """What names the difference of each kind, axes and phase: room that experts need, to the byte, and `explain`."""
-    more = {key: move for move in merge(room) if (key := (move.kind, move.axes, move.phase)) in planned}
+    """What names the difference of each kind, axes and phase: what is beyond the plan, to the byte, and `explain`."""
+    more = {key: move for move in merge(room.collectives) if (key := (move.kind, move.axes, move.phase)) in planned}
     roomy = {key: replace(planned[key], bytes=planned[key].bytes + move.bytes) for key, move in more.items()}
     named = explain({**planned, **roomy}, found, mesh)
     for key, whole in roomy.items():
         if key in named or (key in found and found[key].bytes == whole.bytes):
-            named[key] = "; ".join(filter(None, (named.get(key), FOR_ANY_ROUTING)))
+            named[key] = "; ".join(filter(None, (named.get(key), room.why)))
     return named
 
 

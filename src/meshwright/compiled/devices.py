@@ -10,9 +10,10 @@ import jax
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
-from meshwright.compiled.targets import across_slices, topology
+from meshwright.compiled.targets import topology
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
+from meshwright.parallel.mesh import mesh_over_slices
 
 
 def system_devices(system: System) -> Sequence[Any]:
@@ -34,10 +35,7 @@ def lay_devices(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, str]:
         raise MeshwrightError(f"mesh {shown} has {math.prod(degrees)} devices; {system} has {len(devices)}")
     types = (AxisType.Explicit,) * len(mesh)
     if system.num_slices > 1:
-        across = across_slices(system, mesh)
-        within = tuple(degree // share for degree, share in zip(degrees, across, strict=True))
-        array = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
-        return Mesh(array, tuple(mesh), axis_types=types), "mesh_utils.create_hybrid_device_mesh"
+        return mesh_over_slices(mesh, devices, system.num_slices), "mesh_utils.create_hybrid_device_mesh"
     try:
         return jax.make_mesh(degrees, tuple(mesh), axis_types=types, devices=devices), "jax.make_mesh"
     except NotImplementedError:  # no mesh axis is a product of whole physical ones

@@ -15,8 +15,30 @@ Named = Iterator[tuple[Key, str]]
 OTHER_PHASE = "in another phase: all phases together are as planned"
 PADDED_SHARES = "in shares padded to the compiler's tiles, which collective-permutes put in place"
 PUTS_IN_PLACE = "puts the padded shares of the reduce-scatter in place"
+INSIDE_AND_BETWEEN = "sums over axes inside slices and between them, one after the other: over each axis as planned"
 IN_STEPS = "the rest in steps beside the products that use it, as collective-permutes"
+TOGETHER = "sums over several axes done together: over each axis all are as planned"
 STEPS = "steps of the {kinds}, beside the products that use it"
+
+
+def summed_together(planned: Mapping[Key, Collective], found: Mapping[Key, Collective]) -> frozenset[Key]:
+    """The all-reduces of each phase that differ, where over each axis by itself all of them sum what was planned.
+
+    So are the squares of a gradient's norm, which XLA:GPU and XLA:TPU sum over all axes of a parameter at once.
+    """
+    result: set[Key] = set()
+    for phase in PHASES:
+        keys = [key for key in dict.fromkeys((*planned, *found)) if (key[0], key[2]) == ("all-reduce", phase)]
+        axes = {axis for key in keys for axis in key[1]}
+        is_same = all(
+            sum(_bytes(planned, key) - _bytes(found, key) for key in keys if axis in key[1]) == 0 for axis in axes
+        )
+        result.update(key for key in keys if is_same and _bytes(planned, key) != _bytes(found, key))
+    return frozenset(result)
+
+
+TILE_BYTES = 4 * 8 * 128
+"""The least that the TPU compiler sums between slices of small arrays as one: a tile of its registers, in float32."""
 
 
 def explain(
@@ -28,11 +50,12 @@ def explain(
     shares: the TPU compiler scatters rows in whole tiles, and each device then sends the next those that are its. With
     n devices, of the bytes that this adds to the reduce-scatter n-1 in n go on so. Steps: a gather or a reduce-scatter
     done as a ring of permutes between the parts of a product (arXiv:2211.05102, section 3.5), which carry n-1 in n of
-    its bytes.
+    its bytes. Inside and between: a sum over axes of which some lie between slices is one inside each, and one of what
+    these make; small ones together, in one tile.
     """
     difference = {key: _bytes(found, key) - _bytes(planned, key) for key in dict.fromkeys((*planned, *found))}
     named: dict[Key, str] = {}
-    for rule in (_other_phase, _padded_shares, _steps):
+    for rule in (_other_phase, _padded_shares, _steps, _inside_and_between):
         for key, name in rule(difference, mesh):
             if difference[key]:
                 named.setdefault(key, name)
@@ -76,3 +99,17 @@ def _steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
                 kinds = " and ".join(dict.fromkeys(key[0] for key in others))
                 yield from ((key, STEPS.format(kinds=kinds)) for key in permutes)
                 yield from ((key, IN_STEPS) for key in others)
+
+
+def _inside_and_between(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+    """All-reduces over other sets of axes, where over each axis all phases sum what was planned, or a tile more.
+
+    The tile is the same for all axes that have it.
+    """
+    del mesh
+    keys = [key for key in difference if key[0] == "all-reduce"]
+    is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
+    axes = {axis for key in keys for axis in key[1]}
+    more = {sum(difference[key] for key in keys if axis in key[1]) for axis in axes}
+    if is_apart and len(more - {0}) < 2 and all(0 <= size < TILE_BYTES for size in more):
+        yield from ((key, INSIDE_AND_BETWEEN) for key in keys)

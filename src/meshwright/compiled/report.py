@@ -14,10 +14,10 @@ from meshwright.compiled.hlo import Module, contradictions
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram
 from meshwright.compiled.tally import Tally
-from meshwright.compiled.targets import across_slices
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
+from meshwright.parallel.mesh import across_slices
 from meshwright.record import Record
 
 
@@ -30,7 +30,7 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     system, module = parse_system(hardware), parse_hlo(program.hlo)
     record = read_module(module, within_slice(system, mesh.layout), hardware=hardware)
     if system.num_slices > 1:
-        across = dict(zip(mesh.layout, across_slices(system, mesh.layout), strict=True))
+        across = dict(zip(mesh.layout, across_slices(mesh.layout, system.num_slices), strict=True))
         between = tuple(collectives_between_slices(module, across))
         said = tuple(note for note in record.notes if not note.startswith(("send:", "recv:")))
         record = replace(record, collectives=(*record.collectives, *between), notes=said)
@@ -43,7 +43,7 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
 
 def within_slice(system: System, mesh: Mapping[str, int]) -> dict[str, int]:
     """The degree of each axis inside a slice, each of which runs a program of its own that numbers its devices."""
-    shares = across_slices(system, mesh)
+    shares = across_slices(mesh, system.num_slices)
     return {axis: degree // share for (axis, degree), share in zip(mesh.items(), shares, strict=True)}
 
 

@@ -78,20 +78,22 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     """
     if not is_kernel(instruction):
         return None
-    share, flops = attention_share(system), flops_of(module, instruction)
+    flops = flops_of(module, instruction)
+    found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
+    operands = [operand.shape for operand in module.operands(instruction)]
+    # One of blocks that are masked is of integers; a batch of one has no dim.
+    shapes = [shape.dims for shape in operands if "f" in shape.dtype and len(shape.dims) in (3, 4)]
+    if found is None or len(shapes) < 2:
+        return None if flops is None else flops / (system.peak() * attention_share(system))
+    kernel: TpuKernel = found[1]  # type: ignore[assignment]
+    (*batch, heads, queries, head_dim), keys = shapes[0], shapes[1][-2]
     if flops is None:
-        found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
-        shapes = [operand.shape.dims for operand in module.operands(instruction) if len(operand.shape.dims) == 4]
-        if found is None or len(shapes) < 2:
-            return None
-        kernel: TpuKernel = found[1]  # type: ignore[assignment]
-        (batch, heads, queries, head_dim), keys = shapes[0], shapes[1][2]
         block = _BLOCK.search(str(dict(instruction.attributes)))
         blocks = max(1, queries // int(block[1])) if block else queries
-        products = TPU_PRODUCTS[kernel] * 2 * batch * heads * queries * keys * head_dim
+        products = TPU_PRODUCTS[kernel] * 2 * math.prod(batch) * heads * queries * keys * head_dim
         flops = products * (blocks + 1) // (2 * blocks)
-        share = tpu_kernel_share(system, kernel, head_dim) if system.chip.kind == "tpu" else share
-    return flops / (system.peak() * share)
+    is_tpu = system.chip.kind == "tpu"
+    return flops / (system.peak() * (tpu_kernel_share(system, kernel, head_dim) if is_tpu else attention_share(system)))
 
 
 def main_dtype(module: Module, system: System) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -102,20 +101,6 @@ def topology(system: System) -> dict[str, Any]:
     if system.chip.name == "v4":
         arguments["chip_config_name"] = "megacore"  # else two devices a chip
     return arguments
-
-
-def across_slices(system: System, mesh: Mapping[str, int]) -> tuple[int, ...]:
-    """The part of each axis's degree that lies between slices: the outermost axes take them all.
-
-    Raises where their degrees cannot.
-    """
-    left, across = system.num_slices, []
-    for degree in mesh.values():
-        across.append(math.gcd(degree, left))
-        left //= across[-1]
-    if left > 1:
-        raise MeshwrightError(f"the {system.num_slices} slices of {system} do not divide the axes of the mesh")
-    return tuple(across)
 
 
 @cache

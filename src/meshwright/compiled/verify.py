@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiled.compare import Room, Row, compare, in_plans_terms
+from meshwright.compiled.compare import FOR_ANY_ROUTING, IN_BRANCHES, Room, Row, compare, in_plans_terms
 from meshwright.compiled.compile import compile_all, compile_in_child
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram, CompileRequest
 from meshwright.compiled.report import read_program
 from meshwright.compiled.schedule import Schedule, simulate
 from meshwright.compiled.targets import Effort
-from meshwright.cost import argument_bytes, model_flops, room_collectives, room_flops
+from meshwright.cost import (
+    argument_bytes,
+    branch_collectives,
+    branch_flops,
+    model_flops,
+    room_collectives,
+    room_flops,
+)
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Record
@@ -47,6 +54,17 @@ def verify(plan: Plan, *, effort: Effort = "fast", measured: Record | None = Non
     """
     plan = as_run(plan)
     return _verification(plan, compile_in_child(step_request(plan, effort=effort)), effort, measured)
+
+
+def beyond(plan: Plan) -> Room:
+    """What the text of a plan's program says beyond the plan, for reasons that are known."""
+    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
+    has_ragged = plan.system.chip.kind != "cpu"
+    routing = room_collectives(workload, mesh, strategy, is_ragged=has_ragged)
+    branches = branch_collectives(workload, mesh, strategy)
+    flops = room_flops(workload, mesh, strategy, has_ragged=has_ragged) + branch_flops(workload, mesh, strategy)
+    why = "; ".join(reason for reason, moves in ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches)) if moves)
+    return Room(flops=flops, collectives=(*routing, *branches), why=why or FOR_ANY_ROUTING)
 
 
 def verify_all(
@@ -87,10 +105,5 @@ def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured
     else:
         compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
     arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
-    has_ragged = plan.system.chip.kind != "cpu"
-    room = Room(
-        flops=room_flops(plan.workload, plan.mesh, plan.strategy, has_ragged=has_ragged),
-        collectives=room_collectives(plan.workload, plan.mesh, is_ragged=has_ragged),
-    )
-    rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured, room=room)
+    rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured, room=beyond(plan))
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

@@ -10,7 +10,7 @@ from meshwright.cost.collective import (
 )
 from meshwright.cost.compute import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import StepFlops, model_flops, room_flops, step_flops
+from meshwright.cost.flops import StepFlops, branch_flops, model_flops, room_flops, step_flops
 from meshwright.cost.hbm_traffic import step_traffic
 from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
 from meshwright.cost.images import (
@@ -80,14 +80,17 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
+from meshwright.cost.ticks import all_runs
 from meshwright.cost.traffic import (
     activation_collectives,
+    branch_collectives,
     is_of_weights,
     room_collectives,
     step_collectives,
     weight_collectives,
 )
 from meshwright.cost.traffic_stages import KEPT_INPUTS
+from meshwright.cost.whole_sums import is_summed_whole
 
 __all__ = [
     "BOUNDS",
@@ -106,9 +109,12 @@ __all__ = [
     "StepFlops",
     "Term",
     "activation_collectives",
+    "all_runs",
     "argument_bytes",
     "batch_of_equal_reads",
     "best_fsdp_degree",
+    "branch_collectives",
+    "branch_flops",
     "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",
@@ -140,6 +146,7 @@ __all__ = [
     "in_flight",
     "intensity",
     "is_of_weights",
+    "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshwright.cost.ticks import vocab_axes
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
@@ -107,7 +108,7 @@ class Activations:
         fourth, their exponential, where tp splits the vocab (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.fuses_loss else 3 if self.mesh.tp == 1 else 4
-        elements = self.tokens * self.workload.model.vocab / self.mesh.tp
+        elements = self.tokens * self.workload.model.vocab / self.mesh.degree(vocab_axes(self.mesh, self.strategy))
         return 4 * arrays * elements + 2 * self.narrow * self.inputs
 
     @cached_property
@@ -190,18 +191,20 @@ class Activations:
         return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
-        """The bytes live where a fused attention goes block by block; a kernel of the target has them on the chip.
+        """The bytes live where a fused attention goes block by block; a TPU's kernel has what is of a block on the chip.
 
         Of a block of queries and one of keys the float32 scores, their exponentials, and the gradients of both. Round a
         ring the keys and values that come, and the float32 gradients of those here and of those that come.
         """
         strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sequence != "ulysses"
-        if strategy.attention != "flash" or (on_tpu and not is_split):
+        if strategy.attention != "flash":
             return 0.0
+        round_ring = (self.narrow + 2 * 4) * self.keys if is_split and strategy.sequence == "ring" else 0.0
+        if on_tpu:
+            return round_ring
         sequences = self.tokens * self.mesh.sp / self.workload.seq_len
         side = min(BLOCK, self.workload.seq_len // (self.mesh.sp if is_split else 1) // 2)
         heads = self.workload.model.num_heads / self.mesh.tp / (1 if is_split else self.mesh.sp)
-        round_ring = (self.narrow + 2 * 4) * self.keys if is_zigzag(self.mesh, strategy) else 0.0
         return 4 * 4 * sequences * heads * side**2 + round_ring
 
     @property

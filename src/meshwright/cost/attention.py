@@ -19,9 +19,6 @@ from meshwright.hardware import System
 SIMULATED_SHARE = 0.6
 """Of the peak of arithmetic, on simulated devices: assumed, as their other figures are."""
 
-TPU_BLOCK = 1024
-"""The queries, and the keys, of a block of a TPU's kernel (`parallel/kernels.py`)."""
-
 TpuKernel = Literal["fwd", "dkv", "dq"]
 
 TPU_PRODUCTS: dict[TpuKernel, int] = {"fwd": 2, "dkv": 4, "dq": 3}
@@ -50,6 +47,15 @@ def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: st
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
+
+
+def tpu_block(head_dim: float) -> int:
+    """The queries, and the keys, of a block of a TPU's kernel at most (`parallel/kernels.py`).
+
+    A larger block has less to do beside its scores, and more of them behind the mask; of wider heads larger blocks do
+    not fit beside what else is on the chip.
+    """
+    return 1024 if head_dim <= 128 else 512
 
 
 def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> float:
@@ -98,7 +104,7 @@ def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, f
 
     These make seven products again, of which five are counted.
     """
-    rows = max(1, seq_len // TPU_BLOCK)
+    rows = max(1, seq_len // tpu_block(head_dim))
     seen = rows / (rows + 1)
     seconds = {kernel: count / tpu_kernel_share(system, kernel, head_dim) for kernel, count in TPU_PRODUCTS.items()}
     forward = TPU_PRODUCTS["fwd"] / seconds["fwd"]

@@ -214,6 +214,8 @@ class _Ops:
         inside = "." in product.path
         dtype = (self.strategy.matmul_dtype if inside else None) or self.workload.compute_dtype
         rows, inner, columns = product.rows, product.inner, product.columns
+        # int8 training multiplies for gradients of weights as it would without (`models.quantised`).
+        of_weight = self.workload.compute_dtype if dtype == "int8" else dtype
 
         steps = self._ring_steps(product)
         forward = product.count * self._seconds(rows, inner, columns, dtype, steps=steps)
@@ -221,7 +223,7 @@ class _Ops:
         sums = steps if product.path.endswith(("output", "down")) else 1
         backward = product.count * (
             self._seconds(rows, columns, inner, dtype, steps=steps)
-            + self._seconds(inner, rows / sums, columns, dtype) * sums
+            + self._seconds(inner, rows / sums, columns, of_weight) * sums
         )
         if self.strategy.num_microbatches > 1:
             # The gradient of each microbatch is added to those before: both are read, the sum is written.
@@ -230,6 +232,9 @@ class _Ops:
             # Each operand is read for its largest value, read again and written narrow (torchao, float8 training).
             cast = product.count * 5 * (rows * (inner + 2 * columns) + 2 * inner * columns)
             forward, backward = forward + self._hbm(cast / 3), backward + self._hbm(2 * cast / 3)
+        if dtype == "int8":
+            forward += self._hbm(product.count * 5 * (rows * inner + inner * columns))
+            backward += self._hbm(product.count * 5 * (rows * columns + inner * columns))
         is_again = is_recomputed(product.path, self.workload.remat, self.strategy)
         return PassSeconds(forward, forward if is_again else 0.0, backward)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.cost.ticks import all_runs, is_lockstep
+from meshwright.cost.ticks import all_runs, is_lockstep, told_runs
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
     DEFAULT,
@@ -90,7 +90,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """
     tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)
     products = {
-        path: flops * (in_ticks if "." in path else 1) for path, flops in _products(workload, mesh).items()
+        path: flops * (in_ticks if "." in path else 1) for path, flops in _products(workload, mesh, strategy).items()
     }
     scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
     again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy))
@@ -129,19 +129,27 @@ def room_flops(
     if experts is None or experts.capacity_factor is not None:
         return 0.0
     times = dropless_padding(workload, mesh) * (1 if has_ragged else experts.count // mesh.ep)
-    of_experts = [item for item in _products(workload, mesh).items() if _is_of_experts(item[0])]
+    of_experts = [item for item in _products(workload, mesh, strategy).items() if _is_of_experts(item[0])]
     planned = sum(flops * (3 + is_recomputed(path, workload.remat, strategy)) for path, flops in of_experts)
     return (times - 1) * _ticks_factor(workload.model, mesh, strategy) * planned
 
 
-def _products(workload: Workload, mesh: MeshShape) -> dict[str, float]:
+def branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The flops that the text of a program says beyond a step's, of logits that few ticks make (`told_runs`)."""
+    runs, told = (counted(workload.model.num_layers, mesh, strategy) for counted in (all_runs, told_runs))
+    passes = 3 + (strategy.schedule == "gpipe")
+    logits = sum(flops for path, flops in _products(workload, mesh, strategy).items() if "." not in path)
+    return passes * (told.last / runs.last - 1) * logits
+
+
+def _products(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, float]:
     """The flops of each product with a weight on one device, forward; over pp, the mean of its stages.
 
     An unused embedding table has no product; each device multiplies by its own part of a weight.
     """
     tokens = workload.tokens / mesh.degree(token_axes())
     return {
-        path: 2 * tokens * size * _rows_a_token(path, workload, mesh) / mesh.pp
+        path: 2 * tokens * size * _rows_a_token(path, workload, mesh, strategy) / mesh.pp
         for path, size in _weights(workload.model, mesh)
     }
 
@@ -165,14 +173,14 @@ def _weights(model: ModelConfig, mesh: MeshShape) -> list[tuple[str, float]]:
     ]
 
 
-def _rows_a_token(path: str, workload: Workload, mesh: MeshShape) -> float:
+def _rows_a_token(path: str, workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
     """The rows that a product has for each token that the model multiplies by its weight: 1 but for a few.
 
     A router multiplies the stream as it is split between blocks, experts with a capacity whatever is in their slots.
     """
     experts = workload.model.experts
     if path.rpartition(".")[2] == "router":
-        return 1 / mesh.tp
+        return 1 / mesh.tp if strategy.sequence_parallel else 1.0
     if experts is None or not _is_of_experts(path):
         return 1.0
     return sent_copies(workload, mesh) / (sent_tokens(workload, mesh) * experts.num_active)

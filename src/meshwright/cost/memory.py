@@ -8,6 +8,7 @@ from typing import Literal
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States, gathered_elements
+from meshwright.cost.ticks import is_lockstep, kept_layers, stage_slots, vocab_axes
 from meshwright.cost.traffic import stage_layers
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
@@ -25,7 +26,10 @@ ATTENTION_INPUTS = ("query", "key", "value")
 """The weights whose gradients wait for that of attention."""
 
 TRANSPOSED = ("down", "output")
-"""The stacked weights that XLA:GPU copies once a step, since the dim they are gathered along is their last."""
+"""The stacked weights that XLA:GPU copies once a step, since the dim they are gathered along is their last.
+
+Those of a pipeline's stages that the TPU compiler copies are `ATTENTION_INPUTS`.
+"""
 
 
 def step_memory(
@@ -43,9 +47,9 @@ def step_memory(
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """The bytes of a step's arguments on one device: parameters, moments and their two counters, and the batch."""
-    states = States(workload, mesh, is_tiled=kind == "tpu")
-    return int(states.parameters + states.moments) + _batch_bytes(workload, mesh, strategy) + 2 * 4
+    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch, dropout's key."""
+    states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
+    return int(states.arguments) + _batch_bytes(workload, mesh, strategy) + (8 if strategy.dropout else 0)
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
@@ -98,8 +102,13 @@ class _Step:
 
     @property
     def layers(self) -> int:
-        """The layers of a stage."""
-        return stage_layers(self.workload.model.num_layers, self.mesh)
+        """The layers of a stage, empty slots too."""
+        return stage_slots(self.workload.model.num_layers, self.mesh, self.strategy)
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether there are stages that are one program."""
+        return is_lockstep(self.mesh, self.strategy)
 
     def memory(self) -> dict[str, int]:
         """The terms of the fullest moment, and `peak`."""
@@ -133,7 +142,8 @@ class _Step:
         size = dtype_bytes(self.workload.compute_dtype)
         if self.kind != "gpu" or self.strategy.flat_buffers or size == 4:
             return 0.0
-        return size * self.activations.tokens * self.workload.model.vocab / self.mesh.tp
+        degree = self.mesh.degree(vocab_axes(self.mesh, self.strategy))
+        return size * self.activations.tokens * self.workload.model.vocab / degree
 
     def _attention(self) -> dict[str, float]:
         """The backward pass of a layer's attention."""
@@ -155,12 +165,23 @@ class _Step:
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
         }
+        if self.is_lockstep:
+            # The loss and backward of a tick are of different microbatches, so that they are done side by side.
+            terms["logits"] = self.activations.logits + self._narrow_logits()
+            # A tick's gradients of a chunk of layers stand beside their sums.
+            terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
         if self.mesh.pp == 1:
             terms["logits gradient"] = self._pending()
-        if self.kind == "gpu" and not self.strategy.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
+        if names := self._transposed():
             each = dtype_bytes(self.workload.param_dtype) / (self.mesh.fsdp * self.mesh.sp)
-            terms["transposed weights"] = self.layers * each * self._elements(TRANSPOSED)
+            terms["transposed weights"] = self.layers * each * self._elements(names)
         return terms
+
+    def _transposed(self) -> tuple[str, ...]:
+        """The stacked weights that a compiler copies once a step, laid as its products want them."""
+        if self.kind == "gpu" and not self.strategy.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
+            return TRANSPOSED
+        return ATTENTION_INPUTS if self.kind == "tpu" and self.is_lockstep else ()
 
     def _pending(self) -> float:
         """What is left of the loss in the layers' backward pass: the gradient of the logits' weight, not yet summed.
@@ -176,7 +197,7 @@ class _Step:
         """The gradient of the table of embeddings, whole, and its sum over devices."""
         is_tied = self.workload.model.tied_embeddings
         return {
-            "activations": 0.0,
+            "activations": self._kept() if self.is_lockstep else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
             "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight()),
             "table gradient": 2 * self._whole(("embedding",)),
@@ -188,10 +209,16 @@ class _Step:
 
     def _summed(self) -> float:
         """Gradients of several microbatches are summed, so that they outlive each backward pass."""
-        return self.states.gradients(self.states.elements) if self.strategy.num_microbatches > 1 else 0.0
+        is_summed = self.strategy.num_microbatches > 1 or self.is_lockstep
+        return self.states.gradients(self.states.elements) if is_summed else 0.0
 
     def _kept(self, *, last: bool = False) -> float:
-        """The activations that all layers keep for backward."""
+        """The activations that all layers keep for backward; GPipe in lockstep keeps the inputs of the loss too."""
+        if self.is_lockstep:
+            layers = kept_layers(self.workload.model.num_layers, self.mesh, self.strategy) * self.activations.kept
+            is_kept = self.strategy.schedule == "gpipe"
+            inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
+            return layers + is_kept * inputs
         return self.layers * in_flight(self.mesh, self.strategy, last=last) * self.activations.kept
 
     def _arriving(self) -> float:
@@ -218,8 +245,9 @@ class _Step:
         return self.activations.narrow * self._elements(names)
 
     def _elements(self, names: tuple[str, ...]) -> float:
-        """The elements of some weights of one layer as one device multiplies by them."""
-        return gathered_elements(self.workload.model, self.mesh.tp, self.mesh.ep, names)
+        """The elements of some weights of one layer as one device multiplies by them; of tables all that it has."""
+        shares = self.mesh.pp if self.is_lockstep and not {"embedding", "unembedding"}.isdisjoint(names) else 1
+        return gathered_elements(self.workload.model, self.mesh.tp, self.mesh.ep, names) / shares
 
     def _logits_weight(self) -> tuple[str, ...]:
         """The weight that makes the logits."""

@@ -29,12 +29,17 @@ from meshwright.workload import (
     used_shape,
 )
 
-MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "adafactor": 0, "sgd": 0}
+MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
 """The arrays of a parameter's size that an optimizer keeps beside it.
 
-Lion has one (arXiv:2302.06675); of Adafactor, without momentum, the row and column sums (arXiv:1804.04235) vanish
-beside the parameters. sgd is without momentum.
+Lion has one (arXiv:2302.06675). sgd is without momentum. Of Adafactor, without momentum too, see `factored_elements`.
 """
+
+COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1}
+"""The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
+
+FACTORED_FROM = 128
+"""The size from which on Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
 
 BLOCK_OF_8BIT = 256
 """The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
@@ -100,6 +105,23 @@ def _filled(dim: int, tile: int) -> int:
     return -(-dim // tile) * tile
 
 
+@lru_cache(maxsize=1 << 12)
+def factored_elements(model: ModelConfig, mesh: MeshShape) -> int:
+    """The elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): means over rows and over columns.
+
+    Of a parameter whose two largest dims are not both from `FACTORED_FROM` on it is all. What is not kept has one.
+    """
+    count = 0
+    for path, parameter in leaves(parameters(model)):
+        shape = local_parameter_shape(parameter, mesh=mesh, what=path)
+        size, by_size = math.prod(shape), sorted(range(len(shape)), key=parameter.shape.__getitem__)
+        if len(shape) > 1 and parameter.shape[by_size[-2]] >= FACTORED_FROM:
+            count += sum(size // shape[dim] for dim in by_size[-2:]) + 1
+        else:
+            count += size + 2
+    return count
+
+
 @dataclass(frozen=True)
 class States:
     """The bytes of parameters, moments and gradients on one device. is_tiled: as they lie in a TPU's tiles."""
@@ -112,15 +134,28 @@ class States:
     @cached_property
     def stored(self) -> tuple[int, int]:
         """The elements of the layers' parameters and of the tables, where fsdp shards them."""
-        virtual = self.strategy.virtual_stages if is_lockstep(self.mesh, self.strategy) else 0
-        return stored_elements(
-            self.workload.model, replace(self.mesh, dp=1), is_tiled=self.is_tiled, virtual_stages=virtual
-        )
+        return self._stored_on(replace(self.mesh, dp=1))
 
     @property
     def elements(self) -> int:
         """The elements of the parameters where fsdp shards them."""
         return sum(self.stored)
+
+    @cached_property
+    def kept(self) -> int:
+        """The elements of the parameters as they are from step to step: shards from ZeRO-1 on, else whole."""
+        return sum(self._stored_on(self._kept_on))
+
+    def _stored_on(self, mesh: MeshShape) -> tuple[int, int]:
+        """The elements of layers and tables where a mesh without copies shards them."""
+        virtual = self.strategy.virtual_stages if is_lockstep(self.mesh, self.strategy) else 0
+        return stored_elements(self.workload.model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual)
+
+    @property
+    def arguments(self) -> float:
+        """What a step is given of it: parameters as they are stored, their copies, moments and counters."""
+        stored = self.kept * dtype_bytes(self.workload.param_dtype)
+        return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property
     def parameters(self) -> float:
@@ -137,16 +172,18 @@ class States:
         """The float32 copies that the optimizer updates, where it keeps them beside narrower parameters."""
         if not self.strategy.master_weights or self.workload.param_dtype == "f32":
             return 0.0
-        return 4 * self.elements * self._copies
+        return 4.0 * self.kept
 
     @property
     def moments(self) -> float:
         """The optimizer's moments, with what else it keeps."""
-        name = self.strategy.optimizer
-        each = dtype_bytes(self.strategy.moment_dtype or self.workload.param_dtype)
+        name, updated = self.strategy.optimizer, "f32" if self.strategy.master_weights else self.workload.param_dtype
+        each = dtype_bytes(self.strategy.moment_dtype or updated)
+        if name == "adafactor":
+            return each * factored_elements(self.workload.model, self._kept_on)
         if name == "adamw-8bit":
             each = 1 + 4 / BLOCK_OF_8BIT
-        return MOMENTS[name] * each * self.elements * self._copies
+        return MOMENTS[name] * each * self.kept
 
     def gradients(self, elements: float) -> float:
         """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2."""
@@ -160,9 +197,9 @@ class States:
         return self.mesh.fsdp * self.mesh.sp
 
     @property
-    def _copies(self) -> int:
-        """How often those hold each element of the optimizer's state."""
-        return 1 if self.strategy.zero_stage else self._shards
+    def _kept_on(self) -> MeshShape:
+        """The mesh that shards what stays from step to step."""
+        return replace(self.mesh, dp=1) if self.strategy.zero_stage else replace(self.mesh, dp=1, fsdp=1, sp=1)
 
 
 @lru_cache(maxsize=1 << 12)

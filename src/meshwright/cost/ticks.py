@@ -7,7 +7,8 @@ in which the first microbatch is through. With virtual stages lookup and loss ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from meshwright.cost.pipeline import Schedule
 from meshwright.mesh import MeshShape
@@ -18,17 +19,27 @@ from meshwright.workload import Strategy, chunk_slots
 class Runs:
     """How often a pass of a step runs each layer of a stage, what is before the layers, and what is after them.
 
-    layers: all slots of a stage together, empty ones too.
+    layers: all slots of a stage together, empty ones too. ticks: how often stages hand on what they work on.
     """
 
     layers: int
     first: int
     last: int
+    ticks: int
+
+
+Counted = Callable[[int, MeshShape, Strategy], Runs]
+"""A way to count runs: of so many layers, on a mesh, by a strategy."""
 
 
 def is_lockstep(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether a step has stages that go in lockstep."""
     return mesh.pp > 1 and strategy.lockstep
+
+
+def vocab_axes(mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """The mesh axes that split the vocab."""
+    return ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
 
 
 def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
@@ -50,7 +61,8 @@ def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 def worked_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
     """What a step runs for its microbatches alone, which is what it takes time for outside of a pipeline's bubble."""
     parts = strategy.num_microbatches
-    return Runs(layers=parts * stage_slots(num_layers, mesh, strategy), first=parts, last=parts)
+    slots = stage_slots(num_layers, mesh, strategy)
+    return Runs(layers=parts * slots, first=parts, last=parts, ticks=parts * strategy.virtual_stages)
 
 
 def all_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
@@ -60,4 +72,28 @@ def all_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
         return worked
     ticks, virtual = schedule_of(mesh, strategy).ticks, strategy.virtual_stages
     slots = chunk_slots(num_layers, mesh.pp, virtual)
-    return Runs(layers=ticks * slots, first=ticks if virtual == 1 else worked.first, last=worked.last)
+    return Runs(
+        layers=ticks * slots, first=ticks if virtual == 1 else worked.first, last=worked.last, ticks=ticks
+    )
+
+
+def told_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
+    """What the text of a program says that a step runs: branches that few ticks take stand in it as if all did."""
+    runs = all_runs(num_layers, mesh, strategy)
+    if not is_lockstep(mesh, strategy) or strategy.virtual_stages == 1:
+        return runs
+    schedule = schedule_of(mesh, strategy)
+    return replace(runs, first=schedule.ticks, last=schedule.ticks - schedule.warm_up)
+
+
+def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
+    """The layers of microbatches that a device in lockstep keeps something of for backward, at once.
+
+    GPipe: those of all ticks. 1F1B: those of the microbatches in its slots, those of one on their way between stages
+    that keep for each other, and those that it works on.
+    """
+    schedule = schedule_of(mesh, strategy)
+    chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
+    if schedule.kind == "gpipe":
+        return chunk * schedule.ticks
+    return chunk * (schedule.kept + schedule.is_balanced + 1)

@@ -20,14 +20,22 @@ from dataclasses import replace
 from itertools import chain
 
 from meshwright.cost.moves import times, tokens_of
-from meshwright.cost.ticks import Runs, all_runs, is_lockstep, stage_slots, worked_runs
+from meshwright.cost.ticks import (
+    Counted,
+    Runs,
+    all_runs,
+    is_lockstep,
+    stage_slots,
+    told_runs,
+    vocab_axes,
+    worked_runs,
+)
 from meshwright.cost.traffic_stages import (
     first_moves,
     last_moves,
     stage_moves,
     table_gathers,
     table_scatters,
-    vocab_axes,
 )
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
@@ -55,38 +63,37 @@ from meshwright.workload import (
 
 
 def step_collectives(
-    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, in_ticks: bool = False
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, counted: Counted = worked_runs
 ) -> tuple[Collective, ...]:
     """Every collective of a step with more than one device in its group, in bytes per device and step.
 
-    in_ticks: those too that stages in lockstep run in the ticks of the bubble, whose time is a part of that; the same
-    collectives in the same order, some more often.
+    counted: as `worked_runs`, or as `all_runs` with those that stages in lockstep run in the ticks of the bubble, whose
+    time is a part of that; the same collectives in the same order, some more often.
     """
-    return weight_collectives(workload, mesh, strategy, in_ticks=in_ticks) + activation_collectives(
-        workload, mesh, strategy, in_ticks=in_ticks
+    return weight_collectives(workload, mesh, strategy, counted=counted) + activation_collectives(
+        workload, mesh, strategy, counted=counted
     )
 
 
 def weight_collectives(
-    workload: Workload, mesh: MeshShape, strategy: Strategy, *, in_ticks: bool = False
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = worked_runs
 ) -> tuple[Collective, ...]:
     """Those of a step's collectives that gather weights, and sum gradients and their norm."""
-    runs = (all_runs if in_ticks else worked_runs)(workload.model.num_layers, mesh, strategy)
     moves = (
         move
         for path, parameter in leaves(parameters(workload.model))
-        for move in _weight(path, parameter, workload, mesh, strategy, runs)
+        for move in _weight(path, parameter, workload, mesh, strategy, counted(parameter.num_layers, mesh, strategy))
     )
     return tuple(found for move in moves if (found := _live(move, mesh)))
 
 
 def activation_collectives(
-    workload: Workload, mesh: MeshShape, strategy: Strategy, *, in_ticks: bool = False
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = worked_runs
 ) -> tuple[Collective, ...]:
     """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
     layers, parts = workload.model.num_layers, strategy.num_microbatches
-    runs = (all_runs if in_ticks else worked_runs)(layers, mesh, strategy)
-    inside = chain(_stream(workload, mesh, strategy), _sequence(workload, mesh, strategy), _experts(workload, mesh))
+    runs = counted(layers, mesh, strategy)
+    inside = chain.from_iterable(part(workload, mesh, strategy) for part in (_stream, _sequence, _experts))
     # What is for all tokens runs for each microbatch in turn: as many bytes, more often. Layers are counted already.
     groups = (
         (inside, runs.layers, stage_layers(layers, mesh)),
@@ -94,11 +101,13 @@ def activation_collectives(
         (last_moves(workload, mesh, strategy), runs.last, 1),
     )
     moves = (_often(move, often, each, parts) for group, often, each in groups for move in group)
-    found = (*moves, *stage_moves(workload, mesh, strategy, in_ticks=in_ticks))
+    found = (*moves, *stage_moves(workload, mesh, strategy, runs))
     return tuple(live for move in found if (live := _live(move, mesh)))
 
 
-def room_collectives(workload: Workload, mesh: MeshShape, *, is_ragged: bool) -> tuple[Collective, ...]:
+def room_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
+) -> tuple[Collective, ...]:
     """What the program of a step moves beyond its plan, as experts without a capacity have room for any routing.
 
     is_ragged: whether rows travel over ep by a ragged all-to-all, which moves what there is; XLA:CPU has none. Their
@@ -109,8 +118,21 @@ def room_collectives(workload: Workload, mesh: MeshShape, *, is_ragged: bool) ->
     padded = ("experts dispatch", "experts combine", "routing shares")
     return tuple(
         replace(move, bytes=round(more * move.bytes))
-        for move in activation_collectives(workload, mesh, DEFAULT)
+        for move in activation_collectives(workload, mesh, strategy, counted=all_runs)
         if move.array in padded and not (is_ragged and move.kind == "all-to-all" and move.array.startswith("experts"))
+    )
+
+
+def branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """What the text of a step's program says beyond its plan, as branches that few ticks take stand in it for all.
+
+    Those of stages in lockstep with virtual ones, for what is before and after the layers.
+    """
+    run, told = (step_collectives(workload, mesh, strategy, counted=counted) for counted in (all_runs, told_runs))
+    return tuple(
+        replace(more, bytes=more.bytes - move.bytes, count=more.count - move.count)
+        for move, more in zip(run, told, strict=True)
+        if more.count > move.count
     )
 
 
@@ -155,7 +177,7 @@ def _weight(
     if "norm" not in parameter.axes:
         yield from _uses(path, parameter, workload, mesh, strategy, runs, stored, size * shard)
         # A router works on the stream as it is split between blocks.
-        tokens = (*RULES["batch"], *RULES["residual_sequence"]) if "router" in parameter.axes else token_axes()
+        tokens = _stream_axes(strategy) if "router" in parameter.axes else token_axes()
         copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
         count = stage_slots(layers, mesh, strategy) if "layers" in parameter.axes else 1
         yield times(count, "all-reduce", copies, "backward", _widened(strategy, size) * size * shard, path)
@@ -269,25 +291,27 @@ def _whole_stream(
     Megatron-LM (arXiv:1909.08053, section 3); a recomputed block sums its output again (arXiv:2104.04473, section 3.5),
     but for the last one where a compiler sees that nothing needs it.
     """
-    layers = stage_layers(workload.model.num_layers, mesh)
-    last = len(blocks) - 1
-    for place, name in enumerate(blocks):
-        yield times(layers, "all-reduce", ("tp",), "forward", size, f"{name} output")
-        is_again = workload.keeps_input_alone and (strategy.reruns_blocks or place < last)
-        yield times(layers if is_again else 0, "all-reduce", ("tp",), "recompute", size, name)
-        yield times(layers, "all-reduce", ("tp",), "backward", size, f"{name} input gradient")
+    layers, (mlps, mixtures) = stage_layers(workload.model.num_layers, mesh), _mlps(workload, mesh)
+    for name, count in (*zip(blocks, (layers, mlps), strict=False), ("experts", mixtures)):
+        yield times(count, "all-reduce", ("tp",), "forward", size, f"{name} output")
+        is_again = workload.keeps_input_alone and (strategy.reruns_blocks or name == "attention")
+        yield times(count if is_again else 0, "all-reduce", ("tp",), "recompute", size, name)
+        yield times(count, "all-reduce", ("tp",), "backward", size, f"{name} input gradient")
 
 
 def _sequence(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
     """What brings the keys of a split sequence to its queries, by the strategy's method."""
-    if is_zigzag(mesh, strategy):
-        return _ring(workload, mesh)
-    is_exchanged = strategy.attention != "scores" and strategy.sequence == "ulysses"
-    return (_exchanged_heads if is_exchanged else _keys_and_values)(workload, mesh)
+    if strategy.attention == "scores" or strategy.sequence == "gather":
+        return _keys_and_values(workload, mesh, strategy)
+    return (_ring if strategy.sequence == "ring" else _exchanged_heads)(workload, mesh)
 
 
-def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
-    """Keys and values, gathered where the sequence is split: every query sees all of them."""
+def _keys_and_values(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
+    """Keys and values, gathered where the sequence is split: every query sees all of them.
+
+    With them, where tokens do not lie in order, their positions: the same in all layers, so forward once, while each
+    layer's backward takes its inputs as its own.
+    """
     model = workload.model
     layers = stage_layers(model.num_layers, mesh)
     whole = workload.tokens // mesh.degree(RULES["batch"]) * model.num_kv_heads // mesh.tp
@@ -297,6 +321,10 @@ def _keys_and_values(workload: Workload, mesh: MeshShape) -> Iterator[Collective
         yield times(layers, "all-gather", ("sp",), "forward", size, name)
         yield times(again, "all-gather", ("sp",), "recompute", size, name)
         yield times(layers, "reduce-scatter", ("sp",), "backward", size, f"{name} gradient")
+    if is_zigzag(mesh, strategy):
+        positions = 4 * workload.tokens // mesh.degree(RULES["batch"])
+        yield times(1, "all-gather", ("sp",), "forward", positions, "positions")
+        yield times(layers, "all-gather", ("sp",), "recompute", positions, "positions")
 
 
 def _ring(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
@@ -343,7 +371,7 @@ def _heads(workload: Workload, mesh: MeshShape) -> tuple[tuple[str, int, int], .
     )
 
 
-def _experts(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
+def _experts(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
     """Tokens on their way to their experts and back (GShard, arXiv:2006.16668): one copy for each active expert.
 
     Every device of tp exchanges its share of the stream; what arrives is gathered over tp, as each has a part of every
@@ -362,7 +390,8 @@ def _experts(workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
         yield from _back(layers, "forward", sent, mesh, "experts combine")
         yield from _there(layers, "backward", sent, mesh, "experts combine")
         yield from _back(layers, "backward", sent, mesh, "experts dispatch")
-    yield from _routing(experts, layers, again, workload, mesh)
+    yield from _routing(experts, layers, again, workload, mesh, strategy)
+    yield from _load(experts, layers, again, mesh, strategy)
 
 
 def _there(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> Iterator[Collective]:
@@ -377,28 +406,49 @@ def _back(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> 
     yield times(count, "all-to-all", ("ep",), phase, sent, name)
 
 
-def _routing(experts: Experts, layers: int, again: int, workload: Workload, mesh: MeshShape) -> Iterator[Collective]:
-    """What goes with the copies: the share of each in its token's result, and where they belong; and experts' load."""
+def _routing(
+    experts: Experts, layers: int, again: int, workload: Workload, mesh: MeshShape, strategy: Strategy
+) -> Iterator[Collective]:
+    """What goes with the copies: the share of each in its token's result, and where they belong."""
     copies = sent_copies(workload, mesh)
     if mesh.ep > 1:
         yield from _there(layers, "forward", 4 * copies, mesh, "routing shares")
         yield from _there(again, "recompute", 4 * copies, mesh, "routing shares")
         yield from _back(layers, "backward", 4 * copies, mesh, "routing shares")
         if experts.capacity_factor is None:
-            yield from _counts(experts, layers, again, mesh)
+            yield from _counts(experts, layers, again, mesh, strategy)
+        return
+    size = 4 * sent_tokens(workload, mesh) * experts.num_active
+    if not strategy.sequence_parallel:
+        yield times(layers, "all-reduce", ("tp",), "backward", size, "routing shares")
     else:
-        size = 4 * sent_tokens(workload, mesh) * experts.num_active
         yield times(2 * layers, "all-gather", ("tp",), "forward", size, "routing experts and shares")
         yield times(2 * again, "all-gather", ("tp",), "recompute", size, "routing experts and shares")
         yield times(layers, "reduce-scatter", ("tp",), "backward", size, "routing shares")
-    # The copies of each expert, those dropped, and its probability.
-    load = 4 * 3 * experts.count * layers
-    yield times(1, "all-reduce", (*RULES["batch"], *RULES["residual_sequence"]), "forward", load, "loss of imbalance")
 
 
-def _counts(experts: Experts, layers: int, again: int, mesh: MeshShape) -> Iterator[Collective]:
-    """How many copies each device has for every expert, and where those for each device start."""
+def _load(experts: Experts, layers: int, again: int, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
+    """The copies of each expert, those dropped and its probability: of all layers at once, of stages layer by layer.
+
+    For each microbatch as many bytes.
+    """
+    load, tokens = 4 * 3 * experts.count * strategy.num_microbatches, _stream_axes(strategy)
+    if not is_lockstep(mesh, strategy):
+        yield times(1, "all-reduce", tokens, "forward", load * layers, "loss of imbalance")
+        return
+    yield times(layers, "all-reduce", tokens, "forward", load, "loss of imbalance")
+    yield times(again, "all-reduce", tokens, "recompute", load, "loss of imbalance")
+
+
+def _stream_axes(strategy: Strategy) -> tuple[str, ...]:
+    """The axes that split the stream between blocks."""
+    return (*RULES["batch"], *rules_of(strategy)["residual_sequence"])
+
+
+def _counts(experts: Experts, layers: int, again: int, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
+    """How many copies each device has for every expert, and where those for each device start; of each microbatch."""
+    each = 4 * strategy.num_microbatches
     runs: tuple[tuple[Phase, int], ...] = (("forward", layers), ("recompute", again))
     for phase, count in runs:
-        yield times(count, "all-to-all", ("ep",), phase, 4 * (experts.count + mesh.ep), "routing counts")
-        yield times(count, "all-gather", ("tp",), phase, 4 * experts.count * mesh.tp, "routing counts")
+        yield times(count, "all-to-all", ("ep",), phase, each * (experts.count + mesh.ep), "routing counts")
+        yield times(count, "all-gather", ("tp",), phase, each * experts.count * mesh.tp, "routing counts")

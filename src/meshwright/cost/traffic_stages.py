@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.cost.moves import times, tokens_of
-from meshwright.cost.ticks import Runs, is_lockstep, schedule_of
+from meshwright.cost.ticks import Runs, is_lockstep, schedule_of, stage_slots, vocab_axes
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Phase
@@ -18,11 +18,6 @@ from meshwright.workload import RULES, Strategy, Workload, chunk_slots
 
 KEPT_INPUTS = "kept inputs"
 """The inputs of layers that stages of 1F1B keep for each other."""
-
-
-def vocab_axes(mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """The mesh axes that split the vocab."""
-    return ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
 
 
 def first_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
@@ -65,7 +60,7 @@ def last_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Itera
         yield times(1, "all-reduce", axes, "forward", 4 * parts, "loss")
 
 
-def stage_moves(workload: Workload, mesh: MeshShape, strategy: Strategy, *, in_ticks: bool) -> Iterator[Collective]:
+def stage_moves(workload: Workload, mesh: MeshShape, strategy: Strategy, runs: Runs) -> Iterator[Collective]:
     """The stream from stage to stage and its gradient back, and inputs that stages keep for each other, in a step.
 
     With virtual stages each stream passes all devices as often. Where tp has it whole between products, stages of their
@@ -75,35 +70,36 @@ def stage_moves(workload: Workload, mesh: MeshShape, strategy: Strategy, *, in_t
         return
     size = _stream_bytes(workload, mesh) / strategy.num_microbatches
     if not is_lockstep(mesh, strategy):
-        units = strategy.num_microbatches * strategy.virtual_stages
         phases: tuple[Phase, ...] = ("forward", "backward")
         for phase in phases:
-            yield times(units, "collective-permute", ("pp",), phase, size / mesh.tp, "stream")
+            yield times(runs.ticks, "collective-permute", ("pp",), phase, size / mesh.tp, "stream")
             if not strategy.sequence_parallel:
-                yield times(units, "all-gather", ("tp",), phase, size, "stream")
+                yield times(runs.ticks, "all-gather", ("tp",), phase, size, "stream")
         return
-    schedule = schedule_of(mesh, strategy)
-    share, ticks = size / _shares(mesh, strategy), schedule.ticks if in_ticks else schedule.units
+    schedule, share, ticks = schedule_of(mesh, strategy), size / _shares(mesh, strategy), runs.ticks
     # Of two stages the compiler sees that the gradient of the last tick goes nowhere.
-    is_seen = in_ticks and schedule.kind == "1f1b" and schedule.warm_up == 1
+    is_seen = ticks == schedule.ticks and schedule.kind == "1f1b" and schedule.warm_up == 1
     yield times(ticks, "collective-permute", ("pp",), "forward", share, "stream")
     yield times(ticks - is_seen, "collective-permute", ("pp",), "backward", share, "stream")
     yield times(ticks, "all-reduce", ("pp",), "backward", share, "first stage's gradient")
     if schedule.is_balanced:
         slots = chunk_slots(workload.model.num_layers, mesh.pp, 1)
         yield times(ticks, "collective-permute", ("pp",), "forward", slots * share, KEPT_INPUTS)
+    if experts := workload.model.experts:
+        # Each stage has the loads of its own layers, and the losses that these add.
+        slots = mesh.pp * stage_slots(workload.model.num_layers, mesh, strategy)
+        yield times(1, "all-reduce", ("pp",), "forward", 4, "loss of imbalance")
+        yield times(1, "all-gather", ("pp",), "forward", 4 * 3 * experts.count * slots, "load of experts")
 
 
 def table_gathers(path: str, runs: Runs, mesh: MeshShape, strategy: Strategy, *, is_tied: bool) -> tuple[int, int]:
     """How often a step gathers a table for a stage's ends where its parameters are stored in shards: forward, again.
 
-    In lockstep each loop over ticks does it once, before its first tick: lookups are in two loops, logits in one.
-    GPipe's logits are made again one by one.
+    In lockstep for each lookup and for all logits of a microbatch, which GPipe makes again.
     """
-    if not is_lockstep(mesh, strategy):
-        return runs.last, 0
-    is_again = strategy.schedule == "gpipe" and (is_tied or path != "embedding")
-    return (2 if path == "embedding" else 1), runs.last if is_again else 0
+    uses = table_scatters(path, runs, mesh, strategy, is_tied=is_tied)
+    is_again = is_lockstep(mesh, strategy) and strategy.schedule == "gpipe" and (is_tied or path != "embedding")
+    return uses, runs.last if is_again else 0
 
 
 def table_scatters(path: str, runs: Runs, mesh: MeshShape, strategy: Strategy, *, is_tied: bool) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from meshwright.models.dropout import Draws, dropped_weights
+from meshwright.parallel import cotangent_spec
 from meshwright.workload import ModelConfig, num_query_chunks
 
 INTERMEDIATE = "intermediate"
@@ -23,15 +26,26 @@ SCORES = "scores"
 """The name of attention's scores, which only the remat policy `none` keeps for backward."""
 
 
-def rotate(x: Array, positions: Array, model: ModelConfig) -> Array:
-    """Rotary embedding (arXiv:2104.09864) of x [batch, sequence, ..., head_dim] at its positions.
+class Turns(NamedTuple):
+    """What rotary embedding (arXiv:2104.09864) turns pairs of a head by: [b, s, head_dim / 2], b 1 where rows agree."""
 
-    `positions` are [sequence], or [batch, sequence] where rows differ. The two halves of a head turn together, as in
-    the published Llama weights.
+    cos: Array
+    sin: Array
+
+
+def turns(positions: Array, model: ModelConfig) -> Turns:
+    """The turns at positions [s], or [b, s] where rows differ."""
+    angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * _frequencies(model)
+    return Turns(jnp.cos(angles), jnp.sin(angles))
+
+
+def rotate(x: Array, by: Turns) -> Array:
+    """Rotary embedding of x [b, s, ..., head_dim].
+
+    The two halves of a head turn together, as in the published Llama weights.
     """
-    angles = positions[..., None].astype(jnp.float32) * _frequencies(model)
-    shape = (-1, positions.shape[-1], *(1,) * (x.ndim - 3), model.head_dim // 2)
-    cos, sin = jnp.cos(angles).reshape(shape), jnp.sin(angles).reshape(shape)
+    heads = range(2, x.ndim - 1)
+    cos, sin = jnp.expand_dims(by.cos, heads), jnp.expand_dims(by.sin, heads)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
@@ -54,11 +68,11 @@ def attend(query: Array, key: Array, value: Array, positions: Array, draws: Draw
 
     `positions` [s] are the places of the queries among the t keys, which start at 0; a query sees keys up to its own.
     Scores and softmax are float32; `draws` say which weights are dropped. Returns an array of the query's shape and
-    dtype.
+    dtype, named `INTERMEDIATE`.
     """
     num_chunks = num_query_chunks(query.shape[1])
     if num_chunks == 1:
-        return _mix(checkpoint_name(_scores(query, key), SCORES), value, positions, draws)
+        return _mixed(query, key, value, positions, draws)
     # Chunk j takes every num_chunks-th query from j: so a sequence split over a mesh axis is split evenly in each.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
@@ -68,20 +82,77 @@ def attend(query: Array, key: Array, value: Array, positions: Array, draws: Draw
     def chunk(each: tuple[Array, Array, Array | None]) -> Array:
         query, positions, tokens = each
         here = None if draws is None or tokens is None else replace(draws, tokens=tokens)
-        return _mix(_scores(query, key), value, positions, here)
+        return _mixed(query, key, value, positions, here)
 
-    # Each chunk's scores are made again in backward; a name would keep them all.
+    # Each chunk's scores are made again in backward: without a policy no name in it is kept.
     mixed = jax.lax.map(jax.checkpoint(chunk), (chunks, places, tokens))
-    return jnp.moveaxis(mixed, 0, 2).reshape(query.shape)
+    return checkpoint_name(jnp.moveaxis(mixed, 0, 2).reshape(query.shape), INTERMEDIATE)
 
 
-def _scores(query: Array, key: Array) -> Array:
-    """How much each query wants each key, [b, kv_heads, group, s, t] in float32."""
-    return jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32) / math.sqrt(query.shape[-1])
+@jax.custom_vjp
+def _mixed(query: Array, key: Array, value: Array, positions: Array, draws: Draws | None) -> Array:
+    """The values that queries mix by the softmax of their scores, [b, s, k, g, h].
+
+    Backward is written out because JAX's own goes through arrays of scores [b, k, g, s, t], the largest of all, twice
+    as often. Here what they mix is divided by their sums instead of them; the softmax's inner product is that of the
+    output with its gradient (FlashAttention, arXiv:2205.14135, section B.4); and no product has them transposed.
+    """
+    return _forward(query, key, value, positions, draws)[0]
 
 
-def _mix(scores: Array, value: Array, positions: Array, draws: Draws | None) -> Array:
-    """The values that queries at `positions` mix by their scores, [b, s, kv_heads, group, head_dim]."""
+def _forward(
+    query: Array, key: Array, value: Array, positions: Array, draws: Draws | None
+) -> tuple[Array, tuple[Any, ...]]:
+    """The output, and what backward needs: the weights [b, k, g, s, t], still to be divided by their sums `total`."""
+    scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32)
     visible = positions[:, None] >= jnp.arange(value.shape[1])[None, :]
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgst,btkh->bskgh", dropped_weights(weights, draws), value)
+    scores = jnp.where(visible, scores / math.sqrt(query.shape[-1]), -jnp.inf)
+    weights = checkpoint_name(jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True)), SCORES)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    kept = dropped_weights(weights, draws).astype(value.dtype)
+    mixed = jnp.einsum("bkgst,btkh->bkgsh", kept, value, preferred_element_type=jnp.float32) / total
+    mixed = checkpoint_name(_by_token(mixed.astype(query.dtype)), INTERMEDIATE)
+    return mixed, (query, key, value, draws, weights, total, mixed)
+
+
+def _backward(saved: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array, None, None]:
+    """The gradients of queries, keys and values."""
+    query, key, value, draws, weights, total, mixed = saved
+    inner = _by_head(jnp.sum(gradient.astype(jnp.float32) * mixed, axis=-1, keepdims=True))
+    gradient = _by_head(gradient)
+    of_kept = jnp.einsum("bkgsh,btkh->bkgst", gradient, value, preferred_element_type=jnp.float32)
+    scale = 1 / (total * math.sqrt(query.shape[-1]))
+    of_scores = (weights * ((dropped_weights(of_kept, draws) - inner) * scale)).astype(key.dtype)
+    kept = dropped_weights(weights, draws).astype(value.dtype)
+    return (
+        _by_token(jnp.einsum("bkgst,btkh->bkgsh", of_scores, key)),
+        _over_queries(_by_head(query), of_scores, key),
+        _over_queries((gradient / total).astype(value.dtype), kept, value),
+        None,
+        None,
+    )
+
+
+_mixed.defvjp(_forward, _backward)
+
+
+def _over_queries(x: Array, weights: Array, to: Array) -> Array:
+    """The sum over queries of x [b, k, g, s, h] by weights [b, k, g, s, t], as the cotangent of `to` [b, t, k, h].
+
+    In this order the product reads the weights as they lie; asked for the last, einsum has them transposed.
+    """
+    spec = cotangent_spec(to)
+    dims: tuple[Any, ...] = spec.partitions
+    b, t, k, h = dims
+    summed = jnp.einsum("bkgsh,bkgst->bkht", x, weights, out_sharding=P(b, k, h, t, unreduced=spec.unreduced))
+    return jnp.einsum("bkht->btkh", summed)
+
+
+def _by_head(x: Array) -> Array:
+    """An array [b, s, k, g, h] as [b, k, g, s, h], from which products make scores in the order they are read in."""
+    return jnp.moveaxis(x, 1, 3)
+
+
+def _by_token(x: Array) -> Array:
+    """An array [b, k, g, s, h] as [b, s, k, g, h]."""
+    return jnp.moveaxis(x, 3, 1)

@@ -15,7 +15,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.attention import INTERMEDIATE, PRODUCT, SCORES, attend, rotate
+from meshwright.models.attention import INTERMEDIATE, PRODUCT, SCORES, Turns, attend, rotate, turns
 from meshwright.models.dropout import ATTENTION, MLP, Draws, dropped
 from meshwright.models.experts import load_of_layers, mix
 from meshwright.models.product import product
@@ -25,9 +25,6 @@ from meshwright.parallel.blockwise import ATTENDED, Mask, Places
 from meshwright.parallel.experts_routing import Load
 from meshwright.parallel.overlapped import BROUGHT
 from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
-
-HEADS = ("kv_heads", "group", "head_dim")
-KV_HEADS = ("kv_heads", "head_dim")
 
 STREAM = "stream"
 """The name of a layer's input, which the remat policy `offload` keeps in host memory."""
@@ -44,6 +41,13 @@ STACKS = ("dense_layers", "layers")
 """The layers of a model in their order, by the names that their weights are stacked under; most have no first ones."""
 
 Weights = Mapping[str, Any]
+
+
+class Placed(NamedTuple):
+    """Where tokens stand, [s] where they lie in order, and the turns of heads there: the same in every layer."""
+
+    places: Array | Places
+    turns: Turns
 
 
 class Cache(NamedTuple):
@@ -89,13 +93,13 @@ def loss_and_load(
     strategy: Strategy = DEFAULT,
     draws: Draws | None = None,
 ) -> tuple[Array, Load | None]:
-    """The `loss` of a batch, and the load of the experts of each layer that has some. Without draws nothing is dropped."""
+    """The `loss` of a batch, and the load of the experts of each layer that has some; draws say what is dropped."""
     x, table = embed(params, batch["tokens"], layout, dtype)
-    load = None
+    where, load = places_of(batch, model), None
     for number, stack in enumerate(STACKS):
         if stack in params:
             own = draws and draws.of(number)
-            x, load = layers(params[stack], x, places_of(batch), model, layout, remat, strategy, own)
+            x, load = layers(params[stack], x, where, model, layout, remat, strategy, own)
     with jax.named_scope("loss"):
         value = cross_entropy(logits(params, x, table, model, layout), batch["targets"])
         if model.experts is None or load is None:
@@ -103,17 +107,22 @@ def loss_and_load(
         return value + model.experts.balance_weight * load.balance_loss, load
 
 
-def places_of(batch: Weights) -> Array | Places:
-    """Where the tokens of a batch stand: [s] where they lie in order."""
+def places_of(batch: Weights, model: ModelConfig) -> Placed:
+    """Where the tokens of a batch stand."""
     if "positions" in batch:
-        return Places(batch["positions"], batch.get("segments"))
-    return jnp.arange(batch["tokens"].shape[1])
+        return placed(Places(batch["positions"], batch.get("segments")), model)
+    return placed(jnp.arange(batch["tokens"].shape[1]), model)
+
+
+def placed(places: Array | Places, model: ModelConfig) -> Placed:
+    """Places as layers take them, with the turns there worked out: sines made once, which cost more than their use."""
+    return Placed(places, turns(places.positions if isinstance(places, Places) else places, model))
 
 
 def layers(
     weights: Weights,
     x: Array,
-    places: Array | Places,
+    where: Placed,
     model: ModelConfig,
     layout: Layout,
     remat: Remat,
@@ -125,7 +134,7 @@ def layers(
     def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
         weights, number = own
         here = None if draws is None or number is None else draws.of(number)
-        x, _ = attended(checkpoint_name(x, STREAM), weights, places, model, layout, strategy=strategy, draws=here)
+        x, _ = attended(checkpoint_name(x, STREAM), weights, where, model, layout, strategy=strategy, draws=here)
         return fed_forward(x, weights, model, layout, strategy, here)
 
     numbers = draws and jnp.arange(jax.tree.leaves(weights)[0].shape[0])
@@ -163,7 +172,7 @@ def table_in_use(params: Weights, layout: Layout, dtype: Any) -> Array:
 def block(
     x: Array,
     weights: Weights,
-    places: Array | Places,
+    where: Placed,
     model: ModelConfig,
     layout: Layout,
     cache: Cache | None = None,
@@ -172,16 +181,16 @@ def block(
 ) -> tuple[Array, Cache]:
     """One layer on the residual stream x [b, s, d]: what it becomes, and all keys and values attended to.
 
-    places: the positions [s] of tokens that lie in order, as in a cache they must, or what `places_of` says of a batch.
+    where: the places of its tokens, which with a cache lie in order.
     """
-    x, seen = attended(x, weights, places, model, layout, cache, strategy=strategy)
+    x, seen = attended(x, weights, where, model, layout, cache, strategy=strategy)
     return fed_forward(x, weights, model, layout, strategy)[0], seen
 
 
 def attended(
     x: Array,
     weights: Weights,
-    places: Array | Places,
+    where: Placed,
     model: ModelConfig,
     layout: Layout,
     cache: Cache | None = None,
@@ -192,7 +201,7 @@ def attended(
     """The residual stream x [b, s, d] after a layer's attention, and all keys and values attended to."""
     with jax.named_scope("attention"):
         h = norm(x, weights["attention_norm"], model)
-        added, seen = attention(h, weights, places, model, layout, cache, strategy, draws)
+        added, seen = attention(h, weights, where, model, layout, cache, strategy, draws)
         return x + dropped(checkpoint_name(added, PRODUCT), draws, layout, ATTENTION), seen
 
 
@@ -213,7 +222,7 @@ def fed_forward(
 def attention(
     h: Array,
     weights: Weights,
-    places: Array | Places,
+    where: Placed,
     model: ModelConfig,
     layout: Layout,
     cache: Cache | None,
@@ -221,26 +230,29 @@ def attention(
     draws: Draws | None = None,
 ) -> tuple[Array, Cache]:
     """What attention adds to the stream, of which h is normed, as it lies between blocks; and the keys and values."""
-    dims = {"query": HEADS, "key": KV_HEADS, "value": KV_HEADS}
-    used = [_weight(weights[name], layout, h.dtype, "embed", *heads) for name, heads in dims.items()]
-    letters = ("bsd,dkgh->bskgh", "bsd,dkh->bskh", "bsd,dkh->bskh")
-    made = off_stream(letters, h, used, tuple(dims.values()), layout, strategy)
-    query, key, value = (checkpoint_name(array, PRODUCT) for array in made)
-    positions = places.positions if isinstance(places, Places) else places
-    query, key = (checkpoint_name(rotate(array, positions, model), INTERMEDIATE) for array in (query, key))
+    # Heads are one dim to products: with several to sum over, backward, XLA:CPU copies the weights first.
+    stored = [weights[name] for name in ("query", "key", "value")]
+    used = [_weight(array.reshape(len(array), -1), layout, h.dtype, "embed", "kv_heads") for array in stored]
+    made = off_stream(("bsd,dn->bsn",) * 3, h, used, (("kv_heads",),) * 3, layout, strategy)
+    query, key, value = (
+        checkpoint_name(array, PRODUCT).reshape(*h.shape[:2], *like.shape[1:])
+        for array, like in zip(made, stored, strict=True)
+    )
+    query, key = (checkpoint_name(rotate(array, where.turns), INTERMEDIATE) for array in (query, key))
+    places = where.places
     seen = Cache(key, value)
     if cache is not None:
-        seen = cache.extended(seen, positions[0])
+        seen = cache.extended(seen, places[0])
     if cache is None and strategy.attention != "scores":
         known = places if isinstance(places, Places) else None
         mixed = sequence.attend(
             query, key, value, known, layout, method=strategy.sequence, mask=Mask(), attention=strategy.attention
         )
+        mixed = checkpoint_name(mixed, INTERMEDIATE)
     else:
         mixed = with_scores(query, seen, places, layout, draws)
-    mixed = checkpoint_name(mixed, INTERMEDIATE)
-    output = _weight(weights["output"], layout, h.dtype, *HEADS, "embed")
-    return onto_stream("bskgh,kghd->bsd", mixed, output, HEADS, layout, strategy), seen
+    output = _weight(_turned(weights["output"].reshape(-1, h.shape[-1])), layout, h.dtype, "embed", "kv_heads")
+    return onto_stream("bsn,dn->bsd", mixed.reshape(*h.shape[:2], -1), output, ("kv_heads",), layout, strategy), seen
 
 
 def with_scores(
@@ -261,8 +273,8 @@ def mlp(h: Array, weights: Weights, layout: Layout, strategy: Strategy, *, prefi
     used = [_weight(weights[f"{prefix}{name}"], layout, h.dtype, "embed", "mlp") for name in ("gate", "up")]
     made = off_stream(("bsd,df->bsf",) * 2, h, used, (("mlp",),) * 2, layout, strategy)
     gate, up = (checkpoint_name(array, PRODUCT) for array in made)
-    down = _weight(weights[f"{prefix}down"], layout, h.dtype, "mlp", "embed")
-    return onto_stream("bsf,fd->bsd", jax.nn.silu(gate) * up, down, ("mlp",), layout, strategy)
+    down = _weight(_turned(weights[f"{prefix}down"]), layout, h.dtype, "embed", "mlp")
+    return onto_stream("bsf,df->bsd", jax.nn.silu(gate) * up, down, ("mlp",), layout, strategy)
 
 
 def norm(x: Array, scale: Array, model: ModelConfig) -> Array:
@@ -288,6 +300,14 @@ def cross_entropy(scores: Array, targets: Array) -> Array:
     chosen = jnp.arange(scores.shape[-1]) == targets[..., None]
     picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
     return jnp.mean(jnp.log(total) - picked)
+
+
+def _turned(stored: Array) -> Array:
+    """A matrix with its last dim first, along which it is stored in shards: so gathered, they lie one after another.
+
+    Gathered along its last dim they have to be interleaved, which takes XLA:CPU another copy of the whole.
+    """
+    return stored.T
 
 
 def _weight(stored: Array, layout: Layout, dtype: Any, *names: str) -> Array:

@@ -6,7 +6,7 @@ device draws for its own tokens; nothing is sent, and nothing kept: backward dra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -23,11 +23,12 @@ Place = int
 WEIGHTS, ATTENTION, MLP = range(3)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Draws:
     """What decides what is dropped: the share of it, a key, and the number of each token [b, s] in its step's batch."""
 
-    rate: float
+    rate: float = field(metadata={"static": True})
     key: Array
     tokens: Array
 

@@ -69,6 +69,9 @@ def _mix(
     h: Array, logits: Array, gate: Array, up: Array, down: Array, *, experts: Experts, split: Split
 ) -> tuple[Array, Array]:
     """`mix` on one device."""
+    if split.width and not split.tokens:
+        # Every device has all tokens, and parts of experts: here their gradients are summed once, not for each product.
+        h = jax.lax.pcast(h, split.width, to="varying")
     routing = route(logits, experts.num_active)
     here = visit(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(multiply(here.rows, weight, here.sizes), PRODUCT) for weight in (gate, up)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,40 +50,50 @@ def staged_loss_and_load(
     or the schedule does not keep what `remat` says.
     """
     _check(strategy, remat)
+    specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
+    pipeline = _pipeline(specs, model, layout, strategy, dtype, remat)
+    ends = {name: in_rows(weights, 0) for name, weights in params.items() if name != "layers"}
+    stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
+    parts = {name: microbatches(array, strategy.num_microbatches, layout) for name, array in batch.items()}
+    run: Callable[..., tuple[Array, Any]] = alternating_loss if strategy.schedule == "1f1b" else pipelined_loss
+    loss, loads = run(pipeline, ends, stacked, parts)
+    return loss, None if loads is None else _load(loads, pipeline)
+
+
+def _pipeline(
+    specs: Mapping[str, Any], model: ModelConfig, layout: Layout, strategy: Strategy, dtype: Any, remat: Remat
+) -> Pipeline:
+    """The decoder as a pipeline over rows of its parameters, which lie as `specs` say."""
     schedule = Schedule(
         stages=layout.mesh.pp,
         microbatches=strategy.num_microbatches,
         kind=strategy.schedule,
         virtual_stages=strategy.virtual_stages,
     )
+    stage = replace(layout, is_stage=True)
 
-    stage, specs = replace(layout, is_stage=True), jax.tree.map(lambda x: jax.typeof(x).sharding.spec, params)
-
-    def whole(ends: Weights) -> Weights:
-        return {name: of_rows(rows, specs[name], layout) for name, rows in ends.items()}
+    def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
+        # Some compilers, left alone, gather tables once before all ticks and keep them whole.
+        ends, given = lax.optimization_barrier((ends, given))
+        return {name: of_rows(rows, specs[name], layout) for name, rows in ends.items()}, given
 
     def first(ends: Weights, part: Weights) -> Array:
-        return embed(whole(ends), part["tokens"], layout, dtype)[0]
+        ends, part = whole(ends, part)
+        return embed(ends, part["tokens"], layout, dtype)[0]
 
     def layer(weights: Weights, x: Array, part: Weights) -> Made:
         weights = {name: of_rows(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()}
-        x, _ = attended(x, weights, places_of(part), model, stage, strategy=strategy)
+        x, _ = attended(x, weights, places_of(part, model), model, stage, strategy=strategy)
         x, load = fed_forward(x, weights, model, stage, strategy)
         return Made(x) if load is None else Made(x, *_balance(load, model))
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
-        ends = whole(ends)
+        ends, x = whole(ends, x)
         with jax.named_scope("loss"):
             scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout)
             return cross_entropy(scores, part["targets"])
 
-    pipeline = Pipeline(first, rematerialized(held(layer), remat), last, schedule, model.num_layers)
-    run = alternating_loss if schedule.kind == "1f1b" else pipelined_loss
-    ends = {name: in_rows(weights, 0) for name, weights in params.items() if name != "layers"}
-    stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
-    parts = {name: microbatches(array, schedule.microbatches, layout) for name, array in batch.items()}
-    loss, loads = run(pipeline, ends, stacked, parts)
-    return loss, None if loads is None else _load(loads, pipeline)
+    return Pipeline(first, rematerialized(held(layer), remat), last, schedule, model.num_layers)
 
 
 def _of_layer(spec: P) -> P:
@@ -96,7 +106,8 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load
-    return model.experts.balance_weight * Load(*load).balance_loss / model.num_layers, load
+    balance_loss = Load(load[0], load[1], load[2]).balance_loss
+    return model.experts.balance_weight * balance_loss / model.num_layers, load
 
 
 def _load(loads: Array, pipeline: Pipeline) -> Load:

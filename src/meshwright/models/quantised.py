@@ -3,11 +3,12 @@
 A scale is kept for each slice along the dims that a product sums over, as large as the largest value of the slice asks
 for. Every device rounds the part it holds: where a mesh axis splits a summed dim each part has scales of its own, never
 larger than that of the whole slice, and is multiplied back to its size before parts are summed. So no collective is
-added, and a product whose summed dims are not split is the same on any mesh, bit for bit.
+added, and a product whose summed dims are not split is the same on any mesh: int8, summed in int32, to the bit.
 
-Forward, both operands are rounded. Backward, int8 rounds those of the gradient of x, and leaves the gradient of a weight
-in the compute dtype: summed over so many tokens, it is what int8 training loses by (SwitchBack, arXiv:2304.13013,
-section 2). fp8 rounds those of both, gradients to the format of more range (arXiv:2209.05433, section 3).
+Forward, both operands are rounded. Backward, int8 rounds those of the gradient of x, and leaves the gradient of a
+weight in the compute dtype: summed over so many tokens, it is what int8 training loses by (SwitchBack,
+arXiv:2304.13013, section 2). fp8 rounds those of both, gradients to the format of more range (arXiv:2209.05433,
+section 3).
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def multiply(
     operands, result = subscripts.split("->")
     letters = operands.split(",")
 
-    def rounded(array: Array, letters: str, format: Any) -> Any:
+    def rounded(array: Array, letters: str, dtype: Any) -> Any:
         kept = [dim for dim, letter in enumerate(letters) if letter in result]
-        return qwix.quantize(array.astype(jnp.float32), format, channelwise_axes=kept)
+        return qwix.quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 
     def local(*arrays: Array) -> Array:
         return qwix.einsum(subscripts, *map(rounded, arrays, letters, formats)).astype(dtype)
@@ -85,5 +86,7 @@ def _qwix() -> ModuleType:
     try:
         import qwix
     except ImportError:
-        raise MeshwrightError("products in int8 and fp8 want qwix; `pip install meshwright[quantized]` brings it") from None
+        raise MeshwrightError(
+            "products in int8 and fp8 want qwix; `pip install meshwright[quantized]` brings it"
+        ) from None
     return qwix

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.mesh import MeshShape
-from meshwright.models.decoder import STACKS, Cache, block, embed, logits
+from meshwright.models.decoder import STACKS, Cache, block, embed, logits, placed
 from meshwright.parallel import Layout
 from meshwright.workload import RULES, ModelConfig
 
@@ -68,12 +68,12 @@ def _forward(
     params: Mapping[str, Any], tokens: Array, cache: Cache, start: Array, model: ModelConfig, layout: Layout, dtype: Any
 ) -> tuple[Array, Cache]:
     """The logits [samples, length, vocab] of `tokens` from position `start` on, and the cache with them."""
-    positions = start + jnp.arange(tokens.shape[1])
+    where = placed(start + jnp.arange(tokens.shape[1]), model)
     x, table = embed(params, tokens, layout, dtype)
 
     def layer(x: Array, scanned: tuple[Any, Cache]) -> tuple[Array, Cache]:
         weights, seen = scanned
-        return block(x, weights, positions, model, layout, seen)
+        return block(x, weights, where, model, layout, seen)
 
     first, parts = 0, []
     for weights in (params[stack] for stack in STACKS if stack in params):

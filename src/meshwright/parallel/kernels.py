@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
+from meshwright.cost.attention import tpu_block
 from meshwright.errors import MeshwrightError
 from meshwright.parallel import flash
 from meshwright.parallel.blockwise import ATTENDED, Keys
@@ -25,13 +26,6 @@ from meshwright.parallel.ring_attention import ring_attention
 from meshwright.workload import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
-
-BLOCKS = (1024, 512, 256, 128)
-"""The queries, and the keys, of a splash kernel's block: the first that divides a sequence.
-
-The largest that fit on every chip. A larger block has less to do beside its scores, and more of them behind the mask;
-by the compiler's own schedules (benchmarks/tpu_attention.py) it takes fewer cycles from 2,048 tokens on.
-"""
 
 
 def kernel_of(attention: Attention, query: Array, length: int, places: Places | None, mask: Mask) -> Kernel:
@@ -107,7 +101,7 @@ def in_order(length: int, first: Array | int = 0) -> Places:
 def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask: Mask) -> Array:
     """Splash attention, which has heads before tokens."""
     b, s, k, g, h = query.shape
-    size = next(size for size in BLOCKS if s % size == 0)
+    size = math.gcd(s, tpu_block(h))
     blocks = splash.BlockSizes(
         **{f"block_{name}": size for name in ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")}  # type: ignore[arg-type]
     )

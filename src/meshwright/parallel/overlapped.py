@@ -62,11 +62,12 @@ class _Lane:
     step: int
 
 
-class _Piece(NamedTuple):
-    """A part of a gathered dim, or the product with it, and where that part begins."""
+class _Part(NamedTuple):
+    """A part of a gathered dim, or the product with it; where it begins, and the size of that dim."""
 
-    offset: Array
     value: Array
+    offset: Array
+    whole: int
 
 
 class _Product(NamedTuple):
@@ -155,6 +156,8 @@ def _gather_products_backward(
 ) -> tuple[Array, tuple[Array, ...]]:
     """The gradient of the shard is a `product_scatter` of a sum of products; the others communicate nothing."""
     whole, others = kept
+    # Else XLA makes each part of a gradient again, and cuts the parts out of the sum that it may be a share of.
+    gradients = lax.optimization_barrier(gradients)
     found = list(zip(einsums, gradients, others, strict=True))
     of_shard = _scatter(
         [_Product(Einsum(e.out, e.right, e.left), gradient, other) for e, gradient, other in found], ring
@@ -182,10 +185,10 @@ def _product_scatter_forward(
 def _product_scatter_backward(
     einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    """Both gradients need the gradient of the whole result: one ring gathers it for both products."""
+    """The gradient of the left is a `gather_product`; that of the right communicates nothing once that is done."""
     left, right = kept
-    einsums = (Einsum(einsum.out, einsum.right, einsum.left), Einsum(einsum.out, einsum.left, einsum.right))
-    (of_left, of_right), _ = _gather(einsums, ring, gradient, (right, left))
+    (of_left,), whole = _gather((Einsum(einsum.out, einsum.right, einsum.left),), ring, gradient, (right,))
+    of_right = _multiply(Einsum(einsum.left, einsum.out, einsum.right), left, whole)
     return of_left.astype(left.dtype), of_right.astype(right.dtype)
 
 
@@ -204,47 +207,46 @@ def _gather(
     size = shard.shape[dim]
     lanes = _lanes(size, ring)
     parts = [lax.slice_in_dim(shard, lane.start, lane.start + lane.size, axis=dim) for lane in lanes]
-    pieces: list[list[_Piece]] = [[] for _ in einsums]
-    brought: list[_Piece] = []
+    results: list[Any] = [None] * len(einsums)
+    whole = _empty(shard, dim, size * degree)
     for hop in range(degree):
         coming = [_pass_on(part, lane, ring) for part, lane in zip(parts, lanes, strict=True) if hop < degree - 1]
         for number, (part, lane) in enumerate(zip(parts, lanes, strict=True)):
             offset = (place - hop * lane.step) % degree * size + lane.start
-            products = [_term(einsum, ring, part, other, offset) for einsum, other in zip(einsums, others, strict=True)]
+            results = [
+                _more(einsum, ring, before, _Part(part, offset, size * degree), other)
+                for einsum, before, other in zip(einsums, results, others, strict=True)
+            ]
+            whole = _put(whole, _Part(part, offset, size * degree), dim)
             if coming:
-                products, coming[number] = _together(products, coming[number])
-            for found, product in zip(pieces, products, strict=True):
-                found.append(_Piece(offset, product))
-            brought.append(_Piece(offset, part))
+                results, coming[number] = _together(results, coming[number])
         parts = coming
-    results = (
-        _joined(einsum, ring, found, size * degree).astype(jnp.result_type(shard, other))
-        for einsum, found, other in zip(einsums, pieces, others, strict=True)
-    )
-    return tuple(results), _placed(brought, dim, size * degree)
+    dtypes = (jnp.result_type(shard, other) for other in others)
+    return tuple(result.astype(dtype) for result, dtype in zip(results, dtypes, strict=True)), whole
 
 
-def _term(einsum: Einsum, ring: Ring, part: Array, other: Array, offset: Array) -> Array:
-    """The product with a part of the gathered dim, which begins at `offset`: in float32 where it will be added up."""
-    size = part.shape[einsum.left.index(ring.dim)]
-    value = _multiply(einsum, part, _cut(other, einsum.right, ring.dim, offset, size))
-    return value.astype(jnp.result_type(part, other)) if ring.dim in einsum.out else value
+def _more(einsum: Einsum, ring: Ring, before: Array | None, part: _Part, other: Array) -> Array:
+    """The product with the parts of the gathered dim so far, and with one more: put in its place, or added in float32.
 
-
-def _joined(einsum: Einsum, ring: Ring, pieces: list[_Piece], whole: int) -> Array:
-    """Products over all parts of the gathered dim as one: each at its place, or their sum where the dim is summed."""
+    A product is put in place before the ring goes on, so that compilers write it there at once.
+    """
+    size = part.value.shape[einsum.left.index(ring.dim)]
+    value = _multiply(einsum, part.value, _cut(other, einsum.right, ring.dim, part.offset, size))
     if ring.dim not in einsum.out:
-        return sum((piece.value for piece in pieces[1:]), start=pieces[0].value)
-    return _placed(pieces, einsum.out.index(ring.dim), whole)
+        return value if before is None else before + value
+    value = value.astype(jnp.result_type(part.value, other))
+    return _put(before, part._replace(value=value), einsum.out.index(ring.dim))
 
 
-def _placed(pieces: list[_Piece], dim: int, whole: int) -> Array:
-    """Parts that fill a dim of size `whole`, each at its place."""
-    like = pieces[0].value
-    joined = lax.full_like(like, 0, shape=(*like.shape[:dim], whole, *like.shape[dim + 1 :]))
-    for piece in pieces:
-        joined = lax.dynamic_update_slice_in_dim(joined, piece.value, piece.offset, dim)
-    return joined
+def _put(before: Array | None, part: _Part, dim: int) -> Array:
+    """An array with one more part of a dim in its place."""
+    before = _empty(part.value, dim, part.whole) if before is None else before
+    return lax.dynamic_update_slice_in_dim(before, part.value, part.offset, dim)
+
+
+def _empty(like: Array, dim: int, size: int) -> Array:
+    """An array like another, with another size of a dim."""
+    return lax.full_like(like, 0, shape=(*like.shape[:dim], size, *like.shape[dim + 1 :]))
 
 
 def _scatter(products: Sequence[_Product], ring: Ring) -> Array:

@@ -22,12 +22,10 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.cost.pipeline import Number, Schedule, Unit, chunk_layers
+from meshwright.parallel.shards import STAGES
 
 Tree = Any
 """Arrays in any pytree."""
-
-AXIS = "pp"
-"""The mesh axis of the stages."""
 
 
 class Made(NamedTuple):
@@ -72,7 +70,7 @@ class Pipeline:
     @property
     def stages(self) -> Array:
         """The number of each stage, [p]."""
-        return jnp.arange(self.schedule.stages, out_sharding=P(AXIS))
+        return jnp.arange(self.schedule.stages, out_sharding=P(STAGES))
 
     def turn(self, tick: Array) -> Turn:
         """What each stage does forward in a tick."""
@@ -119,7 +117,12 @@ def held(layer: Callable[[Tree, Array, Tree], Made]) -> Callable[[Tree, Array, T
     Else what depends on weights alone, as gathered weights, is the same in every tick, and JAX makes it of all layers
     at once before the first (JAX 0.10.2).
     """
-    return lambda weights, x, part: layer(*lax.optimization_barrier((weights, x)), part)
+
+    def waiting(weights: Tree, x: Array, part: Tree) -> Made:
+        weights, x = lax.optimization_barrier((weights, x))
+        return layer(weights, x, part)
+
+    return waiting
 
 
 def within(index: Array, schedule: Schedule) -> Array:
@@ -150,10 +153,10 @@ def entered(pipeline: Pipeline, given: Given, arriving: Array, begun: Unit) -> A
 
 
 class Sums(NamedTuple):
-    """Sums over microbatches: of losses, and of what layers have seen, [p, v, c, ...]."""
+    """Sums over microbatches: of what `last` returns, and of what layers have made beside x, [p, v, c, ...]."""
 
     loss: Array
-    seen: Tree
+    made: Tree
 
 
 def no_sums(pipeline: Pipeline, given: Given) -> Sums:
@@ -167,12 +170,14 @@ def no_sums(pipeline: Pipeline, given: Given) -> Sums:
         shape, spec = like.shape, like.sharding.spec
         return jnp.zeros((shape[0], *dims, *shape[1:]), like.dtype, out_sharding=P(spec[0], None, None, *spec[1:]))
 
-    return Sums(jnp.zeros(()), jax.tree.map(zeros, made.seen))
+    return Sums(jnp.zeros(()), jax.tree.map(zeros, (made.loss, made.seen)))
 
 
 def ended(pipeline: Pipeline, sums: Sums) -> tuple[Array, Tree]:
     """The mean loss, and what was seen, stacked over slots."""
-    return sums.loss / pipeline.schedule.microbatches, jax.tree.map(in_slots, sums.seen)
+    of_layers, seen = sums.made
+    loss = sums.loss if of_layers is None else sums.loss + jnp.sum(of_layers)
+    return loss / pipeline.schedule.microbatches, jax.tree.map(in_slots, seen)
 
 
 def in_slots(array: Array) -> Array:
@@ -185,16 +190,17 @@ def through(pipeline: Pipeline, given: Given, x: Array, turn: Turn, sums: Sums) 
     """What each stage's chunk of layers makes of x [p, ...], the inputs of its layers [c, p, ...], and the sums."""
     ours = parts(given, turn.unit)
 
-    def step(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, tuple[Array, Made]]:
+    def step(x: Array, layer: tuple[Tree, Array | None]) -> tuple[Array, tuple[Array, Tree]]:
         weights, is_layer = layer
         made = jax.vmap(pipeline.layer)(weights, x, ours)
-        counted = jax.tree.map(lambda y: jnp.where(beside(is_layer & turn.is_there, y), y, 0), made._replace(x=None))
-        return jnp.where(beside(is_layer, x), made.x, x), (x, counted)
+        is_counted = turn.is_there if is_layer is None else turn.is_there & is_layer
+        beside_x = (made.loss, lax.stop_gradient(made.seen))
+        counted = jax.tree.map(lambda y: jnp.where(beside(is_counted, y), y, 0), beside_x)
+        return where_there(is_layer, made.x, x), (x, counted)
 
     items = (chunk(given, turn.unit, pipeline), layers_there(pipeline, turn.unit))
     x, (passed, made) = lax.scan(step, x, items)
-    loss = sums.loss if made.loss is None else sums.loss + jnp.sum(made.loss)
-    return x, passed, Sums(loss, add_chunk(sums.seen, lax.stop_gradient(made.seen), turn.unit, pipeline))
+    return x, passed, sums._replace(made=add_chunk(sums.made, made, turn.unit, pipeline))
 
 
 def parts(given: Given, unit: Unit) -> Tree:
@@ -204,8 +210,8 @@ def parts(given: Given, unit: Unit) -> Tree:
         spec = P(*jax.typeof(array).sharding.spec[1:])
         return jax.shard_map(
             lambda array, number: lax.dynamic_index_in_dim(array, number[0]),
-            in_specs=(P(None, *spec), P(AXIS)),
-            out_specs=P(AXIS, *spec),
+            in_specs=(P(None, *spec), P(STAGES)),
+            out_specs=P(STAGES, *spec),
         )(array, unit.microbatch)
 
     return jax.tree.map(take, given.inputs)
@@ -245,7 +251,7 @@ def hand_on(pipeline: Pipeline, x: Array) -> Array:
     count = pipeline.schedule.stages
     pairs = [(stage, (stage + 1) % count) for stage in range(count - (pipeline.schedule.virtual_stages == 1))]
     spec = jax.typeof(x).sharding.spec
-    return jax.shard_map(lambda x: lax.ppermute(x, AXIS, pairs), in_specs=spec, out_specs=spec)(x)
+    return jax.shard_map(lambda x: lax.ppermute(x, STAGES, pairs), in_specs=spec, out_specs=spec)(x)
 
 
 def from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
@@ -257,7 +263,7 @@ def from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
 def no_stream(pipeline: Pipeline, given: Given) -> Array:
     """Zeros [p, ...] like the stream of a microbatch on every stage."""
     like = jax.eval_shape(pipeline.first, given.ends, pick(given.inputs, 0))
-    spec = P(AXIS, *like.sharding.spec)
+    spec = P(STAGES, *like.sharding.spec)
     return jnp.zeros((pipeline.schedule.stages, *like.shape), like.dtype, out_sharding=spec)
 
 
@@ -284,13 +290,20 @@ def chunk(given: Given, unit: Unit, pipeline: Pipeline) -> Tree:
     return jax.tree.map(take, given.weights)
 
 
-def layers_there(pipeline: Pipeline, unit: Unit) -> Array:
-    """Which slots of each stage's chunk have a layer, [c, p]."""
+def layers_there(pipeline: Pipeline, unit: Unit) -> Array | None:
+    """Which slots of each stage's chunk have a layer, [c, p]; None where all have."""
     counts, stages = pipeline.counts, pipeline.schedule.stages
     least = min(counts)
+    if least == max(counts):
+        return None
     # The longer chunks, by one layer, are the first.
     count = least + (unit.chunk * stages + pipeline.stages < sum(counts) - least * len(counts))
     return jnp.arange(max(counts))[:, None] < count[None]
+
+
+def where_there(is_layer: Array | None, x: Array, other: Array) -> Array:
+    """x [p, ...] of stages that have a layer, and of others the other array."""
+    return x if is_layer is None else jnp.where(beside(is_layer, x), x, other)
 
 
 def pick(inputs: Tree, microbatch: Array | int) -> Tree:

@@ -38,6 +38,7 @@ from meshwright.parallel.pipeline import (
     parts,
     pipelined_loss,
     through,
+    where_there,
     within,
 )
 from meshwright.parallel.pipeline_kept import Kept, keep, nothing_kept, places_in, settled, taken
@@ -174,13 +175,13 @@ def _back_through(pipeline: Pipeline, given: Given, passed: Array, gradient: Arr
         found = jax.vmap(pipeline.layer)(weights, x, ours)
         return found.x, found.loss
 
-    def step(gradient: Array, item: tuple[Tree, Array, Array]) -> tuple[Array, Tree]:
+    def step(gradient: Array, item: tuple[Tree, Array, Array | None]) -> tuple[Array, Tree]:
         weights, x, is_layer = item
-        flags = beside(is_layer, x)
+        is_there = due.is_there if is_layer is None else due.is_there & is_layer
         (_, loss), pull = jax.vjp(made, weights, x)
-        of_loss = None if loss is None else jnp.where(is_layer & due.is_there, share, jnp.zeros_like(loss))
-        of_weights, of_x = pull((jnp.where(flags, gradient, 0), of_loss))
-        return jnp.where(flags, of_x, gradient), of_weights
+        of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
+        of_weights, of_x = pull((where_there(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
+        return where_there(is_layer, of_x, gradient), of_weights
 
     items = (chunk(given, due.unit, pipeline), passed, layers_there(pipeline, due.unit))
     return lax.scan(step, gradient, items, reverse=True)

@@ -5,7 +5,9 @@ So each early stage has a late one for a partner, as in BPipe (Kim et al., Memor
 Training Large Language Models, ICML 2023): s and p - 1 - s keep 2 p together, and each p. What an early stage made goes
 to its partner at once, comes home after p - 1 - 2 s ticks, and stays for the p until its backward. A late stage keeps
 its own and as many guests as make p. All of it is one permute a tick, of the inputs of a chunk's layers: early stages
-send what they just made, late ones the guest that has been there longest, and takes its slot who arrives.
+send what they just made, late ones the guest that has been there longest, and who arrives takes its slot. Beside the
+stream and its gradient, which go from stage to stage, that is a layer's input for each layer; nothing waits for it in
+the tick in which it travels, but over a slow network it may take longer than a tick.
 
 With virtual stages nothing is lent, and a device keeps what `Schedule.kept` says.
 """
@@ -20,7 +22,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.cost.pipeline import Schedule, Unit
-from meshwright.parallel.pipeline import AXIS, Pipeline
+from meshwright.parallel.pipeline import Pipeline
+from meshwright.parallel.shards import STAGES
 
 
 class Kept(NamedTuple):
@@ -50,7 +53,7 @@ def places_in(pipeline: Pipeline, tick: Array, unit: Unit) -> Places:
     """The slots in a tick in which each stage goes backward with `unit` [p]."""
     schedule, stages = pipeline.schedule, pipeline.stages
     if not schedule.is_balanced:
-        own = jnp.broadcast_to(tick % schedule.kept, stages.shape, out_sharding=P(AXIS))
+        own = jnp.broadcast_to(tick % schedule.kept, stages.shape, out_sharding=P(STAGES))
         return Places(own, own, (tick - schedule.age(stages, unit.chunk)) % schedule.kept)
     p, life = schedule.stages, schedule.age(stages, 0) + 1
     is_late, ticks_here = life < p, jnp.minimum(life, p)
@@ -80,7 +83,7 @@ def keep(kept: Kept, passed: Array, places: Places, schedule: Schedule) -> Kept:
         return kept._replace(slots=slots)
     pairs = [(stage, schedule.stages - 1 - stage) for stage in range(schedule.stages)]
     spec = jax.typeof(passed).sharding.spec
-    send = jax.shard_map(lambda x: lax.ppermute(x, AXIS, pairs), in_specs=spec, out_specs=spec)
+    send = jax.shard_map(lambda x: lax.ppermute(x, STAGES, pairs), in_specs=spec, out_specs=spec)
     return Kept(slots, send(taken(slots, places.lent)), places.lent)
 
 
@@ -94,7 +97,7 @@ def _put(slots: Array, passed: Array, place: Array) -> Array:
     spec = jax.typeof(slots).sharding.spec
     return jax.shard_map(
         lambda slots, passed, place: lax.dynamic_update_index_in_dim(slots, passed, place[0], 0),
-        in_specs=(spec, P(*spec[1:]), P(AXIS)),
+        in_specs=(spec, P(*spec[1:]), P(STAGES)),
         out_specs=spec,
     )(slots, passed, place)
 
@@ -104,6 +107,6 @@ def taken(slots: Array, place: Array) -> Array:
     spec = jax.typeof(slots).sharding.spec
     return jax.shard_map(
         lambda slots, place: lax.dynamic_index_in_dim(slots, place[0], keepdims=False),
-        in_specs=(spec, P(AXIS)),
+        in_specs=(spec, P(STAGES)),
         out_specs=P(*spec[1:]),
     )(slots, place)

@@ -14,7 +14,7 @@ from meshwright.planner.plan import (
 )
 from meshwright.planner.predict import predict
 from meshwright.planner.rules_of_thumb import rules_of_thumb
-from meshwright.planner.search import Ranking, find_best, plan_mesh, rank, rank_space
+from meshwright.planner.search import Ranking, find_best, plan_mesh, plan_stages, rank, rank_space
 from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
 from meshwright.planner.serving_explain import (
     PrefillShare,
@@ -61,6 +61,7 @@ __all__ = [
     "nearby",
     "plan_from_data",
     "plan_mesh",
+    "plan_stages",
     "plan_to_data",
     "predict",
     "prefill_share",

@@ -87,6 +87,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
     check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh)
     check_strategy(workload, mesh, strategy)
+    check_kernel(system, strategy)
     return Plan(
         workload=workload,
         hardware=str(system),
@@ -95,6 +96,12 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
         strategy=strategy,
         hardware_file=system.chip.file,
     )
+
+
+def check_kernel(system: System, strategy: Strategy) -> None:
+    """Raise where a system has not the kernel that a strategy names."""
+    if strategy.attention == "cudnn" and system.chip.kind != "gpu":
+        raise MeshwrightError(f"attention='cudnn' is a kernel of NVIDIA GPUs, {system} has none; use attention='flash'")
 
 
 def as_run(plan: Plan) -> Plan:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.cost import (
     PassSeconds,
+    all_runs,
     buffer_seconds,
     contention_seconds,
     host_bytes,
@@ -42,7 +43,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
-    in_ticks = step_collectives(workload, mesh, strategy, in_ticks=True)
+    in_ticks = step_collectives(workload, mesh, strategy, counted=all_runs)
     waited = waits(moves, layout, strategy)
     breakdown = step_breakdown(workload, mesh, system, strategy, waited)
     exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), strategy)
@@ -133,7 +134,7 @@ def _exposed(
     """The collectives with their time, and what of it no op hides."""
     for move in moves:
         seconds = move_seconds(move, layout)
-        share = shares[WINDOWS[move.phase]] if can_hide(move, strategy) else 1.0
+        share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 

@@ -23,6 +23,8 @@ from meshwright.workload import (
     Workload,
     check_mesh,
     check_positions,
+    check_runnable,
+    check_stage_remat,
     check_strategy,
     token_axes,
 )
@@ -78,6 +80,17 @@ def plan_mesh(
     said = {name: value for name, value in choices.items() if value is not None}
     check_strategy(workload, mesh, replace(DEFAULT, **said))
     return rank_space(whole_space(workload, system, remats, **choices), (mesh,), top=1).plans[0]
+
+
+def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
+    """The plan of a mesh with stages, in the best of the ways that run: schedule, microbatches and virtual stages.
+
+    A workload that cannot be run over its stages is an error.
+    """
+    check_mesh(workload, mesh)
+    check_runnable(workload.model, mesh)
+    check_stage_remat(workload.remat, mesh, replace(DEFAULT, schedule="gpipe"))
+    return rank_space(runnable_space(workload, system, (workload.remat,)), (mesh,), top=1).plans[0]
 
 
 def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8) -> Ranking:

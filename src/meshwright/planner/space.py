@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import AXES, MeshShape, divisors
+from meshwright.planner.plan import check_kernel
 from meshwright.workload import (
     DEFAULT,
     REMATS,
@@ -129,6 +130,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
     said = {name: value for name, value in choices.items() if value is not None}
     only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
     base = replace(DEFAULT, **({"attention": planned_attention(system)} | said))
+    check_kernel(system, base)
     return Space(
         workload=workload,
         system=system,

@@ -12,6 +12,7 @@ from meshwright.cost import (
     collective_efficiency,
     collective_seconds,
     is_of_weights,
+    is_summed_whole,
     weight_collectives,
 )
 from meshwright.hardware import Layout, System, lay_mesh
@@ -62,8 +63,8 @@ class Waits:
         return self.stream + hidden
 
 
-_SHAPE = ("num_microbatches", "virtual_stages")
-"""What of a strategy changes no use of a weight by a microbatch."""
+_SHAPE = ("num_microbatches", "virtual_stages", "schedule")
+"""What of a strategy only says how many microbatches there are and in which order they come."""
 
 NO_WAITS = Waits()
 """Of links that are free."""
@@ -74,7 +75,7 @@ def waits(moves: Iterable[Collective], layout: Layout, strategy: Strategy) -> Wa
     sums = dict.fromkeys(vars(Waits()), 0.0)
     for move in moves:
         seconds, critical = move_seconds(move, layout), is_critical(move)
-        if can_hide(move, strategy):
+        if can_hide(move, layout, strategy):
             sums[WINDOWS[move.phase]] += seconds
             if critical:
                 sums[f"critical_{WINDOWS[move.phase]}"] += seconds
@@ -100,7 +101,7 @@ def least_waits(workload: Workload, mesh: MeshShape, system: System, strategy: S
     if not stored or not strategy.overlaps_weights:
         return least
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, (*_SHAPE, "schedule")))
+    once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, _SHAPE))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
     return replace(least, forward=forward, backward=backward)
@@ -188,13 +189,22 @@ def move_seconds(move: Collective, layout: Layout) -> float:
 @lru_cache(maxsize=1 << 16)
 def _once_seconds(layout: Layout, kind: Kind, nbytes: float, axes: tuple[str, ...]) -> float:
     """The time of one run."""
-    once = collective_seconds(kind, nbytes, layout.placement(axes))
+    placement = layout.placement(axes)
+    if kind == "reduce-scatter" and is_summed_whole(layout.system, placement.degree):
+        kind = "all-reduce"
+    once = collective_seconds(kind, nbytes, placement)
     share = collective_efficiency(layout.system, once)
     return max(once.bandwidth_seconds / share, once.latency_seconds)
 
 
-def can_hide(move: Collective, strategy: Strategy) -> bool:
-    """Whether ops run beside a collective."""
+def can_hide(move: Collective, layout: Layout, strategy: Strategy) -> bool:
+    """Whether ops run beside a collective.
+
+    Beside a sum that the TPU compiler makes whole, where shards of it are wanted, none does: it stands alone in the
+    schedule (`benchmarks/planned_steps.py`).
+    """
+    if move.kind == "reduce-scatter" and is_summed_whole(layout.system, layout.placement(move.axes).degree):
+        return False
     if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
         return False
     if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:

@@ -114,7 +114,14 @@ def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Layout,
 
 def _shards(params: Any, layout: Layout, workload: Workload) -> Any:
     """The parameters as stored, typed so that the sum of their gradients over copies is yet to come."""
-    return _map(lambda array, parameter: layout.shard(array, *parameter.axes), params, workload)
+    return _map(
+        lambda array, parameter: layout.shard(array, *parameter.axes, along=_along(parameter)), params, workload
+    )
+
+
+def _along(parameter: Parameter) -> str:
+    """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks."""
+    return "residual_sequence" if "router" in parameter.axes else "sequence"
 
 
 def _gathered(shards: Any, layout: Layout, workload: Workload, dtype: Any) -> Any:

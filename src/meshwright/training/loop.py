@@ -48,7 +48,8 @@ def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] 
     layout, mesh = Layout(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     lies = order(config.workload.seq_len, layout, config.strategy)
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies, draws=config.strategy.dropout > 0)
+    draws = config.strategy.dropout > 0
+    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies, draws=draws)
     is_first = is_first_process()
     if is_first:
         write_config(directory, config)

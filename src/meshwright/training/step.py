@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.mesh import MeshShape
 from meshwright.parallel import Layout, abstract, initialise
+from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.slots import in_order, to_slots
@@ -39,7 +40,10 @@ State = dict[str, Any]
 def train_step(
     workload: Workload, layout: Layout, optimizer: Optimizer, strategy: Strategy = DEFAULT
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
-    """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up."""
+    """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
+
+    To be called under `jax.set_mesh`, whose devices say what their compiler is told.
+    """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
@@ -51,7 +55,7 @@ def train_step(
                 metrics |= load.metrics
             return _updated(state, clipped, optimizer, strategy), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 
 def _updated(state: State, gradients: Any, optimizer: Optimizer, strategy: Strategy) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 from meshwright.workload.rules import RULES
-from meshwright.workload.sequence import check_sequence_method, is_zigzag
+from meshwright.workload.sequence import check_sequence, is_zigzag
 from meshwright.workload.strategy import DEFAULT, Strategy
 from meshwright.workload.workload import Workload
 
@@ -19,7 +19,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
             f" use {field}={default!r}"
         )
     _check_microbatches(workload, mesh, strategy)
-    check_sequence_method(workload.model, mesh, strategy)
+    check_sequence(workload.model, mesh, strategy)
     if is_zigzag(mesh, strategy):
         _check_zigzag(workload.seq_len, mesh)
 
@@ -51,9 +51,8 @@ def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy)
     if each % parts:
         nearest = " or ".join(str(legal) for legal in nearest_divisors(each, parts))
         raise MeshwrightError(
-            f"num_microbatches={parts} cannot cut the {each} sequences of a device, which are batch={workload.batch}"
-            f" over {'*'.join(axes)}={mesh.degree(axes)}: {each} % {parts} = {each % parts};"
-            f" use num_microbatches={nearest}"
+            f"num_microbatches={parts} cannot cut a device's share of the batch, {workload.batch} over"
+            f" {'*'.join(axes)}={mesh.degree(axes)}: {each} % {parts} = {each % parts}; use num_microbatches={nearest}"
         )
 
 

@@ -106,28 +106,26 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
     _check_experts(model, mesh, strategy)
     check_stages(model, mesh, strategy)
     check_sequence(model, mesh, strategy)
-    _check_rings(mesh, strategy)
-    if strategy.zero_stage in (1, 2) and (mesh.pp > 1 or model.experts):
+    _check_rings(strategy)
+    if strategy.zero_stage in (1, 2) and model.experts:
         raise MeshwrightError(
-            f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it with pp=1 and without experts yet; use"
-            f" zero_stage 3 or 0"
+            f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it without experts yet; use zero_stage 3"
+            f" or 0"
+        )
+    if strategy.zero_stage == 2 and mesh.pp > 1:
+        raise MeshwrightError(
+            f"ZeRO-2 on pp={mesh.pp} stages can be planned, but in what runs a stage adds up the gradients of all its"
+            f" microbatches before they are scattered, which is ZeRO-1; use zero_stage 1, or 3"
         )
     check_precision(model, mesh, strategy)
 
 
-def _check_rings(mesh: MeshShape, strategy: Strategy) -> None:
+def _check_rings(strategy: Strategy) -> None:
     """Raise where products do not overlap with their collectives over tp as a strategy says."""
-    if not strategy.overlaps_tp:
-        return
-    if not strategy.sequence_parallel:
+    if strategy.overlaps_tp and not strategy.sequence_parallel:
         raise MeshwrightError(
             "overlaps_tp without sequence_parallel can be planned, but what runs has rings of gathers and scatters of a"
             " stream that is split over tp; use both, or neither"
-        )
-    if mesh.pp > 1:
-        raise MeshwrightError(
-            f"overlaps_tp on pp={mesh.pp} stages can be planned, but what runs has it with pp=1: under a mapped dim"
-            f" shard_map takes no weights whose gradients are still to be summed (JAX 0.10.2)"
         )
 
 
@@ -135,8 +133,11 @@ def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> N
     """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
-    if model.experts and mesh.pp > 1:
-        raise MeshwrightError(f"experts on pp={mesh.pp} stages can be planned, but what runs has them with pp=1 yet")
+    if model.experts and model.num_dense_layers and mesh.pp > 1:
+        raise MeshwrightError(
+            f"num_dense_layers={model.num_dense_layers} before layers of experts on pp={mesh.pp} stages can be planned,"
+            f" but all stages run the same layers; use pp=1"
+        )
     if mesh.ep > 1 and mesh.tp > 1 and not strategy.sequence_parallel:
         raise MeshwrightError(
             f"experts on mesh {mesh} without sequence_parallel can be planned, but what runs sends them tokens that"

@@ -30,22 +30,14 @@ def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
 
 
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether tokens lie in zigzag order, so that a batch has their positions beside them."""
-    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sequence == "ring"
+    """Whether tokens lie in zigzag order, so that causal work is even; a batch then has their positions beside them.
+
+    Of a fused attention to keys that go round a ring or are gathered; one on whole sequences takes tokens in theirs.
+    """
+    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sequence != "ulysses"
 
 
 def check_sequence(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where what runs cannot split the sequence of a model over the sp of a mesh by the strategy's method."""
-    check_sequence_method(model, mesh, strategy)
-    is_fused = mesh.sp > 1 and strategy.attention != "scores"
-    if is_fused and strategy.sequence != "ulysses" and mesh.pp > 1:
-        raise MeshwrightError(
-            f"a fused attention with sequence={strategy.sequence!r} over sp={mesh.sp} on pp={mesh.pp} stages can be"
-            f" planned, but what runs takes sequence='ulysses', sp=1 or pp=1 yet"
-        )
-
-
-def check_sequence_method(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
     if mesh.sp == 1:
         return

@@ -1,0 +1,92 @@
+"""What stages in lockstep run, and what they move: in the ticks of the bubble too, and for each other."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import KEPT_INPUTS, branch_collectives, branch_flops, step_collectives, step_flops
+from meshwright.cost.ticks import Runs, all_runs, told_runs, worked_runs
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner import predict
+from meshwright.workload import PRESETS, Strategy, Workload
+
+MODEL = replace(PRESETS["tiny"], num_layers=8)
+WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")
+STREAM = 16 * 32 * MODEL.embed * 4
+FOUR = Strategy(num_microbatches=4)
+
+RUNS = [
+    (8, MeshShape(), FOUR, Runs(layers=32, first=4, last=4, ticks=4), {}),
+    (8, MeshShape(pp=2), replace(FOUR, lockstep=False), Runs(layers=16, first=4, last=4, ticks=4), {}),
+    (8, MeshShape(pp=2), FOUR, Runs(layers=20, first=5, last=4, ticks=5), {}),
+    (7, MeshShape(pp=4), FOUR, Runs(layers=14, first=7, last=4, ticks=7), {}),
+    (8, MeshShape(pp=2), replace(FOUR, virtual_stages=2), Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
+    (5, MeshShape(pp=2), replace(FOUR, virtual_stages=2), Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "mesh", "strategy", "runs", "told"), RUNS)
+def test_a_step_runs_its_parts_in_every_tick(layers, mesh, strategy, runs, told):
+    assert all_runs(layers, mesh, strategy) == runs
+    assert told_runs(layers, mesh, strategy) == replace(runs, **told)
+    worked = worked_runs(layers, mesh, strategy)
+    assert worked.first == worked.last == 4
+    assert worked.ticks == 4 * strategy.virtual_stages
+
+
+def over_pp(strategy, mesh=MeshShape(pp=2)):
+    """The permutes over pp of a step as it runs: phase, array, times and bytes."""
+    moves = step_collectives(WORKLOAD, mesh, strategy, counted=all_runs)
+    return {(m.phase, m.array): (m.count, m.bytes) for m in moves if m.kind == "collective-permute"}
+
+
+def test_stages_in_lockstep_hand_on_in_every_tick_and_keep_for_each_other():
+    each = STREAM // 4
+    # Of two stages the last tick's gradient goes nowhere.
+    assert over_pp(FOUR) == {
+        ("forward", "stream"): (5, 5 * each),
+        ("backward", "stream"): (4, 4 * each),
+        ("forward", KEPT_INPUTS): (5, 5 * 4 * each),
+    }
+    assert over_pp(FOUR, MeshShape(pp=4))["backward", "stream"] == (7, 7 * each)
+    for way in ({"schedule": "gpipe"}, {"virtual_stages": 2}):
+        assert KEPT_INPUTS not in {array for _, array in over_pp(replace(FOUR, **way))}
+
+
+def test_stages_of_their_own_programs_move_the_stream_alone():
+    """As Megatron-LM's do (arXiv:2104.04473): nothing is shared, and nothing kept for others."""
+    moves = step_collectives(WORKLOAD, MeshShape(pp=2), replace(FOUR, lockstep=False), counted=all_runs)
+    assert {move.array for move in moves if "pp" in move.axes} == {"stream"}
+    assert sum(move.bytes for move in moves if "pp" in move.axes) == 2 * STREAM
+
+
+def test_ticks_of_the_bubble_are_counted_but_take_no_time_of_their_own():
+    """What they move is in bytes and seconds; that nothing hides it is in the bubble."""
+    mesh, system = MeshShape(pp=2, tp=4), parse_system("v5e:2x4")
+    record = predict(WORKLOAD, mesh, system, FOUR)
+    (gather,) = (c for c in record.collectives if (c.kind, c.axes, c.phase) == ("all-gather", ("tp",), "recompute"))
+    assert gather.count == 5 * 4 * 2
+    assert gather.exposed_seconds == pytest.approx(gather.seconds * 4 / 5)
+    assert sum(c.exposed_seconds or 0 for c in record.collectives) == pytest.approx(
+        record.breakdown_seconds["exposed communication"]
+    )
+
+
+def test_flops_are_of_every_tick_and_of_shared_logits():
+    alone, two = (
+        step_flops(WORKLOAD, mesh, Strategy(num_microbatches=4)) for mesh in (MeshShape(), MeshShape(pp=2))
+    )
+    logits = 3 * 2 * WORKLOAD.tokens * MODEL.embed * MODEL.vocab
+    assert two.total == pytest.approx((alone.total - logits) / 2 * 5 / 4 + logits / 2)
+
+
+def test_what_the_text_says_of_branches_is_beyond_the_plan():
+    mesh, interleaved = MeshShape(pp=2), replace(FOUR, virtual_stages=2)
+    assert branch_collectives(WORKLOAD, mesh, FOUR) == ()
+    assert branch_flops(WORKLOAD, mesh, FOUR) == 0
+    more = {(move.array, move.phase): move.count for move in branch_collectives(WORKLOAD, mesh, interleaved)}
+    assert more["embedding", "forward"] == 9 - 4
+    assert more["softmax", "forward"] == 3 * (6 - 4)
+    logits = 3 * 2 * WORKLOAD.tokens * MODEL.embed * MODEL.vocab / 2
+    assert branch_flops(WORKLOAD, mesh, interleaved) == pytest.approx(logits * (6 / 4 - 1))

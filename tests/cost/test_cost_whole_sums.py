@@ -1,0 +1,67 @@
+"""Where a plan takes a sum onto shards as the all-reduce that the TPU compiler makes of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import is_summed_whole
+from meshwright.hardware import lay_mesh, parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner import predict
+from meshwright.planner.waits import move_seconds
+from meshwright.record import Collective
+from meshwright.workload import PRESETS, Workload
+
+COMPILED = {
+    "v5e:2x2": False,
+    "v5e:2x4": False,
+    "v5e:4x4": True,
+    "v5e:4x8": False,
+    "v5e:8x8": True,
+    "v5e:16x16": True,
+    "v6e:4x4": True,
+    "v6e:4x8": False,
+    "v5p:2x2x4": True,
+    "v5p:4x4x4": True,
+    "tpu7x:2x2x2": False,
+    "h100:16": False,
+}
+"""Whether the compiler makes an all-reduce of a sum over a whole slice: docs/verify.md, benchmarks/verify_matrix.py."""
+
+
+@pytest.mark.parametrize(("hardware", "expected"), COMPILED.items())
+def test_a_sum_over_a_whole_slice_is_what_its_compiler_makes_of_it(hardware, expected):
+    system = parse_system(hardware)
+    assert is_summed_whole(system, system.num_devices) == expected
+
+
+def test_a_sum_over_a_part_of_a_slice_is_onto_shards():
+    assert not is_summed_whole(parse_system("v5e:4x4"), 4)
+
+
+def test_each_of_several_slices_is_whole():
+    assert is_summed_whole(parse_system("2*v5e:4x4"), 16)
+
+
+def scatters(hardware, mesh):
+    """The seconds of a step's reduce-scatters over fsdp, and of them what ops wait for."""
+    workload = Workload(model=PRESETS["llama2-7b"], batch=64, seq_len=4096)
+    moves = predict(workload, mesh, parse_system(hardware)).collectives
+    found = [move for move in moves if (move.kind, move.axes) == ("reduce-scatter", ("fsdp",))]
+    return sum(move.seconds for move in found), sum(move.exposed_seconds for move in found)
+
+
+def test_a_plan_waits_for_sums_that_are_made_whole():
+    seconds, exposed = scatters("v5e:4x4", MeshShape(fsdp=16))
+    assert exposed == seconds > 0
+
+
+def test_a_plan_hides_sums_onto_shards():
+    seconds, exposed = scatters("v5e:4x8", MeshShape(fsdp=32))
+    assert exposed < seconds
+
+
+def test_a_sum_that_is_made_whole_takes_as_long_as_an_all_reduce():
+    layout = lay_mesh(parse_system("v5e:4x4"), MeshShape(fsdp=16).layout)
+    scatter = Collective(kind="reduce-scatter", axes=("fsdp",), phase="backward", bytes=1 << 30, count=4)
+    assert move_seconds(scatter, layout) == move_seconds(replace(scatter, kind="all-reduce"), layout)

@@ -1,0 +1,136 @@
+"""Products in 8 bits: equal to rounding by hand, as near as their formats allow, and the same on a mesh."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.models.product import product
+from meshwright.models.quantised import FORMATS, multiply
+from meshwright.parallel import build_mesh
+from meshwright.workload import PRESETS, Strategy, check_runnable
+
+X = np.array(jax.random.normal(jax.random.key(0), (4, 8, 64)))
+WEIGHT = np.array(jax.random.normal(jax.random.key(1), (64, 2, 3, 16)))
+# The largest of each slice is such that int8's scales are powers of two: whoever divides, however, finds them.
+X[..., 0], WEIGHT[0] = 127.5 / 16, -127.5 / 16
+LETTERS = "bsd,dkgh->bskgh"
+E4M3 = ml_dtypes.float8_e4m3fn
+LARGEST = {"int8": 127.5, "fp8": float(ml_dtypes.finfo(E4M3).max)}
+"""What the largest value of a slice becomes: half of int8's last step is within it, as in qwix."""
+
+
+@pytest.fixture(autouse=True)
+def mesh():
+    """Four devices, fsdp=2 and tp=2, in context."""
+    with jax.set_mesh(build_mesh(MeshShape(fsdp=2, tp=2), jax.devices()[:4])):
+        yield
+
+
+def scale(array, dims, name):
+    """The scale of each slice along some dims."""
+    return np.abs(array).max(axis=dims, keepdims=True) / np.float32(LARGEST[name])
+
+
+def rounded(array, dims, name):
+    """An array rounded to 8 bits by hand."""
+    each = scale(array, dims, name)
+    if name == "fp8":
+        return (array / each).astype(E4M3).astype(np.float32) * each
+    return np.clip(np.round(array / each), -128, 127) * each
+
+
+def error(array, dims, name):
+    """How far rounding may move each element: half a step of int8, half a unit in the last place of e4m3."""
+    each = scale(array, dims, name)
+    # Of e4m3: 3 bits of mantissa, and 2^-9 as its smallest number.
+    return np.maximum(np.abs(array) * 2.0**-4, each * 2.0**-10) if name == "fp8" else np.full_like(array, 0.5) * each
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_product_is_that_of_operands_rounded_by_hand(name):
+    found = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    wanted = np.einsum(LETTERS, rounded(X, 2, name), rounded(WEIGHT, 0, name))
+    np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_product_is_as_near_as_its_format_allows(name):
+    found = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    of_x, of_weight = error(X, 2, name), error(WEIGHT, 0, name)
+    allowed = np.einsum(LETTERS, of_x, np.abs(WEIGHT) + of_weight) + np.einsum(LETTERS, np.abs(X), of_weight)
+    off = np.abs(found - np.einsum(LETTERS, X, WEIGHT))
+    assert (off <= allowed).all()
+    assert off.max() > 0.01 * allowed.max()  # It is rounded, and not by much less than it may be.
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_product_whose_summed_dims_are_whole_is_the_same_on_a_mesh(name):
+    x, weight = jax.device_put(X, P("fsdp")), jax.device_put(WEIGHT, P(None, "tp"))
+    run = jax.jit(lambda x, weight: product(LETTERS, x, weight, matmul_dtype=name))
+    wanted = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    if name == "int8":
+        np.testing.assert_array_equal(run(x, weight), wanted)  # Summed in int32, in whichever order.
+    else:
+        np.testing.assert_allclose(run(x, weight), wanted, rtol=1e-5, atol=1e-4)
+    assert "all-" not in run.lower(x, weight).compile().as_text()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_part_of_a_split_summed_dim_has_scales_of_its_own(name):
+    """Two halves of d, each rounded by itself and multiplied back before they are summed."""
+    x, weight = jax.device_put(X, P("fsdp", None, "tp")), jax.device_put(WEIGHT, P("tp"))
+
+    def run(x, weight):
+        added = product(LETTERS, x, weight, matmul_dtype=name, out_sharding=P("fsdp", unreduced={"tp"}))
+        return jax.reshard(added, P("fsdp"))
+
+    halves = zip(np.split(X, 2, axis=2), np.split(WEIGHT, 2, axis=0), strict=True)
+    wanted = sum(multiply(LETTERS, *half, FORMATS[name].forward, dtype=jnp.float32) for half in halves)
+    np.testing.assert_allclose(jax.jit(run)(x, weight), wanted, rtol=1e-5, atol=1e-4)
+
+
+def gradients(name, cotangent):
+    """Those of x and the weight."""
+    _, back = jax.vjp(lambda x, weight: product(LETTERS, x, weight, matmul_dtype=name), X, WEIGHT)
+    return back(cotangent)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_backward_rounds_what_its_formats_say(name):
+    cotangent = np.asarray(jax.random.normal(jax.random.key(2), (4, 8, 2, 3, 16)))
+    formats = FORMATS[name]
+    of_x, of_weight = gradients(name, cotangent)
+    wanted = multiply("bskgh,dkgh->bsd", cotangent, WEIGHT, formats.of_x, dtype=jnp.float32)
+    np.testing.assert_array_equal(of_x, wanted)
+    if formats.of_weight is None:
+        np.testing.assert_array_equal(of_weight, gradients(None, cotangent)[1])
+    else:
+        wanted = multiply("bsd,bskgh->dkgh", X, cotangent, formats.of_weight, dtype=jnp.float32)
+        np.testing.assert_array_equal(of_weight, wanted)
+
+
+def test_without_qwix_one_line_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    with pytest.raises(MeshwrightError, match=r"pip install meshwright\[quantized\]"):
+        multiply(LETTERS, X, WEIGHT, FORMATS["int8"].forward, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh_shape", "strategy", "said"),
+    [
+        ("mixtral-8x7b", MeshShape(), Strategy(matmul_dtype="int8"), "the experts of mixtral-8x7b"),
+        ("tiny", MeshShape(pp=2), Strategy(matmul_dtype="fp8"), "the stages of mesh pp=2"),
+        ("tiny", MeshShape(tp=2), Strategy(matmul_dtype="fp8", overlaps_tp=True), "products overlapped over tp=2"),
+        ("tiny", MeshShape(pp=2), Strategy(dropout=0.1), "dropout=0.1 on the stages of mesh pp=2"),
+    ],
+)
+def test_where_they_do_not_run_is_told(model, mesh_shape, strategy, said):
+    with pytest.raises(MeshwrightError, match=said):
+        check_runnable(PRESETS[model], mesh_shape, strategy)

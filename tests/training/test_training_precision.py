@@ -1,0 +1,151 @@
+"""Dtypes of sums and products, and dropout, in whole steps."""
+
+from collections import Counter
+from dataclasses import asdict, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.compiled import in_plans_terms, read_hlo
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.parallel import Layout, build_mesh, initialise
+from meshwright.planner import predict
+from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
+from meshwright.training.gradients import loss_and_gradients
+from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, leaves, parameters, rules_of
+
+MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)
+BF16 = Workload(model=MODEL, batch=16, seq_len=16, compute_dtype="bf16")
+F32 = replace(BF16, compute_dtype="f32")
+TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (BF16.batch, BF16.seq_len + 1))
+
+
+def gradients(shape, workload, strategy=DEFAULT, text=TEXT):
+    """The loss of a text on a mesh, and its gradients whole."""
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape, rules_of(strategy))
+    with jax.set_mesh(mesh):
+        place = jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence"))
+        batch = {"tokens": jax.device_put(text[:, :-1], place), "targets": jax.device_put(text[:, 1:], place)}
+        params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
+        found = jax.jit(lambda params: loss_and_gradients(params, batch, workload, layout, strategy))(params)
+    return float(found[0][0]), dict(leaves(jax.tree.map(np.asarray, found[1])))
+
+
+def apart(one, other):
+    """The largest distance of two sets of gradients, as a share of the norm of each."""
+    return max(np.linalg.norm(one[path] - other[path]) / np.linalg.norm(other[path]) for path in one)
+
+
+@pytest.mark.parametrize(("dtype", "total"), [(jnp.float32, 257), (jnp.bfloat16, 256), (None, 256)])
+def test_a_gradient_is_summed_over_devices_in_the_dtype_of_sums(dtype, total):
+    """256 of one device and 1 of the other, of which bf16, with its 8 bits, has no sum."""
+    shape = MeshShape(fsdp=2)
+    layout = Layout(shape, gradient_dtype=dtype)
+    with jax.set_mesh(build_mesh(shape, jax.devices()[:2])):
+        stored = jax.device_put(np.zeros((4, 8), np.float32), layout.spec("embed", "mlp"))
+        x = jax.device_put(np.array([[256.0] * 4, [1.0] * 4], jnp.bfloat16), layout.spec("batch", "activation"))
+
+        def of(stored):
+            weight = layout.weight(stored, "embed", "mlp", dtype=jnp.bfloat16)
+            return jnp.sum(jnp.einsum("bd,df->bf", x, weight).astype(jnp.float32))
+
+        gradient = jax.jit(jax.grad(of))(stored)
+    assert gradient.dtype == jnp.float32
+    np.testing.assert_array_equal(gradient, total)
+
+
+ROUNDINGS = 3 * (15 * MODEL.num_layers + 2)
+"""Numbers that bf16 rounds one after another on the way to a gradient: those of attention and mlp of each layer, of
+both ends, and backward twice as many."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_gradients_of_bf16_microbatches_are_near_those_in_float32(zero_stage):
+    """As near as so many roundings of up to 2^-8 each in random directions take them."""
+    strategy = Strategy(num_microbatches=2, zero_stage=zero_stage, gradient_dtype="f32")
+    _, found = gradients(MeshShape(fsdp=2), BF16, strategy)
+    _, wanted = gradients(MeshShape(), F32)
+    assert apart(found, wanted) < ROUNDINGS**0.5 * 2**-8
+
+
+def test_gradients_are_summed_in_the_dtype_that_is_said():
+    """In that of the products unless another is: then they come out as numbers of that."""
+    for dtype, is_narrow in ((None, True), ("f32", False)):
+        _, found = gradients(MeshShape(fsdp=2), BF16, Strategy(gradient_dtype=dtype))
+        narrow = {path: bool((array == array.astype(jnp.bfloat16)).all()) for path, array in found.items()}
+        assert {narrow[path] for path in found if "norm" not in path} == {is_narrow}, dtype
+
+
+def test_narrow_sums_of_float32_gradients_are_off_by_their_rounding():
+    """Each of two parts rounds by half of 2^-8 at most, and so does their sum."""
+    _, found = gradients(MeshShape(fsdp=2), F32, Strategy(gradient_dtype="bf16"))
+    _, wanted = gradients(MeshShape(), F32)
+    assert 2**-11 < apart(found, wanted) < 2 * 2**-9
+
+
+SUMMED = [
+    (MeshShape(dp=2, fsdp=2, tp=2), DEFAULT),
+    (MeshShape(dp=2, fsdp=2), Strategy(zero_stage=0)),
+    (MeshShape(dp=2, fsdp=2, sp=2), Strategy(zero_stage=1, num_microbatches=2)),
+    (MeshShape(dp=2, fsdp=2, tp=2), Strategy(zero_stage=2, num_microbatches=2)),
+    (MeshShape(fsdp=4, tp=2), Strategy(num_microbatches=2)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "strategy"), SUMMED)
+def test_float32_sums_of_bf16_gradients_move_what_is_planned(shape, strategy):
+    strategy, hardware = replace(strategy, gradient_dtype="f32"), f"cpu:{shape.num_devices}"
+    lowered = lower_train_step(
+        build_mesh(shape, jax.devices()[: shape.num_devices]), workload=asdict(BF16), strategy=asdict(strategy)
+    )
+    compiled = in_plans_terms(read_hlo(lowered.compile().as_text() or "", shape.layout, hardware=hardware))
+    assert amounts(compiled) == amounts(predict(BF16, shape, parse_system(hardware), strategy))
+
+
+def amounts(record):
+    """The bytes of collectives by kind, axes and phase."""
+    found = Counter()
+    for move in record.collectives:
+        found[move.kind, move.axes, move.phase] += move.bytes
+    return found
+
+
+ROUNDED = {"int8": 1 / 127, "fp8": 2**-4}
+"""Half a step as a share: of the largest of a slice twice as much for int8, of each number for e4m3."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "share"), ROUNDED.items())
+def test_products_in_8_bits_train_as_near_float32_as_they_round(dtype, share):
+    """The loss and each gradient, summed dims split over tp or not; of a gradient three roundings come together."""
+    value, wanted = gradients(MeshShape(), F32)
+    for shape in (MeshShape(), MeshShape(fsdp=2, tp=2)):
+        loss, found = gradients(shape, F32, Strategy(matmul_dtype=dtype))
+        assert 0 < abs(loss - value) < share * value
+        assert 0 < apart(found, wanted) < 3 * share
+
+
+@pytest.mark.slow
+def test_a_run_with_dropout_that_is_resumed_drops_what_an_unbroken_one_does(tmp_path):
+    config = RunConfig(
+        workload=replace(F32, model=replace(MODEL, num_layers=1), batch=8),
+        mesh=MeshShape(fsdp=2, tp=4),
+        hardware="cpu:8",
+        optimizer=Optimizer(warmup_steps=1, decay_steps=4),
+        steps=4,
+        strategy=Strategy(dropout=0.2),
+    )
+    train(config, tmp_path / "unbroken")
+    train(replace(config, steps=2), tmp_path / "broken")
+    train(replace(config, mesh=MeshShape(dp=2, fsdp=2, sp=2)), tmp_path / "broken")
+    train(replace(config, strategy=DEFAULT), tmp_path / "without")
+    unbroken, broken, without = (
+        [row["loss"] for row in read_metrics(tmp_path / name)] for name in ("unbroken", "broken", "without")
+    )
+    assert broken == pytest.approx(unbroken, rel=1e-5)
+    assert all(one != other for one, other in zip(unbroken, without, strict=True))

@@ -1,0 +1,51 @@
+"""What a step is given to keep: as the plan has it, to the byte, for every optimizer and every dtype that runs."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.cost import argument_bytes
+from meshwright.mesh import MeshShape
+from meshwright.parallel import Layout, build_mesh
+from meshwright.training import Optimizer, abstract_state
+from meshwright.training.step import abstract_batch
+from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, rules_of
+
+MODEL = replace(PRESETS["tiny"], embed=128, mlp=256, num_heads=4, num_kv_heads=2, head_dim=32)
+F32 = Workload(model=MODEL, batch=8, seq_len=16)
+BF16 = replace(F32, param_dtype="bf16")
+SPLIT = MeshShape(dp=2, fsdp=2, tp=2)
+
+KEPT = [
+    (F32, SPLIT, DEFAULT),
+    (F32, MeshShape(), DEFAULT),
+    (F32, SPLIT, Strategy(zero_stage=0)),
+    (F32, MeshShape(fsdp=4, sp=2), Strategy(zero_stage=1)),
+    (F32, MeshShape(fsdp=4, sp=2), Strategy(zero_stage=2, moment_dtype="bf16")),
+    (F32, SPLIT, Strategy(moment_dtype="bf16")),
+    (F32, SPLIT, Strategy(dropout=0.1)),
+    (F32, MeshShape(fsdp=2, sp=2), Strategy(attention="flash", sequence="ring", dropout=0.1)),
+    (BF16, SPLIT, DEFAULT),
+    (BF16, SPLIT, Strategy(master_weights=True)),
+    (BF16, SPLIT, Strategy(master_weights=True, moment_dtype="bf16", zero_stage=0)),
+    (F32, SPLIT, Strategy(optimizer="lion")),
+    (BF16, SPLIT, Strategy(optimizer="lion", moment_dtype="f32")),
+    (F32, SPLIT, Strategy(optimizer="sgd")),
+    (F32, MeshShape(fsdp=8), Strategy(optimizer="sgd", zero_stage=1)),
+    (F32, SPLIT, Strategy(optimizer="adafactor")),
+    (F32, SPLIT, Strategy(optimizer="adafactor", zero_stage=0)),
+    (BF16, MeshShape(fsdp=4, tp=2), Strategy(optimizer="adafactor", master_weights=True)),
+    (replace(F32, model=replace(MODEL, embed=64)), SPLIT, Strategy(optimizer="adafactor", moment_dtype="bf16")),
+]
+
+
+@pytest.mark.parametrize(("workload", "shape", "strategy"), KEPT)
+def test_a_steps_arguments_are_the_planned_bytes(workload, shape, strategy):
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape, rules_of(strategy))
+    with jax.set_mesh(mesh):
+        state = abstract_state(workload, layout, Optimizer(), mesh, strategy)
+        given = jax.tree.leaves((state, abstract_batch(workload, layout, mesh, strategy)))
+    kept = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in given)
+    assert argument_bytes(workload, shape, strategy) == kept
