@@ -122,15 +122,20 @@ def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
     mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sequence=method)
     workload = Workload(model=FEW_HEADS, batch=1, seq_len=length, remat="none")
     arguments = {"workload": asdict(workload), "strategy": asdict(strategy)}
-    program = compile_in_child(
-        CompileRequest(function="sequence_methods:lower", hardware=on, mesh=mesh.layout, arguments=arguments)
-    )
+    head = f"{method:<8} S = {length:>7}, P = {degree:>2}, {on}:"
+    try:
+        program = compile_in_child(
+            CompileRequest(function="sequence_methods:lower", hardware=on, mesh=mesh.layout, arguments=arguments)
+        )
+    except MeshwrightError as error:
+        print(f"{head} {error}")
+        return
     planned = sum(move.bytes for move in sequence_moves(workload, mesh, strategy))
     moved = sum(move.bytes for move in read_program(program, mesh, on).collectives)
     schedule = simulate(parse_hlo(program.hlo), mesh.layout, parse_system(on))
     exposed = sum(schedule.exposed_by("axes").values())
     print(
-        f"{method:<8} S = {length:>7}, P = {degree:>2}, {on}: planned {show_bytes(planned):>9}, compiled"
+        f"{head} planned {show_bytes(planned):>9}, compiled"
         f" {show_bytes(moved):>9}, temporaries {show_bytes(program.memory_bytes['temporaries']):>9}; simulated"
         f" {show_seconds(schedule.step_seconds)}, of which {show_seconds(exposed)} waits; compiled in"
         f" {program.compile_seconds:.0f} s"
@@ -158,8 +163,8 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     def run(query: Any, key: Any, value: Any, positions: Any, gradient: Any) -> Any:
         places = Places(positions) if is_zigzag(shape, way) else None
 
-        def attention(*arrays: Any) -> Any:
-            return attend(*arrays, places, layout, method=way.sequence, mask=Mask())
+        def attention(query: Any, key: Any, value: Any) -> Any:
+            return attend(query, key, value, places, layout, method=way.sequence, mask=Mask())
 
         output, back = jax.vjp(attention, query, key, value)
         return output, *back(gradient)

@@ -113,8 +113,8 @@ def compile_kernels(chip: str, head_dim: int) -> None:
     from jax.experimental import topologies
 
     from meshwright.compiled.targets import topology
-    from meshwright.parallel.blockwise import Mask
     from meshwright.parallel.kernels import whole_attention
+    from meshwright.parallel.places import Mask
 
     described = topologies.get_topology_desc(**topology(make_system(load_chip(chip), (1,))))
     device = jax.sharding.SingleDeviceSharding(described.devices[0])

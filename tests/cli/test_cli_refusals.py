@@ -18,8 +18,16 @@ REFUSED = [
 ]
 
 WAYS = [
-    ("plan", ["--num-microbatches", "8"], "num_microbatches=8 cannot cut a device's share of the batch, 16 over dp*fsdp=4"),
-    ("train", ["--num-microbatches", "8"], "num_microbatches=8 cannot cut a device's share of the batch, 16 over dp*fsdp=4"),
+    (
+        "plan",
+        ["--num-microbatches", "8"],
+        "num_microbatches=8 cannot cut a device's share of the batch, 16 over dp*fsdp=4",
+    ),
+    (
+        "train",
+        ["--num-microbatches", "8"],
+        "num_microbatches=8 cannot cut a device's share of the batch, 16 over dp*fsdp=4",
+    ),
     ("plan", ["--zero-stage", "1"], "zero_stage=1 would change nothing on mesh dp=4"),
     ("train", ["--zero-stage", "1"], "zero_stage=1 would change nothing on mesh dp=4"),
     ("train", ["--master-weights", "True"], "master_weights=True would change nothing on mesh dp=4"),

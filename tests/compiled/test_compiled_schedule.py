@@ -10,6 +10,7 @@ from meshwright.compiled import COMPUTE, count_flops, parse_hlo, read_collective
 from meshwright.compiled.schedule_ops import clock_hertz
 from meshwright.cost import collective_efficiency, collective_seconds
 from meshwright.cost.achieved import HBM_SHARE
+from meshwright.cost.attention import tpu_kernel_share
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
@@ -359,18 +360,20 @@ def test_a_product_without_an_estimate_takes_the_time_of_its_size():
     assert 0.5 < 2 * 4096**3 / (product.seconds * H100.peak("bf16")) < 0.9
 
 
-def test_attention_kernels_that_say_no_flops_are_counted_by_their_name():
+@pytest.mark.parametrize(("kernel", "block", "products"), [("fwd", "q", 2), ("dq", "q_dq", 3), ("dkv", "q_dkv", 4)])
+def test_attention_kernels_that_say_no_flops_are_counted_by_their_name(kernel, block, products):
     heads = "bf16[2,8,4096,128]{3,2,1,0:T(8,128)(2,1)}"
-    kernel = 'custom-call(%q, %q, %q), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={"xprof_metadata":"{\\"block_q\\": 512}"}}'
+    call = f'custom-call(%q, %q, %q), custom_call_target="tpu_custom_call", frontend_attributes={{kernel_metadata={{"xprof_metadata":"{{\\"block_{block}\\": 512}}"}}}}'
     text = (
         HEADER.format(devices=16)
-        + f"ENTRY %main (q: bf16[2,8,4096,128]) -> bf16[2,8,4096,128] {{\n  %q = {heads} parameter(0)\n  ROOT %splash_mha_fwd_residuals.1 = {heads} {kernel}\n}}\n"
+        + f"ENTRY %main (q: bf16[2,8,4096,128]) -> bf16[2,8,4096,128] {{\n  %q = {heads} parameter(0)\n  ROOT %splash_mha_{kernel}_residuals.1 = {heads} {call}\n}}\n"
     )
     schedule = run(text)
-    # Two products of queries with keys, of which 8 x 8 blocks those on and below the diagonal: 36 of 64.
-    worked = 2 * 2 * 2 * 8 * 4096**2 * 128 * 36 / 64
+    # Products of queries with keys, of which 8 x 8 blocks those on and below the diagonal: 36 of 64.
+    worked = products * 2 * 2 * 8 * 4096**2 * 128 * 36 / 64
     assert [event.basis for event in schedule.events] == ["kernel"]
-    assert 0.3 < worked / (schedule.step_seconds * V5E.peak()) < 1.0
+    reached = worked / (schedule.step_seconds * V5E.peak())
+    assert reached == pytest.approx(tpu_kernel_share(V5E, kernel, 128))
     assert schedule.notes == ("1 calls a step of tpu_custom_call have no known flops",)
 
 

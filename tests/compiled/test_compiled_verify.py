@@ -8,6 +8,7 @@ import pytest
 from meshwright.compiled import Row, compare, verify
 from meshwright.compiled.compare import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, UNEXPLAINED, Room
 from meshwright.compiled.explain import (
+    IN_ROWS,
     IN_STEPS,
     INSIDE_AND_BETWEEN,
     OTHER_PHASE,
@@ -79,6 +80,11 @@ EXPLAINED = [
             ("all-reduce", "dp", "update", 4096),
         ],
         {("all-reduce", phase): INSIDE_AND_BETWEEN for phase in ("forward", "backward", "update")},
+    ),
+    (
+        [("all-reduce", "fsdp", "update", 36), ("all-reduce", "tp", "update", 36)],
+        [("all-reduce", "fsdp", "update", 1024), ("all-reduce", "tp", "update", 40)],
+        {("all-reduce", "update"): IN_ROWS},
     ),
     (
         [("all-reduce", "dp*fsdp", "backward", 18432)],

@@ -15,14 +15,16 @@ MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")
 STREAM = 16 * 32 * MODEL.embed * 4
 FOUR = Strategy(num_microbatches=4)
+TWICE = replace(FOUR, virtual_stages=2)
+TWO = MeshShape(pp=2)
 
 RUNS = [
     (8, MeshShape(), FOUR, Runs(layers=32, first=4, last=4, ticks=4), {}),
     (8, MeshShape(pp=2), replace(FOUR, lockstep=False), Runs(layers=16, first=4, last=4, ticks=4), {}),
     (8, MeshShape(pp=2), FOUR, Runs(layers=20, first=5, last=4, ticks=5), {}),
     (7, MeshShape(pp=4), FOUR, Runs(layers=14, first=7, last=4, ticks=7), {}),
-    (8, MeshShape(pp=2), replace(FOUR, virtual_stages=2), Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
-    (5, MeshShape(pp=2), replace(FOUR, virtual_stages=2), Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
+    (8, TWO, TWICE, Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
+    (5, TWO, TWICE, Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
 ]  # fmt: skip
 
 
@@ -35,7 +37,7 @@ def test_a_step_runs_its_parts_in_every_tick(layers, mesh, strategy, runs, told)
     assert worked.ticks == 4 * strategy.virtual_stages
 
 
-def over_pp(strategy, mesh=MeshShape(pp=2)):
+def over_pp(strategy, mesh=TWO):
     """The permutes over pp of a step as it runs: phase, array, times and bytes."""
     moves = step_collectives(WORKLOAD, mesh, strategy, counted=all_runs)
     return {(m.phase, m.array): (m.count, m.bytes) for m in moves if m.kind == "collective-permute"}
@@ -74,9 +76,7 @@ def test_ticks_of_the_bubble_are_counted_but_take_no_time_of_their_own():
 
 
 def test_flops_are_of_every_tick_and_of_shared_logits():
-    alone, two = (
-        step_flops(WORKLOAD, mesh, Strategy(num_microbatches=4)) for mesh in (MeshShape(), MeshShape(pp=2))
-    )
+    alone, two = (step_flops(WORKLOAD, mesh, Strategy(num_microbatches=4)) for mesh in (MeshShape(), MeshShape(pp=2)))
     logits = 3 * 2 * WORKLOAD.tokens * MODEL.embed * MODEL.vocab
     assert two.total == pytest.approx((alone.total - logits) / 2 * 5 / 4 + logits / 2)
 

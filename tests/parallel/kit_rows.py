@@ -55,9 +55,9 @@ class Row:
     def alone(self) -> "Row":
         """The same on one device: the whole batch by scores of the whole sequence, by plain ZeRO-less AdamW.
 
-        What it keeps of the strategy is the optimizer and the dropout, with the attention that says of what. Experts have no capacity there, and the model of them as many
-        microbatches as in the row, since their loss of imbalance is the mean of that of each microbatch; which
-        sequences are in which one depends on no mesh.
+        What it keeps of the strategy is the optimizer, and the dropout with the attention that says of what. Experts
+        have no capacity there, and the model of them as many microbatches as in the row, since their loss of imbalance
+        is the mean of that of each microbatch; which sequences are in which one depends on no mesh.
         """
         experts, parts = self.model.experts, 1
         if experts is not None:
@@ -67,7 +67,7 @@ class Row:
         strategy = Strategy(
             optimizer=self.strategy.optimizer, num_microbatches=parts, dropout=dropout, attention=attention
         )
-        return Row(replace(self.model, experts=experts), MeshShape(), strategy)
+        return Row(replace(self.model, name="alone", experts=experts), MeshShape(), strategy)
 
 
 def parts(count: int, **more: object) -> Strategy:
@@ -113,7 +113,7 @@ DENSE_MIXES = [
     Row(DENSE, MeshShape(fsdp=2, tp=4), WHOLE_STREAM),
     Row(TIED, MeshShape(fsdp=2, tp=2)),
     Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(overlaps_tp=True)),
-    Row(TIED, MeshShape(sp=2, tp=4), parts(2, overlaps_tp=True)),
+    Row(TIED, MeshShape(sp=2, tp=4), Strategy(overlaps_tp=True)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(TIED, MeshShape(dp=2, fsdp=2, tp=2), Strategy(zero_stage=1)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),

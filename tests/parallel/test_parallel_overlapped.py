@@ -11,7 +11,7 @@ from jax import P
 
 from meshwright.compiled import parse_hlo, read_collectives
 from meshwright.errors import MeshwrightError
-from meshwright.parallel import gather_product, product_scatter
+from meshwright.parallel import gather_product, gather_products, product_scatter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -154,6 +154,35 @@ def test_only_permutes_are_compiled_and_they_send_what_the_collective_would(case
     assert {collective.kind for collective in found} == {"collective-permute"}
     assert len(found) == (6 if is_two_way else 3)
     assert sum(collective.bytes for collective in found) == 4 * size * size * 3 // 4
+
+
+def test_products_of_one_shard_share_its_ring_forward_and_backward():
+    """The shard goes round once for all, and so does the sum of its gradients."""
+    mesh, (x, w, _) = mesh_of(4), arrays_of("sd,df->sf", 8)
+    others = (w, 2 * w, w[:, ::-1].copy())
+
+    def local(shard, *others):
+        return gather_products(("sd,df->sf",) * 3, shard, others, axes="X", dim="s", is_two_way=False)
+
+    split = P(None, "X")
+    ring = jax.shard_map(local, mesh=mesh, in_specs=(P("X"), *[split] * 3), out_specs=(split,) * 3)
+    placed = [
+        jax.device_put(v, jax.NamedSharding(mesh, s)) for v, s in zip((x, *others), (P("X"), *[split] * 3), strict=True)
+    ]
+
+    def both(*arrays):
+        results, backward = jax.vjp(ring, *arrays)
+        return results, backward(results)
+
+    compiled = jax.jit(both).lower(*placed).compile()
+    found = read_collectives(parse_hlo(compiled.as_text() or ""), {"X": 4}).collectives
+    assert [(move.kind, move.bytes) for move in found] == [("collective-permute", 4 * 2 * 8)] * 6
+    results, (of_shard, *of_others) = compiled(*placed)
+    for result, other, of_other in zip(results, others, of_others, strict=True):
+        np.testing.assert_allclose(np.asarray(result), x @ other, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(of_other), x.T @ (x @ other), rtol=1e-5, atol=1e-3)
+    wanted = sum(x @ other @ other.T for other in others)
+    np.testing.assert_allclose(np.asarray(of_shard), wanted, rtol=1e-5, atol=1e-3)
 
 
 MISTAKES = [

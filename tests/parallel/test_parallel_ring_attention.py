@@ -160,8 +160,8 @@ def test_keys_and_values_travel_in_their_own_dtype():
 
 
 @pytest.mark.slow
-def test_on_tpus_what_travels_has_the_work_of_a_kernel_beside_it():
-    """As scheduled for v5e: every send has a kernel between its start and its done, but the last, of gradients home."""
+def test_on_tpus_keys_and_values_travel_beside_the_work_of_a_kernel():
+    """As scheduled for v5e: each send of theirs, and of gradients but for the last, which takes the sums home."""
     mesh = MeshShape(sp=4)
     workload = Workload(model=MODEL, batch=1, seq_len=8192, remat="none")
     arguments = {"workload": asdict(workload), "strategy": asdict(Strategy(attention="flash", sequence="ring"))}
@@ -169,22 +169,27 @@ def test_on_tpus_what_travels_has_the_work_of_a_kernel_beside_it():
         CompileRequest(function="sequence_methods:lower", hardware="v5e:2x2", mesh=mesh.layout, arguments=arguments)
     )
     module = parse_hlo(program.hlo)
-    beside = [kernels for name in module.computations for kernels in kernels_beside_sends(module, name)]
-    # Forward and backward in loops and beside them: keys, values and places, and gradients of keys and values.
-    assert len(beside) >= 3 + 3 + 2
-    assert sum(not kernels for kernels in beside) <= 2
+    sends = [send for name in module.computations for send in kernels_beside_sends(module, name)]
+    of_keys = [kernels for dtype, kernels in sends if dtype == "bf16"]
+    of_gradients = [kernels for dtype, kernels in sends if dtype == "f32"]
+    # One loop forward, and three sends backward; both of keys and of values.
+    assert len(of_keys) == 2 * (1 + 3)
+    assert all(of_keys)
+    assert len(of_gradients) == 2 * 3
+    assert sum(not kernels for kernels in of_gradients) <= 2
     schedule = simulate(module, mesh.layout, parse_system("v5e:2x2"))
-    assert sum(schedule.exposed_by("axes").values()) < 0.02 * schedule.step_seconds
+    assert sum(schedule.exposed_by("axes").values()) < 0.1 * schedule.step_seconds
 
 
 def kernels_beside_sends(module, computation):
-    """For each send of a computation, how many kernels stand between its start and its done."""
+    """For each send of a computation, its dtype and how many kernels stand between its start and its done."""
     order = list(module.computations[computation].instructions.values())
     for place, start in enumerate(order):
         if start.opcode == "collective-permute-start":
             rest = order[place + 1 :]
             done = next(i for i, x in enumerate(rest) if start.name in x.operands and x.opcode.endswith("-done"))
-            yield sum("tpu_custom_call" in str(dict(x.attributes)) for x in rest[:done])
+            kernels = sum("tpu_custom_call" in str(dict(x.attributes)) for x in rest[:done])
+            yield next(start.shape.arrays()).dtype, kernels
 
 
 def test_the_zigzag_order_gives_every_device_as_much_to_do():

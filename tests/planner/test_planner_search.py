@@ -9,7 +9,7 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import AXES, MeshShape
-from meshwright.planner import find_best, plan_mesh, predict, rank, rank_space, runnable_space, whole_space
+from meshwright.planner import find_best, plan_mesh, plan_stages, predict, rank, rank_space, runnable_space, whole_space
 from meshwright.planner.predict import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
 from meshwright.planner.waits import least_waits
@@ -107,14 +107,38 @@ def test_a_pipeline_is_searched_in_every_schedule():
     assert space.num_ways((MeshShape(fsdp=4, pp=2),)) == len(ways)
 
 
-def test_what_runs_has_one_way_a_mesh_and_policy():
+def test_what_runs_has_one_way_a_mesh_and_policy_but_for_overlapped_products_and_stages():
     space = runnable_space(Workload(model=TINY, batch=8, seq_len=64), parse_system("h100:8"), ("block",))
-    assert all(len(list(space.ways(mesh))) == 1 for mesh in space.meshes() if mesh.pp == 1)
+    whole = [mesh for mesh in space.meshes() if mesh.pp == 1]
+    assert all(len(list(space.ways(mesh))) == (2 if mesh.tp > 1 else 1) for mesh in whole)
     assert {(mesh.ep, mesh.pp) for mesh in space.meshes()} == {(1, 1), (1, 2), (1, 4)}
     experts = runnable_space(Workload(model=MOE, batch=8, seq_len=64), parse_system("h100:8"), ("block",))
-    assert {(mesh.ep, mesh.pp) for mesh in experts.meshes()} == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert {mesh.ep for mesh in experts.meshes()} == {1, 2, 4, 8}
     with pytest.raises(MeshwrightError, match="can be planned"):
         runnable_space(Workload(model=PRESETS["gpt2-xl"], batch=8, seq_len=64), parse_system("h100:8"))
+
+
+def test_stages_run_in_every_schedule_that_keeps_what_a_policy_says():
+    space = runnable_space(Workload(model=TINY, batch=8, seq_len=64), parse_system("h100:8"), ("block", "none"))
+    ways = {
+        (way.remat, way.strategy.schedule, way.strategy.num_microbatches, way.strategy.virtual_stages)
+        for way in space.ways(MeshShape(fsdp=4, pp=2))
+    }
+    assert ways == {
+        *(("block", "1f1b", parts, virtual) for parts, virtual in ((1, 1), (2, 1), (2, 2))),
+        *((remat, "gpipe", parts, 1) for remat in ("block", "none") for parts in (1, 2)),
+    }
+    offloaded = runnable_space(Workload(model=TINY, batch=8, seq_len=64), parse_system("h100:8"), ("offload",))
+    assert {mesh.pp for mesh in offloaded.meshes()} == {1}
+
+
+def test_a_mesh_with_stages_is_run_in_the_best_way_that_keeps_what_is_said():
+    workload, system = Workload(model=TINY, batch=64, seq_len=64), parse_system("h100:8")
+    plan = plan_stages(workload, MeshShape(fsdp=4, pp=2), system)
+    assert plan.planned_only == ""
+    assert plan.workload == workload
+    with pytest.raises(MeshwrightError, match="remat offload can be planned"):
+        plan_stages(replace(workload, remat="offload"), MeshShape(fsdp=4, pp=2), system)
 
 
 def test_what_is_said_is_not_searched():

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiled import in_plans_terms, read_hlo
+from meshwright.compiled import in_plans_terms, parse_hlo, read_hlo, verify
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.parallel import Layout, build_mesh, initialise
-from meshwright.planner import predict
+from meshwright.planner import make_plan, predict
 from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, leaves, parameters, rules_of
@@ -149,3 +149,27 @@ def test_a_run_with_dropout_that_is_resumed_drops_what_an_unbroken_one_does(tmp_
     )
     assert broken == pytest.approx(unbroken, rel=1e-5)
     assert all(one != other for one, other in zip(unbroken, without, strict=True))
+
+
+NARROW = [
+    ("v5e:2x2", "int8", {("s8", "s8"): 7 + 6 + 7}),
+    ("h100:4", "fp8", {("f8e4m3fn", "f8e4m3fn"), ("f8e5m2", "f8e4m3fn"), ("f8e4m3fn", "f8e5m2")}),
+]
+"""Of int8 the seven products of a layer forward, what backward reads of them again, and the seven gradients of what
+each reads. The GPU compiler makes one of those that read the same, so that of fp8 there are some of each kind."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hardware", "dtype", "wanted"), NARROW)
+def test_compilers_of_accelerators_multiply_in_8_bits(hardware, dtype, wanted):
+    workload = replace(BF16, model=replace(MODEL, embed=256, mlp=512, num_heads=8, num_kv_heads=8, head_dim=32))
+    plan = make_plan(workload, MeshShape(fsdp=2, tp=2), parse_system(hardware), Strategy(matmul_dtype=dtype))
+    verified = verify(plan)
+    module = parse_hlo(verified.program.hlo)
+    products = (op for op in module.instructions() if op.opcode in ("dot", "convolution"))
+    found = Counter(tuple(operand.shape.dtype for operand in module.operands(op)) for op in products)
+    narrow = {kinds: count for kinds, count in found.items() if not {"bf16", "f32"}.intersection(kinds)}
+    assert (narrow if isinstance(wanted, dict) else narrow.keys()) == wanted
+    assert all(
+        row.is_equal or "phase" in row.reason for row in verified.rows if row.unit == "B" and "all-" in row.quantity
+    )

@@ -137,7 +137,7 @@ def compare(
             unit="flop",
             predicted=predicted.flops,
             compiled=compiled.flops,
-            reason=room.why if compiled.flops == predicted.flops + room.flops else ANOTHER_PROGRAM,
+            reason=room.why if compiled.flops == (predicted.flops or 0.0) + room.flops else ANOTHER_PROGRAM,
         ),
         _memory("arguments", argument_bytes, memory, ran, "small arrays are padded"),
         _memory("temporaries", temporaries, memory, ran, "an estimate"),
@@ -197,9 +197,11 @@ def _collectives(
     """A row for every kind, axes and phase of collective in either."""
     planned, found = ({(c.kind, c.axes, c.phase): c for c in moves} for moves in (predicted, compiled))
     planned, sums = _sums(planned, found)
-    named = _named(planned, found, mesh, room)
+    # Those done together have their name; without them other differences may add up.
+    ours, theirs = ({k: v for k, v in moves.items() if sums.get(k) != TOGETHER} for moves in (planned, found))
+    named = _named(ours, theirs, mesh, room)
     for key in dict.fromkeys((*planned, *found)):
-        said = "; ".join(filter(None, (sums.get(key, ""), named.get(key, ""))))
+        said = "; ".join(filter(None, (sums.get(key), named.get(key))))
         yield _collective_row(key, planned.get(key), found.get(key), said)
 
 

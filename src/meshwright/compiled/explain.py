@@ -16,6 +16,7 @@ OTHER_PHASE = "in another phase: all phases together are as planned"
 PADDED_SHARES = "in shares padded to the compiler's tiles, which collective-permutes put in place"
 PUTS_IN_PLACE = "puts the padded shares of the reduce-scatter in place"
 INSIDE_AND_BETWEEN = "sums over axes inside slices and between them, one after the other: over each axis as planned"
+IN_ROWS = "a few numbers, in whole rows of the compiler's registers"
 IN_STEPS = "the rest in steps beside the products that use it, as collective-permutes"
 TOGETHER = "sums over several axes done together: over each axis all are as planned"
 STEPS = "steps of the {kinds}, beside the products that use it"
@@ -41,6 +42,10 @@ TILE_BYTES = 4 * 8 * 128
 """The least that the TPU compiler sums between slices of small arrays as one: a tile of its registers, in float32."""
 
 
+ROW_BYTES = 4 * 128
+"""The least that the TPU compiler sends between slices: a row of its registers, in float32."""
+
+
 def explain(
     planned: Mapping[Key, Collective], found: Mapping[Key, Collective], mesh: Mapping[str, int]
 ) -> dict[Key, str]:
@@ -51,7 +56,7 @@ def explain(
     n devices, of the bytes that this adds to the reduce-scatter n-1 in n go on so. Steps: a gather or a reduce-scatter
     done as a ring of permutes between the parts of a product (arXiv:2211.05102, section 3.5), which carry n-1 in n of
     its bytes. Inside and between: a sum over axes of which some lie between slices is one inside each, and one of what
-    these make; small ones together, in one tile.
+    these make; small ones together, in one tile. Rows: a few numbers that fill up whole rows.
     """
     difference = {key: _bytes(found, key) - _bytes(planned, key) for key in dict.fromkeys((*planned, *found))}
     named: dict[Key, str] = {}
@@ -59,6 +64,9 @@ def explain(
         for key, name in rule(difference, mesh):
             if difference[key]:
                 named.setdefault(key, name)
+    for key, size in difference.items():
+        if key[0] == "all-reduce" and key in planned and 0 < size < TILE_BYTES and found[key].bytes % ROW_BYTES == 0:
+            named.setdefault(key, IN_ROWS)
     return named
 
 
@@ -102,14 +110,11 @@ def _steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
 
 
 def _inside_and_between(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
-    """All-reduces over other sets of axes, where over each axis all phases sum what was planned, or a tile more.
-
-    The tile is the same for all axes that have it.
-    """
+    """All-reduces over other sets of axes, which over each axis sum what was planned, or part of a tile more."""
     del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}
-    more = {sum(difference[key] for key in keys if axis in key[1]) for axis in axes}
-    if is_apart and len(more - {0}) < 2 and all(0 <= size < TILE_BYTES for size in more):
+    more = [sum(difference[key] for key in keys if axis in key[1]) for axis in axes]
+    if is_apart and all(0 <= size < TILE_BYTES for size in more):
         yield from ((key, INSIDE_AND_BETWEEN) for key in keys)

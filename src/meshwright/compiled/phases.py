@@ -33,11 +33,12 @@ def phase_of(op_name: str) -> Phase:
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
     parts = _components(op_name)
-    # 1F1B goes backward inside of what JAX differentiates: what stands innermost says.
-    scopes = parts[max((place + 1 for place, part in enumerate(parts) if "jvp(" in part), default=0) :]
-    if GRADIENTS_SCOPE in scopes:
+    last = max((place for place, part in enumerate(parts) if "jvp(" in part), default=-1)
+    # 1F1B goes backward inside of what JAX differentiates: what stands innermost says, as in `jvp(gradients)/while`.
+    within = parts[last].rpartition("(")[2].rstrip(")").split("/") if last >= 0 else []
+    if GRADIENTS_SCOPE in (*within, *parts[last + 1 :]):
         return "backward"
-    return "update" if UPDATE_SCOPE in scopes and scopes == parts else "forward"
+    return "update" if UPDATE_SCOPE in parts and last < 0 else "forward"
 
 
 def scope_of(op_name: str) -> str:

@@ -88,7 +88,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     kernel: TpuKernel = found[1]  # type: ignore[assignment]
     (*batch, heads, queries, head_dim), keys = shapes[0], shapes[1][-2]
     if flops is None:
-        block = _BLOCK.search(str(dict(instruction.attributes)))
+        block = _BLOCK.search(" ".join(instruction.attributes.values()))
         blocks = max(1, queries // int(block[1])) if block else queries
         products = TPU_PRODUCTS[kernel] * 2 * math.prod(batch) * heads * queries * keys * head_dim
         flops = products * (blocks + 1) // (2 * blocks)

@@ -19,7 +19,6 @@ from meshwright.workload import (
     Strategy,
     Workload,
     dropless_padding,
-    is_zigzag,
     num_query_chunks,
     sent_copies,
     token_axes,
@@ -191,7 +190,7 @@ class Activations:
         return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
-        """The bytes live where a fused attention goes block by block; a TPU's kernel has what is of a block on the chip.
+        """The bytes live where a fused attention goes block by block; a kernel of TPUs has those of blocks on the chip.
 
         Of a block of queries and one of keys the float32 scores, their exponentials, and the gradients of both. Round a
         ring the keys and values that come, and the float32 gradients of those here and of those that come.

@@ -84,8 +84,8 @@ def model_flops(workload: Workload) -> float:
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
-    Stages in lockstep go through their layers in the ticks of the bubble too, and GPipe's make the logits again. A fused
-    attention makes its scores again in backward, always: five products for the two forward
+    Stages in lockstep go through their layers in the ticks of the bubble too, and GPipe's make the logits again. A
+    fused attention makes its scores again in backward, always: five products for the two forward
     (arXiv:2307.08691, section 4.1).
     """
     tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)

@@ -186,10 +186,14 @@ class States:
         return MOMENTS[name] * each * self.kept
 
     def gradients(self, elements: float) -> float:
-        """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2."""
-        return (
-            dtype_bytes(self.workload.param_dtype) * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
-        )
+        """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2.
+
+        Those of microbatches are added up in the dtype of sums over devices, where it is wider (training/gradients.py).
+        """
+        each, wide = dtype_bytes(self.workload.param_dtype), self.strategy.gradient_dtype
+        if wide and self.strategy.num_microbatches > 1 and self.mesh.pp == 1:
+            each = max(each, dtype_bytes(wide))
+        return each * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
 
     @property
     def _shards(self) -> int:

@@ -72,9 +72,7 @@ def all_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:
         return worked
     ticks, virtual = schedule_of(mesh, strategy).ticks, strategy.virtual_stages
     slots = chunk_slots(num_layers, mesh.pp, virtual)
-    return Runs(
-        layers=ticks * slots, first=ticks if virtual == 1 else worked.first, last=worked.last, ticks=ticks
-    )
+    return Runs(layers=ticks * slots, first=ticks if virtual == 1 else worked.first, last=worked.last, ticks=ticks)
 
 
 def told_runs(num_layers: int, mesh: MeshShape, strategy: Strategy) -> Runs:

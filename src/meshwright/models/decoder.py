@@ -6,6 +6,7 @@ dim, v vocab.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import INTERMEDIATE, PRODUCT, SCORES, Turns, attend, rotate, turns
@@ -21,9 +23,10 @@ from meshwright.models.experts import load_of_layers, mix
 from meshwright.models.product import product
 from meshwright.models.stream import GATHERED, RESIDUAL, gathered, off_stream, onto_stream
 from meshwright.parallel import Layout, sequence
-from meshwright.parallel.blockwise import ATTENDED, Mask, Places
+from meshwright.parallel.blockwise import ATTENDED
 from meshwright.parallel.experts_routing import Load
 from meshwright.parallel.overlapped import BROUGHT
+from meshwright.parallel.places import Mask, Places
 from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
 
 STREAM = "stream"
@@ -232,7 +235,7 @@ def attention(
     """What attention adds to the stream, of which h is normed, as it lies between blocks; and the keys and values."""
     # Heads are one dim to products: with several to sum over, backward, XLA:CPU copies the weights first.
     stored = [weights[name] for name in ("query", "key", "value")]
-    used = [_weight(array.reshape(len(array), -1), layout, h.dtype, "embed", "kv_heads") for array in stored]
+    used = [_weight(_matrix(array, 1), layout, h.dtype, "embed", "kv_heads") for array in stored]
     made = off_stream(("bsd,dn->bsn",) * 3, h, used, (("kv_heads",),) * 3, layout, strategy)
     query, key, value = (
         checkpoint_name(array, PRODUCT).reshape(*h.shape[:2], *like.shape[1:])
@@ -251,7 +254,7 @@ def attention(
         mixed = checkpoint_name(mixed, INTERMEDIATE)
     else:
         mixed = with_scores(query, seen, places, layout, draws)
-    output = _weight(_turned(weights["output"].reshape(-1, h.shape[-1])), layout, h.dtype, "embed", "kv_heads")
+    output = _weight(_turned(_matrix(weights["output"], 3)), layout, h.dtype, "embed", "kv_heads")
     return onto_stream("bsn,dn->bsd", mixed.reshape(*h.shape[:2], -1), output, ("kv_heads",), layout, strategy), seen
 
 
@@ -300,6 +303,14 @@ def cross_entropy(scores: Array, targets: Array) -> Array:
     chosen = jnp.arange(scores.shape[-1]) == targets[..., None]
     picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
     return jnp.mean(jnp.log(total) - picked)
+
+
+def _matrix(stored: Array, num_rows: int) -> Array:
+    """A parameter with its first dims as one and its others as one, the first of each split as they are."""
+    spec, shape = jax.typeof(stored).sharding.spec, stored.shape
+    split = P(spec.partitions[0], spec.partitions[num_rows], reduced=spec.reduced)
+    # Asked for no sharding, JAX 0.10.2 reshapes nothing that is typed reduced.
+    return jax.lax.reshape(stored, (math.prod(shape[:num_rows]), math.prod(shape[num_rows:])), out_sharding=split)
 
 
 def _turned(stored: Array) -> Array:

@@ -66,7 +66,7 @@ def dropped_weights(weights: Array, draws: Draws | None) -> Array:
         return weights
     _, num_kv_heads, group, _, num_keys = weights.shape
     heads = jnp.arange(num_kv_heads * group, dtype=jnp.uint32).reshape(num_kv_heads, group)
-    heads = jax.reshard(heads, jax.P(*jax.typeof(weights).sharding.spec[1:3]))
+    heads = jax.reshard(heads, jax.P(*jax.typeof(weights).sharding.spec.partitions[1:3]))
 
     def of_token(key: Array, head: Array) -> Array:
         return _kept(jax.random.fold_in(key, head), rate=draws.rate, size=num_keys)

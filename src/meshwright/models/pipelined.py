@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,7 @@ def staged_loss_and_load(
     ends = {name: in_rows(weights, 0) for name, weights in params.items() if name != "layers"}
     stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
     parts = {name: microbatches(array, strategy.num_microbatches, layout) for name, array in batch.items()}
-    run: Callable[..., tuple[Array, Any]] = alternating_loss if strategy.schedule == "1f1b" else pipelined_loss
+    run: Any = alternating_loss if strategy.schedule == "1f1b" else pipelined_loss
     loss, loads = run(pipeline, ends, stacked, parts)
     return loss, None if loads is None else _load(loads, pipeline)
 

@@ -9,7 +9,6 @@ that no device has more than p microbatches, whatever their number. The time of 
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -85,14 +84,15 @@ def _forward(
             state = _back(pipeline, given, state, taken(state.kept.slots, places.due), turned, due)
         return state, None
 
-    state = _start(pipeline, given)
-    bounds = (0, schedule.warm_up, schedule.ticks, schedule.warm_up + schedule.ticks)
-    for start, stop in pairwise(bounds):
-        step = partial(tick, is_forward=start < schedule.ticks, is_backward=start >= schedule.warm_up)
+    state, ends_at = _start(pipeline, given), schedule.warm_up + schedule.ticks
+    for start, stop in ((0, schedule.warm_up), (schedule.warm_up, schedule.ticks)):
+        step = partial(tick, is_forward=True, is_backward=start == schedule.warm_up)
         state, _ = lax.scan(step, state, jnp.arange(start, stop))
-        # Only what goes forward puts away what has arrived.
-        state = state._replace(kept=settled(state.kept)) if stop == schedule.ticks else state
+    # Only what goes forward puts away what has arrived.
+    state = state._replace(kept=settled(state.kept))
     with jax.named_scope("gradients"):
+        step = partial(tick, is_forward=False, is_backward=True)
+        state, _ = lax.scan(step, state, jnp.arange(schedule.ticks, ends_at))
         of_layers = jax.tree.map(in_slots, state.of_layers)
     return ended(pipeline, state.sums), (state.of_ends, of_layers)
 

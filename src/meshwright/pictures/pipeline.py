@@ -56,9 +56,7 @@ def _span(layers: tuple[int | None, ...]) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def _panel(
-    schedule: Schedule, done: Mapping[tuple[int, int], Work], slots: range, rows: tuple[str, ...]
-) -> Panel:
+def _panel(schedule: Schedule, done: Mapping[tuple[int, int], Work], slots: range, rows: tuple[str, ...]) -> Panel:
     """Some slots of all stages."""
     return Panel(
         cells=tuple(

@@ -109,7 +109,9 @@ def least_waits(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 def weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
     """What a step waits for weights and gradients."""
-    once, each = _weight_waits(_any_remat(workload), mesh, system, _without(strategy, _SHAPE))
+    # Stages of GPipe in lockstep gather a table again.
+    shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
+    once, each = _weight_waits(_any_remat(workload), mesh, system, _without(strategy, shape))
     return once + each * strategy.num_microbatches
 
 

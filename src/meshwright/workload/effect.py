@@ -30,18 +30,20 @@ def without_effect(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
     Fields that only say how other systems than this one run a step are not among them.
     """
     stored = RULES["embed"]
-    reasons = {
-        "zero_stage": mesh.degree(stored) == 1 and f"{'*'.join(stored)}=1 stores no parameter in shards",
-        "schedule": mesh.pp == 1 and "pp=1 has no stages",
-        "virtual_stages": mesh.pp == 1 and "pp=1 has no stages",
-        "sequence_parallel": mesh.tp == 1 and "tp=1 splits no stream",
-        "overlaps_tp": mesh.tp == 1 and "tp=1 has no collectives",
-        "sequence": mesh.sp == 1 and "sp=1 splits no sequence",
-        "moment_dtype": strategy.optimizer == "sgd" and "sgd keeps no moments",
-        "master_weights": workload.param_dtype == "f32" and "parameters are float32 themselves",
+    idle = (
+        ("zero_stage", mesh.degree(stored) == 1, f"{'*'.join(stored)}=1 stores no parameter in shards"),
+        ("schedule", mesh.pp == 1, "pp=1 has no stages"),
+        ("virtual_stages", mesh.pp == 1, "pp=1 has no stages"),
+        ("sequence_parallel", mesh.tp == 1, "tp=1 splits no stream"),
+        ("overlaps_tp", mesh.tp == 1, "tp=1 has no collectives"),
+        ("sequence", mesh.sp == 1, "sp=1 splits no sequence"),
+        ("moment_dtype", strategy.optimizer == "sgd", "sgd keeps no moments"),
+        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "products are made in it"),
+        ("master_weights", workload.param_dtype == "f32", "parameters are float32 themselves"),
+    )
+    return {
+        field: why for field, is_idle, why in idle if is_idle and getattr(strategy, field) != getattr(DEFAULT, field)
     }
-    said = (field for field in reasons if getattr(strategy, field) != getattr(DEFAULT, field))
-    return {field: reason for field in said if (reason := reasons[field])}
 
 
 def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:

@@ -22,8 +22,10 @@ def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
     For n tokens a device, heads of h elements and P = sp, forward: Ulysses exchanges queries and outputs of H heads,
     keys and values of K, (2 H + 2 K) n h (P - 1) / P; a ring sends keys and values P - 1 times, 2 K n h (P - 1), as
     much as gathering them moves. So Ulysses sends less from (H + K) / P < K. That sp * tp divides the kv heads is its
-    condition (arXiv:2309.14509). A ring has the keys of two devices at most, a gather those of all; and a ring's tokens
-    lie so that causal work is even, which a gather of tokens in order is not.
+    condition (arXiv:2309.14509). A ring has the keys of two devices at most, a gather those of all.
+
+    The rule counts bytes, not time: a ring's sends run beside its work, and cost nothing where n is large
+    (`benchmarks/sequence_methods.py --compile`), while what Ulysses exchanges is waited for.
     """
     is_less = mesh.sp > 1 + model.num_heads / model.num_kv_heads
     return "ulysses" if is_less and model.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"

@@ -33,7 +33,7 @@ class Strategy:
     fused kernel that keeps them on the chip and skips the masked half: FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
     sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
     heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
-    matmul_dtype: of the products with weights, where it is not the workload's compute dtype. fuses: elementwise ops are
+    matmul_dtype: to what operands of the layers' products with weights are rounded (`models.quantised`). fuses: elementwise ops are
     compiled into few passes over memory, as XLA does. lists_shards: weights are gathered into lists of shards and
     gradients scattered from them, each shard copied, as DeepSpeed of 2021 does. reruns_blocks: a block is recomputed to
     its end, as PyTorch's checkpoints do unless told to stop early, where a compiler leaves out what nothing needs.
