@@ -15,6 +15,8 @@ NAMES = [
     ("jit(f)/transpose(jvp(jvp()))/checkpoint/rematted_computation/blk/dot_general", "recompute", "blk/dot_general"),
     ("jit(step)/update/reduce_sum", "update", "update/reduce_sum"),
     ("jit(step)/jvp(cache)/update/add", "forward", "cache/update/add"),
+    ("jit(step)/gradients/jvp(gradients)/while/body/add", "backward", "gradients/gradients/add"),
+    ("jit(step)/gradients/jvp()/while/body/add", "forward", "gradients/add"),
     ("jit(step)/updates/add", "forward", "updates/add"),
     ("jit(step)/jvp()/jit(silu)/mul", "forward", "mul"),
     ("jvp(vmap(blk))/dot_general", "forward", "blk/dot_general"),

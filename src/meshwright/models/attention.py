@@ -95,7 +95,7 @@ def _mixed(query: Array, key: Array, value: Array, positions: Array, draws: Draw
 
     Backward is written out because JAX's own goes through arrays of scores [b, k, g, s, t], the largest of all, twice
     as often. Here what they mix is divided by their sums instead of them; the softmax's inner product is that of the
-    output with its gradient (FlashAttention, arXiv:2205.14135, section B.4); and no product has them transposed.
+    output with its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); and no product has them transposed.
     """
     return _forward(query, key, value, positions, draws)[0]
 

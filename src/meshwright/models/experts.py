@@ -70,7 +70,7 @@ def _mix(
 ) -> tuple[Array, Array]:
     """`mix` on one device."""
     if split.width and not split.tokens:
-        # Every device has all tokens, and parts of experts: here their gradients are summed once, not for each product.
+        # Every device has all tokens, and parts of experts: so gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")
     routing = route(logits, experts.num_active)
     here = visit(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
