@@ -35,6 +35,8 @@ CHIPS = ("v5e", "v6e", "v5p", "v4", "tpu7x")
 HEAD_DIMS = (128, 256)
 LENGTH = 8192
 NUM_HEADS = 2
+CORES = {"v4": 2, "v5p": 2}
+"""The cores that are one device to JAX: the kernels' heads are shared between them, and a bundle is of one core."""
 
 _ADDRESS = re.compile(r"\s*(0x[0-9a-f]+|0)\s")
 _BRANCH = re.compile(r"sbr\.rel \(%\w+\) target = \$region(\d+)")
@@ -65,6 +67,7 @@ def main() -> None:
 def shares(chip: str, head_dim: int) -> dict[TpuKernel, float]:
     """The share of the peak that each kernel has, of the flops of the blocks that it makes."""
     peak = json.loads((DATA / "tpu_products.json").read_text())["chips"][chip]["flops_per_cycle"]
+    peak //= CORES.get(chip, 1)
     block = tpu_block(head_dim)
     rows = LENGTH // block
     made, found = rows * (rows + 1) // 2, {}

@@ -1,5 +1,7 @@
 """Dropout: what is dropped follows from seed, step, layer and token, and from nothing of the mesh."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +84,7 @@ def test_as_much_is_dropped_as_said_and_the_rest_is_larger_by_as_much(make):
 
 def test_every_step_place_token_and_head_draws_for_itself():
     whole, _ = on(MeshShape(), stream)
-    others = [on(MeshShape(), lambda layout: stream(layout, **more))[0] for more in ({"place": ATTENTION}, {"key": 1})]
+    others = [on(MeshShape(), partial(stream, **more))[0] for more in ({"place": ATTENTION}, {"key": 1})]
     heads, _ = on(MeshShape(), weights)
     rows = [*whole.reshape(-1, D), *(row for other in others for row in other.reshape(-1, D))]
     assert len({row.tobytes() for row in rows}) == len(rows)

@@ -164,9 +164,9 @@ def _resumed(args: Args) -> tuple[RunConfig, Path]:
 def _kept_way(before: RunConfig, mesh: MeshShape) -> Strategy:
     """The strategy of a run as it goes on on a mesh: what changes nothing there is left out, and said."""
     idle = without_effect(before.workload, mesh, before.strategy)
-    for field, reason in idle.items():
-        print(f"{field}={getattr(before.strategy, field)!r} is left out on {mesh}: {reason}", file=sys.stderr)
-    return replace(before.strategy, **{field: getattr(DEFAULT, field) for field in idle})
+    for name, reason in idle.items():
+        print(f"{name}={getattr(before.strategy, name)!r} is left out on {mesh}: {reason}", file=sys.stderr)
+    return replace(before.strategy, **{name: getattr(DEFAULT, name) for name in idle})
 
 
 @contextmanager

@@ -116,9 +116,7 @@ def _ticks_factor(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> fl
     return runs * mesh.pp / (strategy.num_microbatches * model.num_layers)
 
 
-def room_flops(
-    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
-) -> float:
+def room_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool) -> float:
     """The flops that the program of a step says it does beyond its plan, as experts without a capacity make them.
 
     Each of their products is one of all the rows that there is room for, of which a kernel leaves out those that no

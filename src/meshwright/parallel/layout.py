@@ -60,7 +60,7 @@ class Layout:
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
     def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
-        """A parameter as products in `dtype` use it: narrowed, then gathered over the axes that merely store it (ZeRO-3).
+        """A parameter as products in `dtype` use it: narrowed, then gathered over axes that merely store it (ZeRO-3).
 
         Its gradient has to be summed over every axis that splits tokens, but for those that split it too and have other
         tokens brought to them (experts). Backward, the gather becomes a reduce-scatter onto the shards; the sum over

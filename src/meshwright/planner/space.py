@@ -44,8 +44,8 @@ class Space:
     axes: the mesh axes that may be larger than 1. remats: the policies to choose from, whatever the workload's own is.
     base: the strategy that all ways share but for what is searched: microbatches, ZeRO stage, schedule and virtual
     stages. num_microbatches, zero_stage: the only ones, where not None. is_runnable: only what `meshwright train` runs
-    today, one way a mesh and policy, where tp splits something with overlapped products too, and over pp in every
-    schedule that keeps what the policy says, with every number of microbatches.
+    today, one way a mesh and policy, over tp of GPUs with overlapped products too, and over pp in every schedule that
+    keeps what the policy says, with every number of microbatches.
     """
 
     workload: Workload

@@ -81,7 +81,7 @@ class Batches:
         self._seed = seed if draws else None
 
     def __getitem__(self, step: int) -> dict[str, Array]:
-        """`tokens` and `targets` [batch, sequence] of a step, `positions` of tokens that do not lie in order, `draws` [2].
+        """`tokens` and `targets` [batch, sequence] of a step, `positions` of tokens that lie in no order, `draws` [2].
 
         Each process makes the shards of its own devices.
         """

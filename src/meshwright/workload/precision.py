@@ -14,7 +14,7 @@ def check_precision(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> 
         raise MeshwrightError("optimizer adamw-8bit can be planned, but is none that runs; adamw with bf16 moments is")
     if strategy.dropout and mesh.pp > 1:
         raise MeshwrightError(
-            f"dropout={strategy.dropout} on the stages of mesh {mesh} can be planned, but what runs has it with pp=1 yet"
+            f"dropout={strategy.dropout} on the stages of mesh {mesh} can be planned, but what runs has it with pp=1"
         )
     if strategy.matmul_dtype is None:
         return

@@ -17,31 +17,47 @@ Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """How a step is run; the defaults are how `meshwright train` does it, the rest can be planned.
+    """How a step is run; the defaults are how `meshwright train` does it. What does not run can be planned.
 
-    num_microbatches: parts of a device's batch that run one after the other, through the stages of pp where there are
-    several. zero_stage: what fsdp shards, of ZeRO's stages (arXiv:1910.02054): 1 optimizer state, 2 gradients too, 3
-    parameters too, 0 nothing, so that it is another dp. virtual_stages: the parts of each stage in an interleaved
-    schedule (arXiv:2104.04473). lockstep: all stages are one program and go through every tick together, those that have
-    nothing to do on zeros, and share the tables before and after the layers; else each runs a program of its own, as
-    Megatron-LM's do. sequence_parallel: between products the stream is split over tp, else each device of
-    tp has all of it. overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
-    overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
-    overlaps_weights: weights are gathered, and their gradients scattered, beside products. gradient_dtype: in which
-    gradients are summed, where that is not the compute dtype. flat_buffers: weights are gathered into one buffer and
-    copied out of it, gradients copied into one, as PyTorch's FSDP does. attention: scores that go through memory, or a
-    fused kernel that keeps them on the chip and skips the masked half: FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
-    sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
-    heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
-    matmul_dtype: to what operands of the layers' products with weights are rounded (`models.quantised`). fuses: elementwise ops are
-    compiled into few passes over memory, as XLA does. lists_shards: weights are gathered into lists of shards and
-    gradients scattered from them, each shard copied, as DeepSpeed of 2021 does. reruns_blocks: a block is recomputed to
-    its end, as PyTorch's checkpoints do unless told to stop early, where a compiler leaves out what nothing needs.
-    dropout: the share that is dropped at random of what joins the residual stream, and of attention's weights where
-    scores go through memory. optimizer: what keeps moments
-    beside the parameters. moment_dtype: of the moments, where it is not the parameters'. master_weights: the optimizer
-    updates float32 copies that it keeps of narrower parameters.
-    fuses_loss: the loss has the float32 logits once, as compiled; else an array for each op, as PyTorch's does.
+    Parts of a batch, and stages:
+
+    - num_microbatches: parts of a device's batch that run one after the other, through the stages of pp where there are
+      several.
+    - schedule, virtual_stages: in which order stages work on them; the parts of each stage in an interleaved schedule
+      (arXiv:2104.04473).
+    - lockstep: all stages are one program and go through every tick together, those that have nothing to do on zeros,
+      and share the tables before and after the layers; else each runs a program of its own, as Megatron-LM's do.
+
+    What is split, and what hides behind products:
+
+    - zero_stage: what fsdp shards, of ZeRO's stages (arXiv:1910.02054): 1 optimizer state, 2 gradients too, 3
+      parameters too, 0 nothing, so that it is another dp.
+    - sequence_parallel: between products the stream is split over tp, else each device of tp has all of it.
+    - overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
+    - overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
+    - overlaps_weights: weights are gathered, and their gradients scattered, beside products.
+    - flat_buffers: weights are gathered into one buffer and copied out of it, gradients copied into one, as PyTorch's
+      FSDP does. lists_shards: into and from lists of shards, each copied, as DeepSpeed of 2021 does.
+
+    Attention, and what is recomputed:
+
+    - attention: scores that go through memory, or a fused kernel that keeps them on the chip and skips the masked half:
+      FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
+    - sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
+      heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
+    - fuses: elementwise ops are compiled into few passes over memory, as XLA does. fuses_loss: the loss has the float32
+      logits once, as compiled; else an array for each op, as PyTorch's does.
+    - reruns_blocks: a block is recomputed to its end, as PyTorch's checkpoints do unless told to stop early, where a
+      compiler leaves out what nothing needs.
+    - dropout: the share that is dropped at random of what joins the residual stream, and of attention's weights where
+      scores go through memory.
+
+    Formats, and the update:
+
+    - gradient_dtype: in which gradients are summed over devices, where that is not the compute dtype.
+    - matmul_dtype: to what operands of the layers' products with weights are rounded (`models.quantised`).
+    - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
+    - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
     """
 
     num_microbatches: int = 1
