@@ -61,7 +61,7 @@ def _split(layout: Layout, tokens: tuple[str, ...]) -> Split:
 
 
 def load_of_layers(loads: Array) -> Load:
-    """The load of every layer [layers, e], of all devices, from what `mix` returned for each [layers, devices, 3, e]."""
+    """The load of every layer [layers, e], of all devices, from what `mix` gave for each [layers, devices, 3, e]."""
     return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
 
 
