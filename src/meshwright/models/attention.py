@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.dropout import Draws, dropped_weights
 from meshwright.parallel import cotangent_spec
+from meshwright.parallel.blockwise import ATTENDED
 from meshwright.workload import ModelConfig, num_query_chunks
 
 INTERMEDIATE = "intermediate"
@@ -24,6 +25,30 @@ PRODUCT = "product"
 
 SCORES = "scores"
 """The name of attention's scores, which only the remat policy `none` keeps for backward."""
+
+
+class Chunks(NamedTuple):
+    """Chunks of queries [n, b, c, k, g, h], their places [n, c] and, where some are drawn for, numbers [n, b, c].
+
+    Inside a loop over chunks, one of them.
+    """
+
+    query: Array
+    positions: Array
+    tokens: Array | None
+
+    def draws(self, of_all: Draws | None) -> Draws | None:
+        """The draws of one chunk."""
+        return None if of_all is None or self.tokens is None else replace(of_all, tokens=self.tokens)
+
+
+class Known(NamedTuple):
+    """What forward knows of queries: they, weights [b, k, g, s, t] to be divided by their sums `total`, the output."""
+
+    query: Array
+    weights: Array
+    total: Array
+    mixed: Array
 
 
 class Turns(NamedTuple):
@@ -78,14 +103,7 @@ def attend(query: Array, key: Array, value: Array, positions: Array, draws: Draw
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
     places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
     tokens = draws and jnp.moveaxis(draws.tokens.reshape(b, s // num_chunks, num_chunks), 2, 0)
-
-    def chunk(each: tuple[Array, Array, Array | None]) -> Array:
-        query, positions, tokens = each
-        here = None if draws is None or tokens is None else replace(draws, tokens=tokens)
-        return _mixed(query, key, value, positions, here)
-
-    # Each chunk's scores are made again in backward: without a policy no name in it is kept.
-    mixed = jax.lax.map(jax.checkpoint(chunk), (chunks, places, tokens))
+    mixed = _mixed_by_chunk(Chunks(chunks, places, tokens), key, value, draws)
     return checkpoint_name(jnp.moveaxis(mixed, 0, 2).reshape(query.shape), INTERMEDIATE)
 
 
@@ -103,21 +121,81 @@ def _mixed(query: Array, key: Array, value: Array, positions: Array, draws: Draw
 def _forward(
     query: Array, key: Array, value: Array, positions: Array, draws: Draws | None
 ) -> tuple[Array, tuple[Any, ...]]:
-    """The output, and what backward needs: the weights [b, k, g, s, t], still to be divided by their sums `total`."""
-    scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32)
-    visible = positions[:, None] >= jnp.arange(value.shape[1])[None, :]
-    scores = jnp.where(visible, scores / math.sqrt(query.shape[-1]), -jnp.inf)
+    """The output, and what backward needs."""
+    scores = _scores(query, key, positions)
     weights = checkpoint_name(jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True)), SCORES)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    kept = dropped_weights(weights, draws).astype(value.dtype)
-    mixed = jnp.einsum("bkgst,btkh->bkgsh", kept, value, preferred_element_type=jnp.float32) / total
-    mixed = checkpoint_name(_by_token(mixed.astype(query.dtype)), INTERMEDIATE)
-    return mixed, (query, key, value, draws, weights, total, mixed)
+    mixed = checkpoint_name(_mix(weights, total, value, draws, query.dtype), INTERMEDIATE)
+    return mixed, (Known(query, weights, total, mixed), key, value, draws)
 
 
 def _backward(saved: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array, None, None]:
     """The gradients of queries, keys and values."""
-    query, key, value, draws, weights, total, mixed = saved
+    known, key, value, draws = saved
+    return *_gradients(known, key, value, draws, gradient), None, None
+
+
+_mixed.defvjp(_forward, _backward)
+
+
+@jax.custom_vjp
+def _mixed_by_chunk(chunks: Chunks, key: Array, value: Array, draws: Draws | None) -> Array:
+    """`_mixed` of one chunk of queries after the other, [n, b, c, k, g, h]: backward makes the scores of each again."""
+    return _forward_by_chunk(chunks, key, value, draws)[0]
+
+
+def _forward_by_chunk(chunks: Chunks, key: Array, value: Array, draws: Draws | None) -> tuple[Array, tuple[Any, ...]]:
+    """The output, and what backward needs: no scores, but the logarithm of each softmax's sum."""
+
+    def mix(chunk: Chunks) -> tuple[Array, Array]:
+        scores = _scores(chunk.query, key, chunk.positions)
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.exp(scores - top)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        return _mix(weights, total, value, chunk.draws(draws), chunk.query.dtype), top + jnp.log(total)
+
+    mixed, log_total = checkpoint_name(jax.lax.map(mix, chunks), ATTENDED)
+    return mixed, (chunks, key, value, draws, mixed, log_total)
+
+
+def _backward_by_chunk(saved: tuple[Any, ...], gradient: Array) -> tuple[Chunks, Array, Array, None]:
+    """The gradients of queries, keys and values, those of the last two added up chunk by chunk."""
+    chunks, key, value, draws, mixed, log_total = saved
+
+    def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        chunk, mixed, log_total, gradient = each
+        weights = jnp.exp(_scores(chunk.query, key, chunk.positions) - log_total)
+        known = Known(chunk.query, weights, jnp.ones_like(log_total), mixed)
+        of_query, of_key, of_value = _gradients(known, key, value, chunk.draws(draws), gradient)
+        return (sums[0] + of_key, sums[1] + of_value), of_query
+
+    zeros = [jnp.zeros(x.shape, x.dtype, out_sharding=cotangent_spec(x)) for x in (key, value)]
+    sums, of_queries = jax.lax.scan(back, (zeros[0], zeros[1]), (chunks, mixed, log_total, gradient))
+    return Chunks(of_queries, None, None), *sums, None  # type: ignore[arg-type]
+
+
+_mixed_by_chunk.defvjp(_forward_by_chunk, _backward_by_chunk)
+
+
+def _scores(query: Array, key: Array, positions: Array) -> Array:
+    """The scores [b, k, g, s, t] in float32, minus infinity where a query does not see a key."""
+    scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32)
+    visible = positions[:, None] >= jnp.arange(key.shape[1])[None, :]
+    return jnp.where(visible, scores / math.sqrt(query.shape[-1]), -jnp.inf)
+
+
+def _mix(weights: Array, total: Array, value: Array, draws: Draws | None, dtype: Any) -> Array:
+    """The values mixed by weights [b, k, g, s, t] that are still to be divided by their sums `total`."""
+    kept = dropped_weights(weights, draws).astype(value.dtype)
+    mixed = jnp.einsum("bkgst,btkh->bkgsh", kept, value, preferred_element_type=jnp.float32) / total
+    return _by_token(mixed.astype(dtype))
+
+
+def _gradients(
+    known: Known, key: Array, value: Array, draws: Draws | None, gradient: Array
+) -> tuple[Array, Array, Array]:
+    """The gradients of queries, keys and values."""
+    query, weights, total, mixed = known
     inner = _by_head(jnp.sum(gradient.astype(jnp.float32) * mixed, axis=-1, keepdims=True))
     gradient = _by_head(gradient)
     of_kept = jnp.einsum("bkgsh,btkh->bkgst", gradient, value, preferred_element_type=jnp.float32)
@@ -128,12 +206,7 @@ def _backward(saved: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Ar
         _by_token(jnp.einsum("bkgst,btkh->bkgsh", of_scores, key)),
         _over_queries(_by_head(query), of_scores, key),
         _over_queries((gradient / total).astype(value.dtype), kept, value),
-        None,
-        None,
     )
-
-
-_mixed.defvjp(_forward, _backward)
 
 
 def _over_queries(x: Array, weights: Array, to: Array) -> Array:
