@@ -22,7 +22,15 @@ from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.planner import Plan, as_run, make_plan
 from meshwright.record import Record
 from meshwright.units import show_percent, show_rate, show_seconds
-from meshwright.workload import DEFAULT, Dtype, MatmulDtype, Strategy, without_effect
+from meshwright.workload import (
+    DEFAULT,
+    Attention,
+    Dtype,
+    MatmulDtype,
+    SequenceMethod,
+    Strategy,
+    without_effect,
+)
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -40,6 +48,12 @@ class Way:
     """The chunks of layers of each stage; with several the schedule is interleaved (1)."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """What fsdp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too (3)."""
+    attention: Attention | None = None
+    """Scores that go through memory; flash, a fused kernel, or block by block where a chip has none; cuDNN's (scores)."""
+    sequence: SequenceMethod | None = None
+    """How queries meet the keys of a sequence that sp splits; ring and ulysses want flash, and bring it (gather)."""
+    sequence_parallel: bool | None = None
+    """Whether tp splits the stream between products too (yes)."""
     overlaps_tp: bool | None = None
     """Whether collectives over tp run chunk by chunk beside the products that need them (no)."""
     optimizer: Literal["adamw", "lion", "adafactor", "sgd"] | None = None
@@ -62,6 +76,8 @@ class Way:
         said = {name: value for name, value in vars(self).items() if value is not None}
         if not said:
             return plan
+        if said.get("sequence", "gather") != "gather":
+            said.setdefault("attention", "flash")
         workload = replace(plan.workload, param_dtype=said.pop("param_dtype", plan.workload.param_dtype))
         return as_run(make_plan(workload, plan.mesh, plan.system, replace(plan.strategy, **said)))
 
