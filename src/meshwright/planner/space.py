@@ -16,6 +16,7 @@ from meshwright.workload import (
     REMATS,
     STAGE_REMATS,
     Attention,
+    ModelConfig,
     Remat,
     SequenceMethod,
     Strategy,
@@ -44,8 +45,7 @@ class Space:
     axes: the mesh axes that may be larger than 1. remats: the policies to choose from, whatever the workload's own is.
     base: the strategy that all ways share but for what is searched: microbatches, ZeRO stage, schedule and virtual
     stages. num_microbatches, zero_stage: the only ones, where not None. is_runnable: only what `meshwright train` runs
-    today, one way a mesh and policy, over tp of GPUs with overlapped products too, and over pp in every schedule that
-    keeps what the policy says, with every number of microbatches.
+    today, over tp of GPUs with overlapped products too.
     """
 
     workload: Workload
@@ -81,8 +81,6 @@ class Space:
 
     def parts(self, mesh: MeshShape) -> list[int]:
         """The numbers of microbatches that a device's batch can be cut into."""
-        if self.is_runnable and mesh.pp == 1:
-            return [1]
         each = self.workload.batch // mesh.degree(("dp", "fsdp", "ep"))
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
@@ -90,14 +88,6 @@ class Space:
 
     def strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
         """The strategies of a mesh with so many microbatches, those that want least memory first."""
-        if self.is_runnable and mesh.pp > 1:
-            staged = _strategies(self.base, self.workload.model.num_layers, mesh.pp, parts, (3,))
-            return tuple(strategy for strategy in staged if remat in STAGE_REMATS[strategy.schedule])
-        if self.is_runnable:
-            # Simulated devices send nothing while they compute; on TPUs what rings copy took longer than what they hid,
-            # in the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1), and is not priced yet.
-            has_rings = mesh.tp > 1 and self.system.chip.kind == "gpu"
-            return _with_and_without_rings(self.base) if has_rings else (self.base,)
         # What ZeRO shards is over fsdp; over sp, where parameters are stored too, they are gathered for each use.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
@@ -105,17 +95,25 @@ class Space:
         base = self.base
         if mesh.sp > 1 and base.attention != "scores":
             base = _with_sequence(base, sequence_method(self.workload.model, mesh))
-        return _strategies(base, self.workload.model.num_layers, mesh.pp, parts, stages)
+        found = _strategies(base, self.workload.model.num_layers, mesh.pp, parts, stages)
+        return self._of_which_run(mesh, remat, found) if self.is_runnable else found
+
+    def _of_which_run(self, mesh: MeshShape, remat: Remat, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """The strategies that run on a mesh, and those with overlapped products beside them.
+
+        Simulated devices send nothing while they compute; on TPUs what rings copy took longer than what they hid, in
+        the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1), and is not priced yet.
+        """
+        kept = [way for way in found if mesh.pp == 1 or remat in STAGE_REMATS[way.schedule]]
+        if mesh.tp > 1 and self.system.chip.kind == "gpu":
+            kept = [ring for way in kept for ring in _with_and_without_rings(way)]
+        return tuple(way for way in kept if _does_run(self.workload.model, mesh, way))
 
     def _runs(self, mesh: MeshShape) -> bool:
         """Whether what runs takes a mesh."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
-        try:
-            check_runnable(self.workload.model, mesh, self.base)
-        except MeshwrightError:
-            return False
-        return mesh.pp == 1 or any(remat in kept for remat in self.remats for kept in STAGE_REMATS.values())
+        return any(self.strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
 
     def with_remat(self, remat: Remat) -> Workload:
         """The workload with a policy."""
@@ -149,15 +147,14 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
-    """What `meshwright train` runs today, with attention scores, and one microbatch but over pp; else an error why."""
+    """What `meshwright train` runs today; an error that says why where that is nothing.
+
+    Attention is a fused kernel's on TPUs alone: GPUs have cuDNN's where `attention='cudnn'` asks for it.
+    """
     check_runnable(workload.model, MeshShape())
+    base = replace(DEFAULT, attention="flash" if system.chip.kind == "tpu" else "scores")
     return Space(
-        workload=workload,
-        system=system,
-        axes=AXES,
-        remats=remats or _policies(DEFAULT),
-        base=DEFAULT,
-        is_runnable=True,
+        workload=workload, system=system, axes=AXES, remats=remats or _policies(base), base=base, is_runnable=True
     )
 
 
@@ -235,6 +232,16 @@ def _strategies(
         for stage in zero
         for schedule, v in schedules
     )
+
+
+@lru_cache(maxsize=1 << 14)
+def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether what runs takes a strategy on a mesh."""
+    try:
+        check_runnable(model, mesh, strategy)
+    except MeshwrightError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1 << 5)
