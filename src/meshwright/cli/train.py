@@ -49,7 +49,7 @@ class Way:
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """What fsdp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too (3)."""
     attention: Attention | None = None
-    """Scores that go through memory; flash, a fused kernel, or block by block where a chip has none; cuDNN's (scores)."""
+    """Scores that go through memory; flash, a fused kernel, or blocks where a chip has none; cuDNN's (scores)."""
     sequence: SequenceMethod | None = None
     """How queries meet the keys of a sequence that sp splits; ring and ulysses want flash, and bring it (gather)."""
     sequence_parallel: bool | None = None

@@ -21,6 +21,8 @@ IN_BRANCHES = "counted in every tick, as its text has it: in a branch that few t
 
 FOR_ANY_ROUTING = "with room for any routing, as experts without a capacity need; planned as in balance"
 
+IN_KERNELS = "attention is in kernels of which the program does not say the flops"
+
 _LEAST_SHARE = 0.005
 """The part of a step's difference below which a term of it is not named."""
 

@@ -93,19 +93,31 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
         path: flops * (in_ticks if "." in path else 1) for path, flops in _products(workload, mesh, strategy).items()
     }
     scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
-    again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy))
+    attention = _attention_flops(scores, workload, strategy)
+    again = attention.recompute + sum(
+        flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy)
+    )
     if is_lockstep(mesh, strategy) and strategy.schedule == "gpipe":
         again += sum(flops for path, flops in products.items() if "." not in path)
-    forward = sum(products.values()) + scores
+    forward = sum(products.values())
+    return StepFlops(forward=forward + attention.forward, recompute=again, backward=2 * forward + attention.backward)
+
+
+def kernel_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
+    """The flops of attention in a step of one device, which a kernel has that does not say how many it does."""
+    tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)
+    scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
+    return _attention_flops(scores, workload, strategy).total
+
+
+def _attention_flops(scores: float, workload: Workload, strategy: Strategy) -> StepFlops:
+    """The flops of attention, of which `scores` are those of its two products forward."""
+    share = SCORES_AGAIN[workload.remat]
     if strategy.attention != "scores":
-        is_kept = SCORES_AGAIN[workload.remat] < 1
-        return StepFlops(
-            forward=forward, recompute=again + (0 if is_kept else scores), backward=2 * forward + scores / 2
-        )
-    again += scores * SCORES_AGAIN[workload.remat]
-    if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention":
-        again += scores / 2  # Each chunk makes its scores, half of attention's products, once more.
-    return StepFlops(forward=forward, recompute=again, backward=2 * forward)
+        return StepFlops(forward=scores, recompute=0 if share < 1 else scores, backward=2.5 * scores)
+    # Each chunk makes its scores, half of attention's products, once more.
+    chunked = 0.5 if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention" else 0.0
+    return StepFlops(forward=scores, recompute=scores * (share + chunked), backward=2 * scores)
 
 
 def _ticks_factor(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> float:
