@@ -19,6 +19,7 @@ from meshwright.cost import (
     serving_step,
 )
 from meshwright.cost.achieved import HBM_SHARE
+from meshwright.cost.attention import attention_share
 from meshwright.cost.serving_attention import decode_attention_time, prompt_pairs
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
@@ -188,7 +189,7 @@ def test_attention_of_a_token_has_the_intensity_of_its_cache(model, flops_per_by
     """In bf16 (scaling book, inference: grouped-query attention; DeepSeek-V2, arXiv:2405.04434)."""
     serving = replace(LLAMA, model=PRESETS[model], kv_dtype="bf16")
     time = decode_attention_time(serving, ServingLayout(MeshShape()), 4, V5E)
-    flops = time.flops_seconds * 0.6 * V5E.peak("bf16")
+    flops = time.flops_seconds * attention_share(V5E) * V5E.peak("bf16")
     assert flops / (time.memory_seconds * HBM_SHARE * V5E.hbm_bytes_per_second) == pytest.approx(flops_per_byte)
 
 

@@ -168,7 +168,8 @@ MOE_MIXES = [
     Row(SLOTTED, MeshShape(ep=2, sp=2, tp=2), remat="matmuls"),
     Row(MOE, MeshShape(ep=2, dp=2, sp=2)),
     Row(MOE, MeshShape(ep=2, sp=4), RING),
-    Row(SHARED, MeshShape(ep=2, sp=2, tp=2), RING),
+    # Without a first dense layer: a stack of one is no loop, and the compiler sends its positions once for both passes.
+    Row(with_experts("shared", shared_mlp=32), MeshShape(ep=2, sp=2, tp=2), RING),
     Row(MOE, MeshShape(fsdp=2, sp=2, tp=2), RING),
     Row(MOE, MeshShape(ep=2, fsdp=2, sp=2), ULYSSES),
 ]

@@ -231,7 +231,7 @@ def dense_mix(h, weights, experts, layout):
     del layout
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
-    return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])
+    return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])[None]
 
 
 VARIANTS = {

@@ -107,10 +107,17 @@ def test_a_pipeline_is_searched_in_every_schedule():
     assert space.num_ways((MeshShape(fsdp=4, pp=2),)) == len(ways)
 
 
-def test_what_runs_has_one_way_a_mesh_and_policy_but_for_overlapped_products_and_stages():
-    space = runnable_space(Workload(model=TINY, batch=8, seq_len=64), parse_system("h100:8"), ("block",))
-    whole = [mesh for mesh in space.meshes() if mesh.pp == 1]
-    assert all(len(list(space.ways(mesh))) == (2 if mesh.tp > 1 else 1) for mesh in whole)
+def test_what_runs_is_searched_like_what_can_be_planned():
+    workload = Workload(model=TINY, batch=8, seq_len=64)
+    space = runnable_space(workload, parse_system("h100:8"), ("block",))
+    assert {
+        (way.strategy.zero_stage, way.strategy.num_microbatches) for way in space.ways(MeshShape(fsdp=4, tp=2))
+    } == {(stage, parts) for stage in (1, 2, 3) for parts in (1, 2)}
+    assert {way.strategy.overlaps_tp for way in space.ways(MeshShape(fsdp=4, tp=2))} == {False, True}
+    assert {way.strategy.zero_stage for way in space.ways(MeshShape(fsdp=4, pp=2))} == {1, 3}
+    assert {way.strategy.attention for way in space.ways(MeshShape(fsdp=8))} == {"scores"}
+    tpu = runnable_space(workload, parse_system("v5e:2x4"), ("block",))
+    assert {way.strategy.attention for way in tpu.ways(MeshShape(fsdp=8))} == {"flash"}
     assert {(mesh.ep, mesh.pp) for mesh in space.meshes()} == {(1, 1), (1, 2), (1, 4)}
     experts = runnable_space(Workload(model=MOE, batch=8, seq_len=64), parse_system("h100:8"), ("block",))
     assert {mesh.ep for mesh in experts.meshes()} == {1, 2, 4, 8}

@@ -37,5 +37,5 @@ def test_a_ring_without_a_fused_attention_is_one_clear_error(tmp_path):
 
 
 def test_a_length_that_no_zigzag_divides_is_one_clear_error(tmp_path):
-    with pytest.raises(MeshwrightError, match="a sequence of 36 cannot be cut into 8 parts"):
+    with pytest.raises(MeshwrightError, match="sequence length 36 cannot be cut into 8 parts"):
         train(replace(RING, workload=replace(CONFIG.workload, seq_len=36)), tmp_path)
