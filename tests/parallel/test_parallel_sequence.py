@@ -29,9 +29,9 @@ MASKS = {
 }
 
 MESHES = {
-    "gather": [MeshShape(sp=2), MeshShape(dp=2, tp=2, sp=2), MeshShape(sp=8)],
+    "gather": [MeshShape(dp=2, tp=2, sp=2), MeshShape(sp=8)],
     "ring": [MeshShape(tp=2, sp=4), MeshShape(fsdp=2, sp=4)],
-    "ulysses": [MeshShape(sp=2), MeshShape(tp=2, sp=4), MeshShape(sp=8), MeshShape(dp=2, tp=2, sp=2)],
+    "ulysses": [MeshShape(tp=2, sp=4), MeshShape(sp=8)],
 }
 
 
