@@ -1,7 +1,6 @@
 """A train step over several slices: what its program sends between them, by axis."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 
@@ -39,8 +38,7 @@ def test_a_device_of_the_first_slice_has_its_own_number_among_all():
 @pytest.fixture(scope="module")
 def found():
     """The step on two slices, fsdp and tp inside each."""
-    if find_spec("libtpu") is None:
-        pytest.skip("needs the TPU compiler")
+    pytest.importorskip("libtpu")
     return verify(make_plan(Workload(model=MODEL, batch=8, seq_len=128), MESH, parse_system("2*v5e:2x2")))
 
 

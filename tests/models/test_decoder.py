@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.mesh import MeshShape
-from meshwright.models import loss
+from meshwright.models import loss_and_load
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
@@ -27,7 +27,9 @@ def loss_and_gradients(model, shape):
         place = layout.spec("batch", "sequence")
         batch = {"tokens": jax.device_put(TEXT[:, :-1], place), "targets": jax.device_put(TEXT[:, 1:], place)}
         step = jax.jit(
-            jax.value_and_grad(lambda params: loss(params, batch, model, layout, dtype=jnp.float32, remat="block"))
+            jax.value_and_grad(
+                lambda params: loss_and_load(params, batch, model, layout, dtype=jnp.float32, remat="block")[0]
+            )
         )
         value, gradients = jax.block_until_ready(step(params))
     return float(value), jax.tree.map(np.asarray, gradients), jax.tree.map(np.asarray, params)

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.models import loss, staged_loss_and_load
+from meshwright.models import loss_and_load, staged_loss_and_load
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, Strategy, check_runnable, leaves, parameters
 
@@ -53,7 +53,7 @@ def test_documents_packed_in_a_row_stay_apart_in_stages(shape, schedule):
     found = loss_and_gradients(shape, staged(strategy, "block"), packed())
 
     def whole(*given):
-        return loss(*given, dtype=jnp.float32, remat="none", strategy=Strategy(attention="flash"))
+        return loss_and_load(*given, dtype=jnp.float32, remat="none", strategy=Strategy(attention="flash"))[0]
 
     wanted = loss_and_gradients(MeshShape(), whole, packed())
     assert found[0] == pytest.approx(wanted[0], rel=1e-6)

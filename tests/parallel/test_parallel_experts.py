@@ -216,7 +216,7 @@ def decoder_loss(model, *, remat="block"):
     mesh, layout = build_mesh(MeshShape(), jax.devices()[:1]), Layout(MeshShape())
 
     def total(params, batch):
-        return decoder.loss(params, batch, model, layout, dtype=jnp.float32, remat=remat)
+        return decoder.loss_and_load(params, batch, model, layout, dtype=jnp.float32, remat=remat)[0]
 
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")

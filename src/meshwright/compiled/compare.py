@@ -31,10 +31,12 @@ _LEAST_SHARE = 0.005
 class Room:
     """What a program's text says beyond its plan, and why: room that experts need, branches that few ticks take.
 
-    As `cost.room_flops` and `room_collectives` have it, and `branch_flops` and `branch_collectives`.
+    As `cost.room_flops` and `room_collectives` have it, and `branch_flops` and `branch_collectives`. in_kernels:
+    planned flops of which the text says nothing.
     """
 
     flops: float = 0.0
+    in_kernels: float = 0.0
     collectives: tuple[Collective, ...] = ()
     why: str = FOR_ANY_ROUTING
 
@@ -139,7 +141,7 @@ def compare(
             unit="flop",
             predicted=predicted.flops,
             compiled=compiled.flops,
-            reason=room.why if compiled.flops == (predicted.flops or 0.0) + room.flops else ANOTHER_PROGRAM,
+            reason=_flops_reason(predicted, compiled, room),
         ),
         _memory("arguments", argument_bytes, memory, ran, "small arrays are padded"),
         _memory("temporaries", temporaries, memory, ran, "an estimate"),
@@ -188,6 +190,14 @@ def _longer(predicted: Record, compiled: Record) -> str:
     if abs(most) < _LEAST_SHARE * (predicted.step_seconds or 0.0):
         return ""
     return f"{name} {'+' if most > 0 else '-'}{show_seconds(abs(most))}"
+
+
+def _flops_reason(predicted: Record, compiled: Record, room: Room) -> str:
+    """What names a difference of flops: all that is beyond the plan or not in the text, to the flop."""
+    if compiled.flops != (predicted.flops or 0.0) + room.flops - room.in_kernels:
+        return ANOTHER_PROGRAM
+    known = ((room.why, room.flops), (IN_KERNELS, room.in_kernels))
+    return "; ".join(reason for reason, flops in known if flops)
 
 
 def _collectives(

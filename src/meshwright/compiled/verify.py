@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiled.compare import FOR_ANY_ROUTING, IN_BRANCHES, IN_KERNELS, Room, Row, compare, in_plans_terms
+from meshwright.compiled.compare import FOR_ANY_ROUTING, IN_BRANCHES, Room, Row, compare, in_plans_terms
 from meshwright.compiled.compile import compile_all, compile_in_child
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram, CompileRequest
@@ -14,9 +14,9 @@ from meshwright.compiled.schedule import Schedule, simulate
 from meshwright.compiled.targets import Effort
 from meshwright.cost import (
     argument_bytes,
+    attention_flops,
     branch_collectives,
     branch_flops,
-    kernel_flops,
     model_flops,
     room_collectives,
     room_flops,
@@ -24,6 +24,7 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Record
+from meshwright.workload import is_zigzag
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
 """The function that lowers the step, called in the process that compiles: training stands above this package."""
@@ -64,17 +65,15 @@ def beyond(plan: Plan) -> Room:
     routing = room_collectives(workload, mesh, strategy, is_ragged=has_ragged)
     branches = branch_collectives(workload, mesh, strategy)
     flops = room_flops(workload, mesh, strategy, has_ragged=has_ragged) + branch_flops(workload, mesh, strategy)
-    if is_splash := _is_in_splash(plan):
-        flops -= kernel_flops(workload, mesh, strategy)
-    known = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches), (IN_KERNELS, is_splash))
-    why = "; ".join(reason for reason, holds in known if holds)
-    return Room(flops=flops, collectives=(*routing, *branches), why=why or FOR_ANY_ROUTING)
-
-
-def _is_in_splash(plan: Plan) -> bool:
-    """Whether a plan's attention is splash's, whose kernels do not say their flops: of whole sequences on TPUs."""
-    is_whole = plan.mesh.sp == 1 or plan.strategy.sequence == "ulysses"
-    return plan.system.chip.kind == "tpu" and plan.strategy.attention == "flash" and is_whole
+    why = "; ".join(reason for reason, moves in ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches)) if moves)
+    # Whole sequences are splash's on TPUs, whose kernels do not say their flops; parts are those of kernels that do.
+    is_splash = plan.system.chip.kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
+    return Room(
+        flops=flops,
+        in_kernels=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
+        collectives=(*routing, *branches),
+        why=why or FOR_ANY_ROUTING,
+    )
 
 
 def verify_all(

@@ -10,7 +10,7 @@ from meshwright.cost.collective import (
 )
 from meshwright.cost.compute import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import StepFlops, branch_flops, kernel_flops, model_flops, room_flops, step_flops
+from meshwright.cost.flops import StepFlops, attention_flops, branch_flops, model_flops, room_flops, step_flops
 from meshwright.cost.hbm_traffic import step_traffic
 from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
 from meshwright.cost.images import (
@@ -111,6 +111,7 @@ __all__ = [
     "activation_collectives",
     "all_runs",
     "argument_bytes",
+    "attention_flops",
     "batch_of_equal_reads",
     "best_fsdp_degree",
     "branch_collectives",
@@ -148,7 +149,6 @@ __all__ = [
     "is_of_weights",
     "is_summed_whole",
     "kept_tokens",
-    "kernel_flops",
     "kv_cache_bytes",
     "largest_batch",
     "last_true",

@@ -84,16 +84,13 @@ def model_flops(workload: Workload) -> float:
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
-    Stages in lockstep go through their layers in the ticks of the bubble too, and GPipe's make the logits again. A
-    fused attention makes its scores again in backward, always: five products for the two forward
-    (arXiv:2307.08691, section 4.1).
+    Stages in lockstep go through their layers in the ticks of the bubble too, and GPipe's make the logits again.
     """
-    tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)
+    in_ticks = _ticks_factor(workload.model, mesh, strategy)
     products = {
         path: flops * (in_ticks if "." in path else 1) for path, flops in _products(workload, mesh, strategy).items()
     }
-    scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
-    attention = _attention_flops(scores, workload, strategy)
+    attention = attention_flops(workload, mesh, strategy)
     again = attention.recompute + sum(
         flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy)
     )
@@ -103,15 +100,14 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     return StepFlops(forward=forward + attention.forward, recompute=again, backward=2 * forward + attention.backward)
 
 
-def kernel_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """The flops of attention in a step of one device, which a kernel has that does not say how many it does."""
+def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
+    """The flops of attention among those of `step_flops`.
+
+    A fused one makes its scores again in backward, always: five products for the two forward (arXiv:2307.08691,
+    section 4.1).
+    """
     tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)
     scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
-    return _attention_flops(scores, workload, strategy).total
-
-
-def _attention_flops(scores: float, workload: Workload, strategy: Strategy) -> StepFlops:
-    """The flops of attention, of which `scores` are those of its two products forward."""
     share = SCORES_AGAIN[workload.remat]
     if strategy.attention != "scores":
         return StepFlops(forward=scores, recompute=0 if share < 1 else scores, backward=2.5 * scores)

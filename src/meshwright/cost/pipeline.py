@@ -9,12 +9,12 @@ begins backward as soon as the first microbatch is through, and alternates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from meshwright.errors import MeshwrightError
+from meshwright.workload import chunk_slots
 
 Kind = Literal["gpipe", "1f1b"]
 Pass = Literal["forward", "backward"]
@@ -171,7 +171,7 @@ def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[
     """
     counts = chunk_layers(num_layers, stages * virtual_stages)
     starts = [sum(counts[:chunk]) for chunk in range(len(counts))]
-    length = math.ceil(num_layers / len(counts))
+    length = chunk_slots(num_layers, stages, virtual_stages)
     return tuple(
         starts[chunk] + slot if slot < counts[chunk] else None
         for stage in range(stages)

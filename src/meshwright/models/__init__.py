@@ -1,6 +1,6 @@
 """Forward passes over the declared parameters."""
 
-from meshwright.models.decoder import Cache, block, embed, logits, loss, loss_and_load
+from meshwright.models.decoder import Cache, block, embed, logits, loss_and_load
 from meshwright.models.pipelined import staged_loss_and_load
 from meshwright.models.sampling import sample, sampling_layout
 
@@ -9,7 +9,6 @@ __all__ = [
     "block",
     "embed",
     "logits",
-    "loss",
     "loss_and_load",
     "sample",
     "sampling_layout",

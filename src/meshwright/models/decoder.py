@@ -66,25 +66,6 @@ class Cache(NamedTuple):
         )
 
 
-def loss(
-    params: Weights,
-    batch: Weights,
-    model: ModelConfig,
-    layout: Layout,
-    *,
-    dtype: Any,
-    remat: Remat,
-    strategy: Strategy = DEFAULT,
-) -> Array:
-    """The mean loss in nats of `batch`: `tokens` and `targets`, [b, s] each.
-
-    `positions` [b, s] beside them say where tokens stand that do not lie in order, or not in one document a row;
-    `segments` [b, s] then tell documents apart. Both want a fused attention, which knows places. Of a model of experts
-    its loss of imbalance is a part.
-    """
-    return loss_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy)[0]
-
-
 def loss_and_load(
     params: Weights,
     batch: Weights,
@@ -96,7 +77,12 @@ def loss_and_load(
     strategy: Strategy = DEFAULT,
     draws: Draws | None = None,
 ) -> tuple[Array, Load | None]:
-    """The `loss` of a batch, and the load of the experts of each layer that has some; draws say what is dropped."""
+    """The mean loss in nats of `batch`: `tokens` and `targets`, [b, s] each; and the load of each layer's experts.
+
+    `positions` [b, s] beside them say where tokens stand that do not lie in order, or not in one document a row;
+    `segments` [b, s] then tell documents apart. Both want a fused attention, which knows places. Of a model of experts
+    its loss of imbalance is a part. draws say what is dropped.
+    """
     x, table = embed(params, batch["tokens"], layout, dtype)
     where, load = places_of(batch, model), None
     for number, stack in enumerate(STACKS):

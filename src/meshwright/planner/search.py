@@ -58,8 +58,8 @@ def rank(
     """The best `top` meshes, each run in the best of its ways.
 
     remats: the policies to choose from; with none said, all of them. is_runnable: only what `meshwright train` runs
-    today. choices: fields of the strategy that are not to be
-    searched (`whole_space`). No legal mesh is an error that says why.
+    today. choices: fields of the strategy that are not to be searched (`whole_space`). No legal mesh is an
+    error that says why.
     """
     if is_runnable:
         return rank_space(runnable_space(workload, system, remats), top=top)

@@ -244,7 +244,7 @@ def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
     return True
 
 
-@lru_cache(maxsize=1 << 5)
+@lru_cache(maxsize=1 << 12)
 def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
     """The strategy, and the same with overlapped products."""
     return base, replace(base, overlaps_tp=True)
