@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from meshwright.cli.main import COMMANDS, main
+from meshwright.compiled.compare import IN_KERNELS
 
 TRAIN = ["train", "tiny", "--on", "cpu:8", "--seq-len", "256"]
 
@@ -114,13 +115,13 @@ def test_train_verify_and_generate_go_from_command_to_command(tmp_path):
 
 @pytest.mark.slow
 def test_a_tpu_slice_that_is_not_there_has_the_planned_collectives(capsys):
-    """The TPU compiler makes real reduce-scatters; of small sums it makes one over two axes out of two."""
-    words = ["llama3-8b", "--num-layers", "2", "--on", "v5e:4x4", "--mesh-dim", "1,4,4,1", "--batch", "16"]
+    """The TPU compiler makes real reduce-scatters; of small sums it makes one over two axes out of two. Attention is in
+    a kernel where nothing else is said."""
+    words = ["tiny", "--on", "v5e:4x4", "--mesh-dim", "1,4,4,1", "--batch", "16", "--seq-len", "128"]
     assert main(["verify", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["quantity"]: row for row in found["differences"]}
     kinds = {(c["kind"], tuple(c["axes"])) for c in found["compiled"]["collectives"]}
     assert ("reduce-scatter", ("fsdp",)) in kinds
-    assert found["predicted"]["flops"] == found["compiled"]["flops"]
+    assert rows["flops"]["reason"] == IN_KERNELS
     assert not [name for name in rows if name.startswith(("all-gather", "reduce-scatter"))]
-    assert all(abs(row["relative"]) < 0.25 for name, row in rows.items() if name.startswith("memory"))

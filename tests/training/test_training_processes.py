@@ -1,7 +1,6 @@
 """A run of two processes on one machine, each with half of the devices, beside the same run of one."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -22,10 +21,7 @@ def start(directory, *more):
     (directory / "text.txt").write_text(TEXT)
     program = "from meshwright.cli.main import main; raise SystemExit(main())"
     command = [sys.executable, "-c", program, *ARGUMENTS, "--data", str(directory / "text.txt"), *more]
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    return subprocess.Popen(
-        command, env=environment, cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return subprocess.Popen(command, cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def free_port():

@@ -11,7 +11,7 @@ import tyro
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import parse_mesh
-from meshwright.planner import Plan, make_plan, plan_stages, rank, read_plan
+from meshwright.planner import Plan, make_plan, plan_stages, rank, read_plan, run_strategy
 from meshwright.units import parse_count
 from meshwright.workload import REMATS, Dtype, ModelConfig, Remat, Workload, check_positions, load_model, usual_seq_len
 
@@ -78,7 +78,9 @@ def choose_plan(subject: Subject, mesh_dim: str | None) -> Plan:
     workload, system = read_subject(subject)
     if mesh_dim is not None:
         mesh = parse_mesh(mesh_dim, num_devices=system.num_devices)
-        return make_plan(workload, mesh, system) if mesh.pp == 1 else plan_stages(workload, mesh, system)
+        if mesh.pp > 1:
+            return plan_stages(workload, mesh, system)
+        return make_plan(workload, mesh, system, run_strategy(workload.model, mesh, system))
     choices = REMATS if subject.remat == "auto" else (workload.remat,)
     return rank(workload, system, remats=choices, top=1, is_runnable=True).plans[0]
 

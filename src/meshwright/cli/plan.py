@@ -57,7 +57,7 @@ class Args:
     compare: tuple[str, ...] = ()
     """Lay these meshes beside each other instead of searching, each as in --mesh-dim."""
     runnable: bool = False
-    """Plan only what train runs today: dp, fsdp, tp and sp, one microbatch, attention scores."""
+    """Plan only what train runs today, on these chips."""
     choices: Annotated[Choices, tyro.conf.arg(name="")] = field(default_factory=Choices)
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where to write the plan, as YAML that verify and train read."""

@@ -33,7 +33,7 @@ from meshwright.planner.serving_plan import (
     serving_plan_to_data,
     write_serving_plan,
 )
-from meshwright.planner.space import Space, Way, runnable_space, whole_space
+from meshwright.planner.space import Space, Way, run_strategy, runnable_space, whole_space
 from meshwright.planner.sweep import Point, Sweep, read_sweep, run_sweep
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "read_sweep",
     "reason",
     "rules_of_thumb",
+    "run_strategy",
     "run_sweep",
     "runnable_space",
     "serving_plan_from_data",

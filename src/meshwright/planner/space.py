@@ -92,9 +92,7 @@ class Space:
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
-        base = self.base
-        if mesh.sp > 1 and base.attention != "scores":
-            base = _with_sequence(base, sequence_method(self.workload.model, mesh))
+        base = _on_mesh(self.base, self.workload.model, mesh)
         found = _strategies(base, self.workload.model.num_layers, mesh.pp, parts, stages)
         return self._of_which_run(mesh, remat, found) if self.is_runnable else found
 
@@ -147,15 +145,25 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
-    """What `meshwright train` runs today; an error that says why where that is nothing.
-
-    Attention is a fused kernel's on TPUs alone: GPUs have cuDNN's where `attention='cudnn'` asks for it.
-    """
+    """What `meshwright train` runs today; an error that says why where that is nothing."""
     check_runnable(workload.model, MeshShape())
-    base = replace(DEFAULT, attention="flash" if system.chip.kind == "tpu" else "scores")
+    base = replace(DEFAULT, attention=run_attention(system))
     return Space(
         workload=workload, system=system, axes=AXES, remats=remats or _policies(base), base=base, is_runnable=True
     )
+
+
+def run_strategy(model: ModelConfig, mesh: MeshShape, system: System) -> Strategy:
+    """How a step is run on a mesh of which nothing else is said."""
+    return _on_mesh(replace(DEFAULT, attention=run_attention(system)), model, mesh)
+
+
+def run_attention(system: System) -> Attention:
+    """How a step computes attention where nothing is said: by a fused kernel on TPUs.
+
+    GPUs have cuDNN's, where `attention='cudnn'` asks for it.
+    """
+    return "flash" if system.chip.kind == "tpu" else "scores"
 
 
 def planned_attention(system: System) -> Attention:
@@ -242,6 +250,13 @@ def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
     except MeshwrightError:
         return False
     return True
+
+
+def _on_mesh(base: Strategy, model: ModelConfig, mesh: MeshShape) -> Strategy:
+    """The strategy, with the best method of a mesh that splits the sequence; scores gather it."""
+    if mesh.sp == 1 or base.attention == "scores":
+        return base
+    return _with_sequence(base, sequence_method(model, mesh))
 
 
 @lru_cache(maxsize=1 << 12)
