@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from meshwright.compiled import verify
-from meshwright.cost import step_memory
+from meshwright.cost import PassSeconds, RingWork, step_memory
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.parallel import build_mesh
@@ -20,6 +20,41 @@ TINY = Workload(
     seq_len=32,
     compute_dtype="f32",
 )
+
+
+@pytest.mark.parametrize(
+    ("degree", "phase", "keys", "gradients", "exposed"),
+    [
+        (4, "forward", 1.5, 0.0, 3 * 0.5),
+        (4, "recompute", 0.9, 0.0, 0.0),
+        # Keys in three turns, with gradients in the third; these alone in the last, and after it.
+        (4, "backward", 3.5, 4.0, 2 * 0.5 + 4.5 + 1.0 + 3.5),
+        (3, "backward", 2.0, 4.0, 1.0 + 3.5),
+        (2, "backward", 0.0, 4.0, 3.5),
+    ],
+)
+def test_a_ring_waits_for_what_the_work_of_a_turn_does_not_hide(degree, phase, keys, gradients, exposed):
+    work = RingWork(degree, turn=PassSeconds(1.0, 1.0, 3.0), after=0.5)
+    sends = (degree - 1) * (keys + gradients)
+    assert work.exposed_share(phase, keys, gradients) == pytest.approx(exposed / sends)
+
+
+@pytest.mark.parametrize(("length", "is_hidden"), [(32768, True), (4096, False)])
+def test_a_long_sequence_hides_all_that_goes_round_a_ring_but_its_last_send(length, is_hidden):
+    """As the schedule of `cost/ring.py`: work grows with the square of a device's tokens, sends with these."""
+    model = replace(PRESETS["llama3-8b"], num_layers=2, embed=1024, mlp=4096)
+    plan = make_plan(
+        Workload(model=model, batch=1, seq_len=length),
+        MeshShape(sp=8),
+        parse_system("v5e:2x4"),
+        Strategy(attention="flash", sequence="ring"),
+    )
+    sends = {move.phase: move for move in plan.predicted.collectives if move.kind == "collective-permute"}
+    assert (sends["forward"].exposed_seconds == 0) is is_hidden
+    assert (sends["recompute"].exposed_seconds == 0) is is_hidden
+    backward = sends["backward"]
+    assert 0 < backward.exposed_seconds < backward.seconds
+    assert (backward.exposed_seconds < backward.seconds / 10) is is_hidden
 
 
 @pytest.mark.slow

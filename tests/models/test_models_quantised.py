@@ -126,9 +126,7 @@ def test_without_qwix_one_line_says_what_brings_it(monkeypatch):
     ("model", "mesh_shape", "strategy", "said"),
     [
         ("mixtral-8x7b", MeshShape(), Strategy(matmul_dtype="int8"), "the experts of mixtral-8x7b"),
-        ("tiny", MeshShape(pp=2), Strategy(matmul_dtype="fp8"), "the stages of mesh pp=2"),
         ("tiny", MeshShape(tp=2), Strategy(matmul_dtype="fp8", overlaps_tp=True), "products overlapped over tp=2"),
-        ("tiny", MeshShape(pp=2), Strategy(dropout=0.1), "dropout=0.1 on the stages of mesh pp=2"),
     ],
 )
 def test_where_they_do_not_run_is_told(model, mesh_shape, strategy, said):

@@ -172,9 +172,9 @@ STAGES = [
     Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),
     Row(MOE, MeshShape(pp=4), parts(8)),
     Row(SLOTTED, MeshShape(ep=2, tp=2, pp=2), parts(4)),
-    Row(MOE, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe")),
-    Row(MOE, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
-    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe")),
+    Row(SHARED, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2)),
 ]
 
 OPTIMIZERS = [

@@ -28,7 +28,7 @@ def functions(layout):
         table = layout.weight(ends["table"], *TABLE)
         return layout.place(table.at[tokens["tokens"]].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
 
-    def layer(weights, x, tokens):
+    def layer(weights, x, tokens, number):
         h = layout.place(jnp.tanh(x), *GATHERED, reduced=layout.axes("mlp"))
         h = jnp.sin(jnp.einsum("bsd,df->bsf", h, layout.weight(weights["up"], *LAYER["up"])))
         out = layout.spec(*GATHERED, unreduced=layout.axes("mlp"))
@@ -62,7 +62,9 @@ def on_one_device(num_layers, microbatches):
 
     def loss(ends, layers, inputs):
         def one(tokens):
-            x, _ = jax.lax.scan(lambda x, weights: (layer(weights, x, tokens).x, None), first(ends, tokens), layers)
+            x, _ = jax.lax.scan(
+                lambda x, weights: (layer(weights, x, tokens, None).x, None), first(ends, tokens), layers
+            )
             return last(ends, x, tokens)
 
         return jnp.mean(jax.lax.map(one, inputs))

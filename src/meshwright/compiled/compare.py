@@ -21,6 +21,8 @@ IN_BRANCHES = "counted in every tick, as its text has it: in a branch that few t
 
 FOR_ANY_ROUTING = "with room for any routing, as experts without a capacity need; planned as in balance"
 
+ONCE = "the last norm's gradient is summed once, not for each microbatch"
+
 IN_KERNELS = "attention is in kernels of which the program does not say the flops"
 
 _LEAST_SHARE = 0.005
@@ -32,7 +34,8 @@ class Room:
     """What a program's text says beyond its plan, and why: room that experts need, branches that few ticks take.
 
     As `cost.room_flops` and `room_collectives` have it, and `branch_flops` and `branch_collectives`. in_kernels:
-    planned flops of which the text says nothing.
+    planned flops of which the text says nothing. collectives: with fewer bytes than none where the program has less;
+    the note of each says why where `why` does not.
     """
 
     flops: float = 0.0
@@ -208,13 +211,26 @@ def _collectives(
 ) -> Iterator[Row]:
     """A row for every kind, axes and phase of collective in either."""
     planned, found = ({(c.kind, c.axes, c.phase): c for c in moves} for moves in (predicted, compiled))
-    planned, sums = _sums(planned, found)
+    amounts = _joined(planned, found)[0] | planned
+    whole, sums = _sums(_with_room(planned, found, room), found)
     # Those done together have their name; without them other differences may add up.
-    ours, theirs = ({k: v for k, v in moves.items() if sums.get(k) != TOGETHER} for moves in (planned, found))
-    named = _named(ours, theirs, mesh, room)
-    for key in dict.fromkeys((*planned, *found)):
-        said = "; ".join(filter(None, (sums.get(key), named.get(key))))
-        yield _collective_row(key, planned.get(key), found.get(key), said)
+    ours, theirs = ({k: v for k, v in moves.items() if sums.get(k) != TOGETHER} for moves in (whole, found))
+    named = explain(ours, theirs, mesh)
+    for key in dict.fromkeys((*whole, *found)):
+        reasons = [sums.get(key), named.get(key)]
+        if key in whole and (any(reasons) or _bytes(whole, key) == _bytes(found, key)):
+            reasons.append(whole[key].note)
+        yield _collective_row(key, amounts[key] if key in whole else None, found.get(key), _said(*reasons))
+
+
+def _with_room(planned: Mapping[Key, Collective], found: Mapping[Key, Collective], room: Room) -> dict[Key, Collective]:
+    """What was planned with what the program says beyond it, noted; as it is where the program has just that."""
+    whole = {key: replace(move, note="") for key, move in planned.items()}
+    for move in merge(room.collectives):
+        key = (move.kind, move.axes, move.phase)
+        if key in planned and planned[key].bytes != _bytes(found, key):
+            whole[key] = replace(planned[key], bytes=planned[key].bytes + move.bytes, note=move.note or room.why)
+    return whole
 
 
 def _sums(
@@ -239,22 +255,6 @@ def _bytes(moves: Mapping[Key, Collective], key: Key) -> int:
     return moves[key].bytes if key in moves else 0
 
 
-def _named(
-    planned: Mapping[Key, Collective],
-    found: Mapping[Key, Collective],
-    mesh: Mapping[str, int],
-    room: Room,
-) -> dict[Key, str]:
-    """What names the difference of each kind, axes and phase: what is beyond the plan, to the byte, and `explain`."""
-    more = {key: move for move in merge(room.collectives) if (key := (move.kind, move.axes, move.phase)) in planned}
-    roomy = {key: replace(planned[key], bytes=planned[key].bytes + move.bytes) for key, move in more.items()}
-    named = explain({**planned, **roomy}, found, mesh)
-    for key, whole in roomy.items():
-        if key in named or (key in found and found[key].bytes == whole.bytes):
-            named[key] = "; ".join(filter(None, (named.get(key), room.why)))
-    return named
-
-
 def _collective_row(key: Key, planned: Collective | None, found: Collective | None, named: str) -> Row:
     """The row of one kind, axes and phase, with the name of its difference."""
     if not planned:
@@ -263,8 +263,13 @@ def _collective_row(key: Key, planned: Collective | None, found: Collective | No
         unnamed = MISSING
     else:
         unnamed = UNEXPLAINED if planned.bytes != found.bytes else ""
-    reason = "; ".join(filter(None, (named or unnamed, found.note if found else "")))
+    reason = _said(named or unnamed, found.note if found else "")
     return _row(key, planned.bytes if planned else None, found.bytes if found else None, reason)
+
+
+def _said(*reasons: str | None) -> str:
+    """All that there is to say, each once."""
+    return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
 def _joined(

@@ -19,6 +19,7 @@ INSIDE_AND_BETWEEN = "sums over axes inside slices and between them, one after t
 IN_ROWS = "a few numbers, in whole rows of the compiler's registers"
 IN_STEPS = "the rest in steps beside the products that use it, as collective-permutes"
 TOGETHER = "sums over several axes done together: over each axis all are as planned"
+ELSEWHERE = "sums over several axes, or of several phases, done together: over each axis all are as planned"
 STEPS = "steps of the {kinds}, beside the products that use it"
 
 
@@ -56,11 +57,12 @@ def explain(
     n devices, of the bytes that this adds to the reduce-scatter n-1 in n go on so. Steps: a gather or a reduce-scatter
     done as a ring of permutes between the parts of a product (arXiv:2211.05102, section 3.5), which carry n-1 in n of
     its bytes. Inside and between: a sum over axes of which some lie between slices is one inside each, and one of what
-    these make; small ones together, in one tile. Rows: a few numbers that fill up whole rows.
+    these make; small ones together, in one tile. Elsewhere: small sums of several phases, as a loss and gradients of
+    norms, as one over all axes of any. Rows: a few numbers that fill up whole rows.
     """
     difference = {key: _bytes(found, key) - _bytes(planned, key) for key in dict.fromkeys((*planned, *found))}
     named: dict[Key, str] = {}
-    for rule in (_other_phase, _padded_shares, _steps, _inside_and_between):
+    for rule in (_other_phase, _padded_shares, _steps, _inside_and_between, _summed_elsewhere):
         for key, name in rule(difference, mesh):
             if difference[key]:
                 named.setdefault(key, name)
@@ -118,3 +120,11 @@ def _inside_and_between(difference: Mapping[Key, int], mesh: Mapping[str, int]) 
     more = [sum(difference[key] for key in keys if axis in key[1]) for axis in axes]
     if is_apart and all(0 <= size < TILE_BYTES for size in more):
         yield from ((key, INSIDE_AND_BETWEEN) for key in keys)
+
+
+def _summed_elsewhere(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+    """All-reduces over other sets of axes and in other phases, which over each axis sum what was planned."""
+    del mesh
+    keys = [key for key in difference if key[0] == "all-reduce"]
+    if all(sum(difference[key] for key in keys if axis in key[1]) == 0 for axis in {a for key in keys for a in key[1]}):
+        yield from ((key, ELSEWHERE) for key in keys)

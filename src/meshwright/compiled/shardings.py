@@ -17,6 +17,8 @@ from meshwright.compiled.specs import Spec, spec_by_axes, spec_by_devices
 
 Role = Literal["input", "output", "intermediate"]
 
+_Place = tuple[str, str, str]
+
 _SDY = re.compile(r'xla\.sdy\.sharding="((?:[^"\\]++|\\.)*+)"')
 _SHARDING = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
 _PRODUCTS = ("dot", "convolution")
@@ -93,17 +95,37 @@ def _outputs(asked: Module, laid: Module, mesh: Mapping[str, int], names: tuple[
 
 def _constrained(asked: Module, laid: Module, mesh: Mapping[str, int]) -> Iterator[Laid]:
     """The values that a constraint stands on, each beside the one that the partitioner made for the same place."""
-    made: dict[tuple[str, str, str], list[Instruction]] = defaultdict(list)
+    made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in laid.instructions():
         if instruction.opcode == "copy":
-            made[_place(instruction)].append(instruction)
+            made[_place(instruction)].append(_got(instruction, mesh))
+    constraints: dict[_Place, list[Instruction]] = defaultdict(list)
     for instruction in asked.instructions():
         if _is_constraint(instruction):
-            there = made[_place(instruction)]
-            wanted = _wanted(instruction, mesh)
-            # One that changes nothing is dropped: what it stood on lies as asked.
-            got = _got(there.pop(0), mesh) if there else wanted
-            yield _intermediate(instruction, wanted, got)
+            constraints[_place(instruction)].append(instruction)
+    for place, alike in constraints.items():
+        specs = [_wanted(one, mesh) for one in alike]
+        for one, wanted, got in zip(alike, specs, _matched(specs, made[place]), strict=True):
+            yield _intermediate(one, wanted, got)
+
+
+def _matched(wanted: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
+    """The spec that each constraint of one place got, of the values made there.
+
+    One that changes nothing is dropped: what it stood on lies as asked. So which ones are left, what they ask says.
+    """
+    left, got = list(made), list(wanted)
+    unmet: list[int] = []
+    for number, one in enumerate(wanted):
+        found = next((spec for spec in left if spec is not None and (one is None or one.allows(spec))), None)
+        if found is None:
+            unmet.append(number)
+        else:
+            left.remove(found)
+            got[number] = found
+    for number, spec in zip(unmet, left, strict=False):
+        got[number] = spec
+    return got
 
 
 def _products(asked: Module, laid: Module, mesh: Mapping[str, int]) -> Iterator[Laid]:
@@ -134,7 +156,7 @@ def _is_constraint(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and target == '"Sharding"'
 
 
-def _place(instruction: Instruction) -> tuple[str, str, str]:
+def _place(instruction: Instruction) -> _Place:
     """What tells a value in one module from those in the other, which numbers them anew."""
     return instruction.op_name, instruction.source, str(instruction.shape)
 

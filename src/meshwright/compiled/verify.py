@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiled.compare import FOR_ANY_ROUTING, IN_BRANCHES, Room, Row, compare, in_plans_terms
+from meshwright.compiled.compare import FOR_ANY_ROUTING, IN_BRANCHES, ONCE, Room, Row, compare, in_plans_terms
 from meshwright.compiled.compile import compile_all, compile_in_child
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram, CompileRequest
@@ -20,10 +20,11 @@ from meshwright.cost import (
     model_flops,
     room_collectives,
     room_flops,
+    step_collectives,
 )
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
-from meshwright.record import Record
+from meshwright.record import Collective, Record
 from meshwright.workload import is_zigzag
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
@@ -65,15 +66,29 @@ def beyond(plan: Plan) -> Room:
     routing = room_collectives(workload, mesh, strategy, is_ragged=has_ragged)
     branches = branch_collectives(workload, mesh, strategy)
     flops = room_flops(workload, mesh, strategy, has_ragged=has_ragged) + branch_flops(workload, mesh, strategy)
+    said = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches), (ONCE, tuple(_summed_once(plan))))
     why = "; ".join(reason for reason, moves in ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches)) if moves)
     # Whole sequences are splash's on TPUs, whose kernels do not say their flops; parts are those of kernels that do.
     is_splash = plan.system.chip.kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
     return Room(
         flops=flops,
         in_kernels=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
-        collectives=(*routing, *branches),
+        collectives=tuple(replace(move, note=reason) for reason, moves in said for move in moves),
         why=why or FOR_ANY_ROUTING,
     )
+
+
+def _summed_once(plan: Plan) -> Iterator[Collective]:
+    """What XLA:GPU sums less often than planned: it moves a sum that a loop only adds up to behind that loop.
+
+    So it is of microbatches with the gradient of the last norm. Those of the layers' stand in a loop of their own.
+    """
+    parts = plan.strategy.num_microbatches
+    if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:
+        return
+    for move in step_collectives(plan.workload, plan.mesh, plan.strategy):
+        if move.array == "final_norm":
+            yield replace(move, bytes=move.bytes // parts - move.bytes, count=move.count // parts - move.count)
 
 
 def verify_all(

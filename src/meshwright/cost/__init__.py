@@ -48,6 +48,7 @@ from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
 from meshwright.cost.model_states import parameter_elements, states_bytes
 from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
+from meshwright.cost.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
     OpTime,
     critical_batch,
@@ -80,7 +81,7 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.ticks import all_runs
+from meshwright.cost.ticks import all_runs, before_stages
 from meshwright.cost.traffic import (
     activation_collectives,
     branch_collectives,
@@ -105,6 +106,7 @@ __all__ = [
     "PassSeconds",
     "PricedProduct",
     "PricedWay",
+    "RingWork",
     "ServingStep",
     "StepFlops",
     "Term",
@@ -113,6 +115,7 @@ __all__ = [
     "argument_bytes",
     "attention_flops",
     "batch_of_equal_reads",
+    "before_stages",
     "best_fsdp_degree",
     "branch_collectives",
     "branch_flops",
@@ -147,6 +150,7 @@ __all__ = [
     "in_flight",
     "intensity",
     "is_of_weights",
+    "is_round_ring",
     "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",
@@ -171,6 +175,7 @@ __all__ = [
     "product_seconds",
     "product_time",
     "read_cache_bytes",
+    "ring_work",
     "room_collectives",
     "room_flops",
     "sequence_cache_bytes",

@@ -24,13 +24,14 @@ from meshwright.cost.elementwise import (
 )
 from meshwright.cost.flops import SCORES_AGAIN, is_recomputed
 from meshwright.cost.model_states import parameter_elements
-from meshwright.cost.ticks import stage_slots
+from meshwright.cost.ticks import before_stages, of_stages, stage_slots
 from meshwright.cost.traffic import is_of_weights, stage_layers, weight_collectives
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.workload import (
     DEFAULT,
+    STACKED,
     Parameter,
     Strategy,
     Workload,
@@ -81,15 +82,20 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     """The passes of one microbatch through the slowest stage of a pipeline.
 
     That is a stage with most layers, or the last one, which has the logits beside what layers are left for it; stages
-    in lockstep share the logits.
+    in lockstep share the logits, and all run the plain layers before those of experts.
     """
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
     # Beside the tokens these axes are all that sizes of ops depend on: a search meets each of them many times.
     ops_mesh = MeshShape(tp=mesh.tp, ep=mesh.ep)
-    layer, ends = _parts_seconds(_Ops(workload, ops_mesh, system, _ops_strategy(strategy), tokens))
-    num_layers = workload.model.num_layers
+    staged, before = of_stages(workload, mesh, strategy), before_stages(workload, mesh, strategy)
+    layer, ends = _parts_seconds(_Ops(staged, ops_mesh, system, _ops_strategy(strategy), tokens))
+    num_layers = staged.model.num_layers
     if mesh.pp == 1 or strategy.lockstep:
-        return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
+        stage = layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
+        if before is None:
+            return stage
+        plain, _ = _parts_seconds(_Ops(before.workload, ops_mesh, system, _ops_strategy(before.strategy), tokens))
+        return stage + plain * before.workload.model.num_layers
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)
     return max(layer * most, layer * last + ends, key=lambda stage: stage.total)
@@ -113,6 +119,12 @@ def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: S
     """The time of one layer's ops, each compiled by itself, for one microbatch: attention, and all else."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
     return _Ops(workload, mesh, system, strategy, tokens).layer_alone()
+
+
+def query_gradient_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+    """The time of one layer's products with the gradient of its queries, for one microbatch."""
+    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
+    return _Ops(workload, mesh, system, strategy, tokens).of_queries()
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
@@ -157,7 +169,8 @@ def _product(path: str, parameter: Parameter, tokens: float, workload: Workload,
     """The product of one weight; what is contracted is the stream, or for a weight back into it all else."""
     dims = dict(zip(parameter.axes, used_shape(parameter, mesh, path), strict=True))
     num_layers, count, rows = parameter.num_layers, 1, tokens
-    dims.pop("layers", None)
+    for name in STACKED:
+        dims.pop(name, None)
     if "expert" in dims:
         experts = workload.model.experts
         assert experts is not None
@@ -197,6 +210,14 @@ class _Ops:
         for product in inside:
             work += self._product(product) * (product.num_layers / self.workload.model.num_layers)
         return {"attention": self._attention(), "rest": work + self._elementwise()}
+
+    def of_queries(self) -> float:
+        """The products with the gradient of one layer's queries; of layers of two kinds the mean of them."""
+        made = [
+            product for product in products(self.workload, self.mesh, self.tokens) if product.path.endswith(".query")
+        ]
+        whole = sum(product.num_layers * self._product(product).backward for product in made)
+        return whole / self.workload.model.num_layers
 
     def ends(self) -> PassSeconds:
         """The logits and their softmax; the lookup is a gather of rows."""

@@ -8,10 +8,10 @@ an attention that goes block by block, the blocks that it skips are counted like
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from meshwright.cost.ticks import all_runs, is_lockstep, told_runs
+from meshwright.cost.ticks import all_runs, before_stages, is_lockstep, of_stages, told_runs
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
     DEFAULT,
@@ -45,6 +45,16 @@ class StepFlops:
     def total(self) -> float:
         """All that is executed."""
         return self.forward + self.recompute + self.backward
+
+    def __add__(self, other: StepFlops) -> StepFlops:
+        return StepFlops(
+            forward=self.forward + other.forward,
+            recompute=self.recompute + other.recompute,
+            backward=self.backward + other.backward,
+        )
+
+    def __mul__(self, times: float) -> StepFlops:
+        return StepFlops(forward=times * self.forward, recompute=times * self.recompute, backward=times * self.backward)
 
 
 ALTERNATE = ("key", "output", "up", "expert_up", "shared_up")
@@ -84,20 +94,38 @@ def model_flops(workload: Workload) -> float:
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
-    Stages in lockstep go through their layers in the ticks of the bubble too, and GPipe's make the logits again.
+    Stages in lockstep go through their layers in the ticks of the bubble too, all of them through the plain layers
+    before those of experts, and GPipe's make the logits again.
     """
-    in_ticks = _ticks_factor(workload.model, mesh, strategy)
-    products = {
-        path: flops * (in_ticks if "." in path else 1) for path, flops in _products(workload, mesh, strategy).items()
-    }
-    attention = attention_flops(workload, mesh, strategy)
-    again = attention.recompute + sum(
-        flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy)
-    )
-    if is_lockstep(mesh, strategy) and strategy.schedule == "gpipe":
-        again += sum(flops for path, flops in products.items() if "." not in path)
+    logits = _logits(workload, mesh, strategy)
+    again = logits if is_lockstep(mesh, strategy) and strategy.schedule == "gpipe" else 0.0
+    ends = StepFlops(forward=logits, recompute=again, backward=2 * logits)
+    return _over_layers(_layers, workload, mesh, strategy) + ends
+
+
+def _over_layers(
+    part: Callable[[Workload, MeshShape, Strategy], StepFlops], workload: Workload, mesh: MeshShape, strategy: Strategy
+) -> StepFlops:
+    """What a part of layers takes, in those that stages share and in those that all run before them."""
+    found = part(of_stages(workload, mesh, strategy), mesh, strategy)
+    if before := before_stages(workload, mesh, strategy):
+        runs = all_runs(before.workload.model.num_layers, mesh, strategy)
+        found += part(*before) * (runs.first / strategy.num_microbatches)
+    return found
+
+
+def _layers(workload: Workload, mesh: MeshShape, strategy: Strategy) -> StepFlops:
+    """The flops of layers that run alike."""
+    in_ticks, attention = _ticks_factor(workload.model, mesh, strategy), _attention(workload, mesh, strategy)
+    products = {path: in_ticks * flops for path, flops in _products(workload, mesh, strategy).items() if "." in path}
+    again = sum(flops for path, flops in products.items() if is_recomputed(path, workload.remat, strategy))
     forward = sum(products.values())
-    return StepFlops(forward=forward + attention.forward, recompute=again, backward=2 * forward + attention.backward)
+    return attention + StepFlops(forward=forward, recompute=again, backward=2 * forward)
+
+
+def _logits(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The flops of the logits, forward."""
+    return sum(flops for path, flops in _products(workload, mesh, strategy).items() if "." not in path)
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
@@ -106,6 +134,11 @@ def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
     A fused one makes its scores again in backward, always: five products for the two forward (arXiv:2307.08691,
     section 4.1).
     """
+    return _over_layers(_attention, workload, mesh, strategy)
+
+
+def _attention(workload: Workload, mesh: MeshShape, strategy: Strategy) -> StepFlops:
+    """The flops of attention in layers that run alike."""
     tokens, in_ticks = workload.tokens / mesh.degree(token_axes()), _ticks_factor(workload.model, mesh, strategy)
     scores = in_ticks * tokens * _score_flops(workload) / (mesh.tp * mesh.pp)
     share = SCORES_AGAIN[workload.remat]
@@ -134,6 +167,7 @@ def room_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:
         return 0.0
+    workload = of_stages(workload, mesh, strategy)
     times = dropless_padding(workload, mesh) * (1 if has_ragged else experts.count // mesh.ep)
     of_experts = [item for item in _products(workload, mesh, strategy).items() if _is_of_experts(item[0])]
     planned = sum(flops * (3 + is_recomputed(path, workload.remat, strategy)) for path, flops in of_experts)
@@ -141,11 +175,15 @@ def room_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 
 def branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """The flops that the text of a program says beyond a step's, of logits that few ticks make (`told_runs`)."""
+    """The flops that the text of a program says beyond a step's, of what few ticks make (`told_runs`).
+
+    That is the logits, and what all stages run before their layers.
+    """
     runs, told = (counted(workload.model.num_layers, mesh, strategy) for counted in (all_runs, told_runs))
-    passes = 3 + (strategy.schedule == "gpipe")
-    logits = sum(flops for path, flops in _products(workload, mesh, strategy).items() if "." not in path)
-    return passes * (told.last / runs.last - 1) * logits
+    passes, before = 3 + (strategy.schedule == "gpipe"), before_stages(workload, mesh, strategy)
+    ahead = _layers(*before).total / strategy.num_microbatches if before else 0.0
+    logits = passes * (told.last / runs.last - 1) * _logits(workload, mesh, strategy)
+    return logits + (told.first - runs.first) * ahead
 
 
 def _products(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States, gathered_elements
-from meshwright.cost.ticks import is_lockstep, kept_layers, stage_slots, vocab_axes
+from meshwright.cost.ticks import before_stages, is_lockstep, kept_layers, of_stages, stage_slots, vocab_axes
 from meshwright.cost.traffic import stage_layers
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
@@ -102,8 +102,13 @@ class _Step:
 
     @property
     def layers(self) -> int:
-        """The layers of a stage, empty slots too."""
-        return stage_slots(self.workload.model.num_layers, self.mesh, self.strategy)
+        """The layers of a stage, empty slots too, without those that all stages run before theirs."""
+        return stage_slots(self.staged.model.num_layers, self.mesh, self.strategy)
+
+    @cached_property
+    def staged(self) -> Workload:
+        """The workload with the layers alone that stages share."""
+        return of_stages(self.workload, self.mesh, self.strategy)
 
     @property
     def is_lockstep(self) -> bool:
@@ -117,7 +122,7 @@ class _Step:
         if states.master_weights:
             always["master weights"] = states.master_weights
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
-        moments = (self._loss(), self._attention(), self._mlp(), self._table(), self._update())
+        moments = (self._loss(), self._attention(), self._mlp(), self._before(), self._table(), self._update())
         fullest = max(moments, key=lambda terms: sum(terms.values()))
         terms = {name: int(size) for name, size in (always | fullest).items() if size or name in ALWAYS}
         return terms | {"peak": sum(terms.values())}
@@ -157,6 +162,19 @@ class _Step:
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
             "gathered": 4 / 3 * self._gathered(MLP) + self._prefetched(),
+        }
+
+    def _before(self) -> dict[str, float]:
+        """The backward pass of the layers that all stages run before theirs: of one microbatch all of it is kept."""
+        if (before := before_stages(self.workload, self.mesh, self.strategy)) is None:
+            return {}
+        held = Activations(replace(before.workload, remat="none"), before.mesh, before.strategy)
+        count = before.workload.model.num_layers
+        return self._in_layer() | {
+            "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
+            "gathered": count
+            * self.activations.narrow
+            * gathered_elements(before.workload.model, self.mesh.tp, self.mesh.ep, ()),
         }
 
     def _in_layer(self) -> dict[str, float]:
@@ -215,7 +233,7 @@ class _Step:
     def _kept(self, *, last: bool = False) -> float:
         """The activations that all layers keep for backward; GPipe in lockstep keeps the inputs of the loss too."""
         if self.is_lockstep:
-            layers = kept_layers(self.workload.model.num_layers, self.mesh, self.strategy) * self.activations.kept
+            layers = kept_layers(self.staged.model.num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
             inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
             return layers + is_kept * inputs

@@ -66,16 +66,17 @@ def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy =
 def stored_elements(
     model: ModelConfig, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
 ) -> tuple[int, int]:
-    """The elements that one device stores of the layers, and of the tables at both ends; `mesh` without dp, of copies.
+    """The elements that one device stores of the layers, and of what is before and after; `mesh` without dp, of copies.
 
     Of a pipeline those of a stage with most layers, and of the larger end. is_tiled: as they lie in a TPU's tiles.
-    virtual_stages: of stages in lockstep, which have as many slots each and share both ends; 0 where they are not.
+    virtual_stages: of stages in lockstep, which have as many slots each, share both tables and have the plain layers
+    before those of experts all; 0 where they are not.
     """
     layers, ends = 0, []
     for path, parameter in leaves(parameters(model)):
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
         size = tiled_elements(shape) if is_tiled else math.prod(shape)
-        if "layers" in parameter.axes:
+        if parameter.is_stacked and not (virtual_stages and "dense_layers" in parameter.axes):
             chunks = max(1, virtual_stages)
             layers += size // parameter.num_layers * chunks * chunk_slots(parameter.num_layers, mesh.pp, chunks)
         else:
@@ -159,13 +160,17 @@ class States:
 
     @property
     def parameters(self) -> float:
-        """The parameters; below ZeRO-3 whole, in the compute dtype beside shards of the dtype they are kept in."""
+        """The parameters; below ZeRO-3 whole, in the compute dtype beside shards of the dtype they are kept in.
+
+        Stages in lockstep have them whole in the dtype that gradients are added up in.
+        """
         degree, stage, each = self._shards, self.strategy.zero_stage, dtype_bytes(self.workload.param_dtype)
         if stage == 3 or degree == 1:
             return self.elements * each
         if stage == 0:
             return self.elements * each * degree
-        return self.elements * (each + dtype_bytes(self.workload.compute_dtype) * degree)
+        whole = self._summed_in if is_lockstep(self.mesh, self.strategy) else dtype_bytes(self.workload.compute_dtype)
+        return self.elements * (each + whole * degree)
 
     @property
     def master_weights(self) -> float:
@@ -190,10 +195,16 @@ class States:
 
         Those of microbatches are added up in the dtype of sums over devices, where it is wider (training/gradients.py).
         """
-        each, wide = dtype_bytes(self.workload.param_dtype), self.strategy.gradient_dtype
-        if wide and self.strategy.num_microbatches > 1 and self.mesh.pp == 1:
-            each = max(each, dtype_bytes(wide))
+        each = dtype_bytes(self.workload.param_dtype)
+        if self.strategy.num_microbatches > 1 and (self.mesh.pp == 1 or self.strategy.zero_stage == 1):
+            each = self._summed_in
         return each * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
+
+    @property
+    def _summed_in(self) -> float:
+        """The bytes of an element of sums over microbatches."""
+        dtypes = (self.workload.param_dtype, self.strategy.gradient_dtype or self.workload.param_dtype)
+        return max(map(dtype_bytes, dtypes))
 
     @property
     def _shards(self) -> int:

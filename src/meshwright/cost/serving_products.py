@@ -15,6 +15,7 @@ from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.workload import (
     SERVING_RULES,
+    STACKED,
     Experts,
     ModelConfig,
     Serving,
@@ -58,7 +59,7 @@ def serving_products(model: ModelConfig, mesh: MeshShape) -> tuple[tuple[Serving
 
 def _product(dims: dict[str, int]) -> ServingProduct:
     """The product of one weight; what is contracted is its first dim, or for a weight back into the stream the rest."""
-    is_inside = dims.pop("layers", 0) > 0
+    is_inside = any(dims.pop(name, 0) for name in STACKED)
     num_experts = dims.pop("expert", 0)
     size = math.prod(dims.values())
     contracted = dims.get("embed", next(iter(dims.values())))

@@ -3,16 +3,20 @@
 Stages of one program go through every tick together (`Strategy.lockstep`), on zeros where a schedule has nothing for
 them: what is in a layer runs in all ticks of a pass, the lookup before them in all ticks too, the loss from the tick on
 in which the first microbatch is through. With virtual stages lookup and loss are left out of the ticks that have none.
+Plain layers before those of experts run with the lookup, on all stages alike (`workload.stages`), and again for
+backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from meshwright.cost.pipeline import Schedule
 from meshwright.mesh import MeshShape
-from meshwright.workload import Strategy, chunk_slots
+from meshwright.workload import Parameter, Strategy, Workload, chunk_slots, num_staged_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,56 @@ Counted = Callable[[int, MeshShape, Strategy], Runs]
 def is_lockstep(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether a step has stages that go in lockstep."""
     return mesh.pp > 1 and strategy.lockstep
+
+
+class Before(NamedTuple):
+    """Layers that all stages run with the lookup, as a step of them alone on one stage."""
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+
+
+@lru_cache(maxsize=1 << 12)
+def before_stages(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Before | None:
+    """The plain layers before those of experts, where stages go in lockstep; None where there are none.
+
+    Backward makes them again from the tokens: one as far as it needs, several in a loop, each to its end.
+    """
+    model = workload.model
+    if not is_lockstep(mesh, strategy) or model.experts is None or not model.num_dense_layers:
+        return None
+    plain = replace(model, experts=None, num_layers=model.num_dense_layers)
+    again = replace(strategy, virtual_stages=1, reruns_blocks=plain.num_layers > 1)
+    return Before(replace(workload, model=plain, remat="block"), replace(mesh, pp=1), again)
+
+
+@lru_cache(maxsize=1 << 12)
+def of_stages(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Workload:
+    """The workload without the layers of `before_stages`."""
+    model = workload.model
+    if before_stages(workload, mesh, strategy) is None or model.experts is None:
+        return workload
+    experts = replace(model.experts, num_dense_layers=0)
+    return replace(workload, model=replace(model, experts=experts, num_layers=num_staged_layers(model)))
+
+
+def runs_of(parameter: Parameter, mesh: MeshShape, strategy: Strategy, counted: Counted) -> Runs:
+    """What a step runs of the layers of a parameter, and of what is outside of layers."""
+    runs = counted(parameter.num_layers, mesh, strategy)
+    return replace(runs, layers=parameter.num_layers * runs.first) if _is_before(parameter, mesh, strategy) else runs
+
+
+def slots_of(parameter: Parameter, mesh: MeshShape, strategy: Strategy) -> int:
+    """The layers of a parameter that a device has, empty slots too; 1 for what stands outside of layers."""
+    if not parameter.is_stacked or _is_before(parameter, mesh, strategy):
+        return parameter.num_layers
+    return stage_slots(parameter.num_layers, mesh, strategy)
+
+
+def _is_before(parameter: Parameter, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether a parameter is one of `before_stages`."""
+    return "dense_layers" in parameter.axes and is_lockstep(mesh, strategy)
 
 
 def vocab_axes(mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:

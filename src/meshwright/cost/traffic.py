@@ -24,8 +24,11 @@ from meshwright.cost.ticks import (
     Counted,
     Runs,
     all_runs,
+    before_stages,
     is_lockstep,
-    stage_slots,
+    of_stages,
+    runs_of,
+    slots_of,
     told_runs,
     vocab_axes,
     worked_runs,
@@ -82,7 +85,7 @@ def weight_collectives(
     moves = (
         move
         for path, parameter in leaves(parameters(workload.model))
-        for move in _weight(path, parameter, workload, mesh, strategy, counted(parameter.num_layers, mesh, strategy))
+        for move in _weight(path, parameter, workload, mesh, strategy, runs_of(parameter, mesh, strategy, counted))
     )
     return tuple(found for move in moves if (found := _live(move, mesh)))
 
@@ -91,18 +94,24 @@ def activation_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = worked_runs
 ) -> tuple[Collective, ...]:
     """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
+    before, workload = before_stages(workload, mesh, strategy), of_stages(workload, mesh, strategy)
     layers, parts = workload.model.num_layers, strategy.num_microbatches
     runs = counted(layers, mesh, strategy)
-    inside = chain.from_iterable(part(workload, mesh, strategy) for part in (_stream, _sequence, _experts))
     # What is for all tokens runs for each microbatch in turn: as many bytes, more often. Layers are counted already.
     groups = (
-        (inside, runs.layers, stage_layers(layers, mesh)),
-        (first_moves(workload, mesh, strategy), runs.first, 1),
+        (_inside(workload, mesh, strategy), runs.layers, stage_layers(layers, mesh)),
+        (_inside(*before) if before else (), runs.first, 1),
+        (first_moves(workload, mesh, strategy, is_again=before is not None), runs.first, 1),
         (last_moves(workload, mesh, strategy), runs.last, 1),
     )
     moves = (_often(move, often, each, parts) for group, often, each in groups for move in group)
     found = (*moves, *stage_moves(workload, mesh, strategy, runs))
     return tuple(live for move in found if (live := _live(move, mesh)))
+
+
+def _inside(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
+    """What moves inside layers that run alike, for all tokens of a device."""
+    return chain.from_iterable(part(workload, mesh, strategy) for part in (_stream, _sequence, _experts))
 
 
 def room_collectives(
@@ -179,11 +188,11 @@ def _weight(
         # A router works on the stream as it is split between blocks.
         tokens = _stream_axes(strategy) if "router" in parameter.axes else token_axes()
         copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
-        count = stage_slots(layers, mesh, strategy) if "layers" in parameter.axes else 1
+        count = slots_of(parameter, mesh, strategy)
         yield times(count, "all-reduce", copies, "backward", _widened(strategy, size) * size * shard, path)
     else:
         # Kept whole: its gradient, in float32, is summed over every axis that splits the stream; part by part.
-        count = runs.layers if "layers" in parameter.axes else runs.last
+        count = runs.layers if parameter.is_stacked else runs.last
         if mesh.pp > 1 and not strategy.lockstep:
             count //= strategy.num_microbatches
         for axes in (rules_of(strategy)["residual_sequence"], RULES["batch"]):
@@ -207,11 +216,14 @@ def _uses(
     Below ZeRO-3 the updated parameters are gathered once a step, at its start. Below ZeRO-2 their gradients are
     scattered once, at its end.
     """
-    if "layers" in parameter.axes:
-        once, ahead, again, back = stage_slots(parameter.num_layers, mesh, strategy), *[runs.layers] * 3
+    once = slots_of(parameter, mesh, strategy)
+    if parameter.is_stacked:
+        ahead = again = back = runs.layers
     else:
         is_tied = workload.model.tied_embeddings
-        once, (ahead, again) = 1, table_gathers(path, runs, mesh, strategy, is_tied=is_tied)
+        ahead, again = table_gathers(path, runs, mesh, strategy, is_tied=is_tied)
+        if path == "embedding" and before_stages(workload, mesh, strategy):
+            again += runs.first
         back = table_scatters(path, runs, mesh, strategy, is_tied=is_tied)
     is_each, gathered = strategy.zero_stage == 3, shard_bytes * mesh.degree(stored)
     yield times(ahead if is_each else once, "all-gather", stored, "forward", gathered, path)
@@ -391,7 +403,7 @@ def _experts(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterato
         yield from _there(layers, "backward", sent, mesh, "experts combine")
         yield from _back(layers, "backward", sent, mesh, "experts dispatch")
     yield from _routing(experts, layers, again, workload, mesh, strategy)
-    yield from _load(experts, layers, again, mesh, strategy)
+    yield from _load(experts, layers, mesh, strategy)
 
 
 def _there(count: int, phase: Phase, sent: float, mesh: MeshShape, name: str) -> Iterator[Collective]:
@@ -427,17 +439,17 @@ def _routing(
         yield times(layers, "reduce-scatter", ("tp",), "backward", size, "routing shares")
 
 
-def _load(experts: Experts, layers: int, again: int, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
+def _load(experts: Experts, layers: int, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
     """The copies of each expert, those dropped and its probability: of all layers at once, of stages layer by layer.
 
-    For each microbatch as many bytes.
+    For each microbatch as many bytes. Stages make them again for backward, as no policy keeps them.
     """
     load, tokens = 4 * 3 * experts.count * strategy.num_microbatches, _stream_axes(strategy)
     if not is_lockstep(mesh, strategy):
         yield times(1, "all-reduce", tokens, "forward", load * layers, "loss of imbalance")
         return
     yield times(layers, "all-reduce", tokens, "forward", load, "loss of imbalance")
-    yield times(again, "all-reduce", tokens, "recompute", load, "loss of imbalance")
+    yield times(layers, "all-reduce", tokens, "recompute", load, "loss of imbalance")
 
 
 def _stream_axes(strategy: Strategy) -> tuple[str, ...]:

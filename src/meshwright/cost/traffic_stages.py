@@ -20,16 +20,21 @@ KEPT_INPUTS = "kept inputs"
 """The inputs of layers that stages of 1F1B keep for each other."""
 
 
-def first_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
-    """What moves for the lookup before the layers, for all tokens of a device."""
+def first_moves(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_again: bool = False
+) -> Iterator[Collective]:
+    """What moves for the lookup before the layers, for all tokens of a device; again for layers that begin with it."""
     size = _stream_bytes(workload, mesh)
-    if not strategy.sequence_parallel:
-        yield times(1, "all-reduce", vocab_axes(mesh, strategy), "forward", size, "embedding")
-    else:
-        yield times(1, "reduce-scatter", ("tp",), "forward", size, "embedding")
+    phases: tuple[Phase, ...] = ("forward", "recompute") if is_again else ("forward",)
+    for phase in phases:
+        if not strategy.sequence_parallel:
+            yield times(1, "all-reduce", vocab_axes(mesh, strategy), phase, size, "embedding")
+            continue
+        yield times(1, "reduce-scatter", ("tp",), phase, size, "embedding")
+        if is_lockstep(mesh, strategy):
+            yield times(1, "all-reduce", ("pp",), phase, size / mesh.tp, "embedding")
+    if strategy.sequence_parallel:
         yield times(1, "all-gather", ("tp",), "backward", size, "embedding")
-    if is_lockstep(mesh, strategy) and strategy.sequence_parallel:
-        yield times(1, "all-reduce", ("pp",), "forward", size / mesh.tp, "embedding")
 
 
 def last_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:

@@ -97,10 +97,12 @@ def loss_and_load(
 
 
 def places_of(batch: Weights, model: ModelConfig) -> Placed:
-    """Where the tokens of a batch stand."""
+    """Where the tokens of a batch stand; heads turn where these are, so turns are split as the tokens are."""
     if "positions" in batch:
         return placed(Places(batch["positions"], batch.get("segments")), model)
-    return placed(jnp.arange(batch["tokens"].shape[1]), model)
+    tokens = jax.typeof(batch["tokens"])
+    whole = jnp.arange(tokens.shape[1])
+    return Placed(whole, turns(jax.reshard(whole, P(tokens.sharding.spec[1])), model))
 
 
 def placed(places: Array | Places, model: ModelConfig) -> Placed:
@@ -202,7 +204,7 @@ def fed_forward(
         h = norm(x, weights["mlp_norm"], model)
         if model.experts is None or "router" not in weights:
             return x + dropped(mlp(h, weights, layout, strategy), draws, layout, MLP), None
-        added, load = mix(h, weights, model.experts, layout)
+        added, load = mix(h, weights, model.experts, layout, strategy.matmul_dtype)
         if model.experts.shared_mlp:
             added = added + mlp(h, weights, layout, strategy, prefix="shared_")
         return x + dropped(added, draws, layout, MLP), load

@@ -18,20 +18,23 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import INTERMEDIATE, PRODUCT
 from meshwright.models.product import product
+from meshwright.models.quantised_experts import multiply_rounded
 from meshwright.parallel import Layout
-from meshwright.parallel.experts import Split, multiply, visit
+from meshwright.parallel.experts import Split, visit
 from meshwright.parallel.experts_routing import Load, probabilities, route
 from meshwright.parallel.shards import on_shards
-from meshwright.workload import RULES, Experts
+from meshwright.workload import RULES, Experts, MatmulDtype
 
 STREAM = ("batch", "residual_sequence", "activation")
 
 
-def mix(h: Array, weights: Mapping[str, Any], experts: Experts, layout: Layout) -> tuple[Array, Array]:
+def mix(
+    h: Array, weights: Mapping[str, Any], experts: Experts, layout: Layout, matmul_dtype: MatmulDtype | None = None
+) -> tuple[Array, Array]:
     """What its experts add to each token of h [b, s, d], split as the stream is between blocks; and their load.
 
     The load [devices, 3, e] is one layer's `Load` on each device that has other tokens: `load_of_layers` takes the sums
-    of all layers at once.
+    of all layers at once. matmul_dtype: to what operands of their products are rounded; the router's are not.
     """
     router = layout.weight(weights["router"], "embed", "router", dtype=h.dtype, along="residual_sequence")
     logits = checkpoint_name(product("bsd,de->bse", h, router, dtype=jnp.float32), PRODUCT)
@@ -39,7 +42,7 @@ def mix(h: Array, weights: Mapping[str, Any], experts: Experts, layout: Layout) 
     used = [layout.weight(weights[f"expert_{name}"], "expert", *rest, dtype=h.dtype) for name, rest in dims.items()]
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
-        partial(_mix, experts=experts, split=_split(layout, tokens)),
+        partial(_mix, experts=experts, split=_split(layout, tokens), matmul_dtype=matmul_dtype),
         layout,
         in_specs=(stream, stream, *(jax.typeof(weight).sharding.spec for weight in used)),
         out_specs=(stream, P(tokens or None, None, None)),
@@ -66,17 +69,26 @@ def load_of_layers(loads: Array) -> Load:
 
 
 def _mix(
-    h: Array, logits: Array, gate: Array, up: Array, down: Array, *, experts: Experts, split: Split
+    h: Array,
+    logits: Array,
+    gate: Array,
+    up: Array,
+    down: Array,
+    *,
+    experts: Experts,
+    split: Split,
+    matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
     """`mix` on one device."""
+    times = partial(multiply_rounded, matmul_dtype=matmul_dtype)
     if split.width and not split.tokens:
         # Every device has all tokens, and parts of experts: so gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")
     routing = route(logits, experts.num_active)
     here = visit(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
-    opened = [checkpoint_name(multiply(here.rows, weight, here.sizes), PRODUCT) for weight in (gate, up)]
+    opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in (gate, up)]
     # A product is as much in whichever order it is scaled; scaled here, backward needs nothing that `down` makes.
     hidden = (jax.nn.silu(opened[0]) * opened[1] * here.shares).astype(h.dtype)
-    added = here.back(multiply(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
+    added = here.back(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
     copies = jnp.sum(routing.chosen[..., None] == jnp.arange(experts.count), axis=(0, 1, 2), dtype=jnp.float32)
     return added, jnp.stack([copies, here.dropped, probabilities(logits)])[None]

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.errors import MeshwrightError
 from meshwright.models.decoder import (
-    KEPT,
+    STACKS,
     Weights,
     attended,
     cross_entropy,
@@ -25,11 +25,12 @@ from meshwright.models.decoder import (
     rematerialized,
     table_in_use,
 )
+from meshwright.models.dropout import Draws
 from meshwright.parallel import Layout, Pipeline, alternating_loss, held, pipelined_loss
 from meshwright.parallel.copies import in_rows, of_rows
 from meshwright.parallel.experts_routing import Load
 from meshwright.parallel.pipeline import Made
-from meshwright.workload import ModelConfig, Remat, Strategy
+from meshwright.workload import ModelConfig, Remat, Strategy, check_stage_remat, num_staged_layers
 
 
 def staged_loss_and_load(
@@ -41,20 +42,25 @@ def staged_loss_and_load(
     strategy: Strategy,
     dtype: Any,
     remat: Remat,
+    draws: Draws | None = None,
 ) -> tuple[Array, Load | None]:
     """The mean loss in nats of `batch` and the load of its experts, by the schedule of the strategy over pp.
 
     The loss is the mean of `loss` over microbatches: as without stages, but that experts are balanced in each
     microbatch, and not in the batch. Layers are stacked over slots, which the rules of the layout split over pp; they
     may split `vocab` too, whose products all stages then share. Raises where the microbatches do not divide the batch,
-    or the schedule does not keep what `remat` says.
+    or the schedule does not keep what `remat` says. draws say what is dropped.
     """
-    _check(strategy, remat)
+    check_stage_remat(remat, layout.mesh, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
     pipeline = _pipeline(specs, model, layout, strategy, dtype, remat)
-    ends = {name: in_rows(weights, 0) for name, weights in params.items() if name != "layers"}
+    ends = jax.tree.map(lambda weights: in_rows(weights, 0), {**params, "layers": {}})
     stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
-    parts = {name: microbatches(array, strategy.num_microbatches, layout) for name, array in batch.items()}
+    count = strategy.num_microbatches
+    parts: dict[str, Any] = {name: microbatches(array, count, layout) for name, array in batch.items()}
+    if draws is not None:
+        keys = jnp.broadcast_to(draws.key, (count,))
+        parts["draws"] = replace(draws, key=keys, tokens=microbatches(draws.tokens, count, layout))
     run: Any = alternating_loss if strategy.schedule == "1f1b" else pipelined_loss
     loss, loads = run(pipeline, ends, stacked, parts)
     return loss, None if loads is None else _load(loads, pipeline)
@@ -70,21 +76,24 @@ def _pipeline(
         kind=strategy.schedule,
         virtual_stages=strategy.virtual_stages,
     )
-    stage = replace(layout, is_stage=True)
+    stage, has_dense = replace(layout, is_stage=True), "dense_layers" in specs
 
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
         # Some compilers, left alone, gather tables once before all ticks and keep them whole.
         ends, given = lax.optimization_barrier((ends, given))
-        return {name: of_rows(rows, specs[name], layout) for name, rows in ends.items()}, given
+        of_ends = {**specs, "layers": {}}
+        return jax.tree.map(lambda rows, spec: of_rows(rows, spec, layout), ends, of_ends), given
 
     def first(ends: Weights, part: Weights) -> Array:
         ends, part = whole(ends, part)
-        return embed(ends, part["tokens"], layout, dtype)[0]
+        x, _ = embed(ends, part["tokens"], layout, dtype)
+        return _through_dense(ends["dense_layers"], x, part, model, layout, strategy) if has_dense else x
 
-    def layer(weights: Weights, x: Array, part: Weights) -> Made:
+    def layer(weights: Weights, x: Array, part: Weights, number: Array) -> Made:
         weights = {name: of_rows(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()}
-        x, _ = attended(x, weights, places_of(part, model), model, stage, strategy=strategy)
-        x, load = fed_forward(x, weights, model, stage, strategy)
+        draws = _drawn(part, STACKS.index("layers"), number)
+        x, _ = attended(x, weights, places_of(part, model), model, stage, strategy=strategy, draws=draws)
+        x, load = fed_forward(x, weights, model, stage, strategy, draws)
         return Made(x) if load is None else Made(x, *_balance(load, model))
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
@@ -93,7 +102,29 @@ def _pipeline(
             scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout)
             return cross_entropy(scores, part["targets"])
 
-    return Pipeline(first, rematerialized(held(layer), remat), last, schedule, model.num_layers)
+    if has_dense:
+        first = jax.checkpoint(first)
+    return Pipeline(first, rematerialized(held(layer), remat), last, schedule, num_staged_layers(model))
+
+
+def _through_dense(
+    weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: Layout, strategy: Strategy
+) -> Array:
+    """The stream after the plain layers before those of experts, which all stages run."""
+    where = places_of(part, model)
+
+    def layer(x: Array, own: tuple[Weights, Array]) -> tuple[Array, None]:
+        weights, number = own
+        draws = _drawn(part, STACKS.index("dense_layers"), number)
+        x, _ = attended(x, weights, where, model, layout, strategy=strategy, draws=draws)
+        return fed_forward(x, weights, model, layout, strategy, draws)[0], None
+
+    return lax.scan(layer, x, (weights, jnp.arange(model.num_dense_layers)))[0]
+
+
+def _drawn(part: Weights, stack: int, number: Array) -> Draws | None:
+    """What a microbatch draws for a layer of a stack."""
+    return part["draws"].of(stack).of(number) if "draws" in part else None
 
 
 def _of_layer(spec: P) -> P:
@@ -107,7 +138,7 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
     if model.experts is None:
         return None, load
     balance_loss = Load(load[0], load[1], load[2]).balance_loss
-    return model.experts.balance_weight * balance_loss / model.num_layers, load
+    return model.experts.balance_weight * balance_loss / num_staged_layers(model), load
 
 
 def _load(loads: Array, pipeline: Pipeline) -> Load:
@@ -130,13 +161,3 @@ def microbatches(batch: Array, count: int, layout: Layout) -> Array:
     split, length_split = layout.spec("batch", "sequence")
     cut = lax.reshape(batch, (size // count, count, length), out_sharding=P(split, None, length_split))
     return jnp.moveaxis(cut, 1, 0)
-
-
-def _check(strategy: Strategy, remat: Remat) -> None:
-    """Raise where a schedule keeps something else for backward than a remat policy says."""
-    kept = ("block",) if strategy.schedule == "1f1b" else tuple(KEPT)
-    if remat not in kept:
-        raise MeshwrightError(
-            f"remat {remat} can be planned with the schedule {strategy.schedule}, but what runs keeps with it"
-            f" {' or '.join(kept)}; gpipe keeps {', '.join(KEPT)}"
-        )

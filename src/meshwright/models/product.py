@@ -8,7 +8,7 @@ as logits are, would have both products multiply in float32.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, multiply
-from meshwright.parallel import cotangent_spec
+from meshwright.parallel import Layout, cotangent_spec
 from meshwright.workload import MatmulDtype
 
 
@@ -28,47 +28,58 @@ def product(
     dtype: Any = None,
     out_sharding: P | None = None,
     matmul_dtype: MatmulDtype | None = None,
+    layout: Layout | None = None,
 ) -> Array:
     """`jnp.einsum` of x and a weight, which share no batch dim; the result in `dtype`, or that of the operands.
 
     Backward the cotangent is narrowed to the dtype of the operands before it is multiplied. matmul_dtype: to what
-    operands are rounded, as `quantised` has it.
+    operands are rounded, as `quantised` has it; layout: of the layer that such a product stands in.
     """
     formats = FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED
-    return _product(subscripts, dtype or jnp.result_type(x, weight), out_sharding, formats, x, weight)
+    kind = _Kind(subscripts, dtype or jnp.result_type(x, weight), out_sharding, formats, layout)
+    return _product(kind, x, weight)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _product(subscripts: str, dtype: Any, out_sharding: P | None, formats: Formats, x: Array, weight: Array) -> Array:
-    return _einsum(subscripts, x, weight, formats.forward, dtype, out_sharding)
+class _Kind(NamedTuple):
+    """What a product is beside its operands."""
+
+    subscripts: str
+    dtype: Any
+    out_sharding: P | None
+    formats: Formats
+    layout: Layout | None
 
 
-def _forward(
-    subscripts: str, dtype: Any, out_sharding: P | None, formats: Formats, x: Array, weight: Array
-) -> tuple[Array, tuple[Array, Array]]:
-    return _product(subscripts, dtype, out_sharding, formats, x, weight), (x, weight)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(kind: _Kind, x: Array, weight: Array) -> Array:
+    return _einsum(kind, kind.formats.forward, x, weight)
 
 
-def _backward(
-    subscripts: str, dtype: Any, out_sharding: P | None, formats: Formats, kept: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
+def _forward(kind: _Kind, x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _product(kind, x, weight), (x, weight)
+
+
+def _backward(kind: _Kind, kept: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, weight = kept
-    operands, result = subscripts.split("->")
+    operands, result = kind.subscripts.split("->")
     of_x, of_weight = operands.split(",")
     narrow = cotangent.astype(x.dtype)
+    x_kind = kind._replace(subscripts=f"{result},{of_weight}->{of_x}", dtype=x.dtype, out_sharding=cotangent_spec(x))
+    weight_kind = kind._replace(
+        subscripts=f"{of_x},{result}->{of_weight}", dtype=weight.dtype, out_sharding=cotangent_spec(weight)
+    )
     return (
-        _einsum(f"{result},{of_weight}->{of_x}", narrow, weight, formats.of_x, x.dtype, cotangent_spec(x)),
-        _einsum(f"{of_x},{result}->{of_weight}", x, narrow, formats.of_weight, weight.dtype, cotangent_spec(weight)),
+        _einsum(x_kind, kind.formats.of_x, narrow, weight),
+        _einsum(weight_kind, kind.formats.of_weight, x, narrow),
     )
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _einsum(
-    subscripts: str, left: Array, right: Array, formats: Pair | None, dtype: Any, out_sharding: P | None
-) -> Array:
-    """The einsum in `dtype`, of operands as they are or rounded to their formats."""
+def _einsum(kind: _Kind, formats: Pair | None, left: Array, right: Array) -> Array:
+    """The einsum of operands as they are, or rounded to their formats."""
+    letters, dtype, out = kind.subscripts, kind.dtype, kind.out_sharding
     if formats is None:
-        return jnp.einsum(subscripts, left, right, preferred_element_type=dtype, out_sharding=out_sharding)
-    return multiply(subscripts, left, right, formats, dtype=dtype, out_sharding=out_sharding)
+        return jnp.einsum(letters, left, right, preferred_element_type=dtype, out_sharding=out)
+    return multiply(letters, left, right, formats, dtype=dtype, layout=kind.layout, out_sharding=out)

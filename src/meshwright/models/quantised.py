@@ -23,6 +23,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
+from meshwright.parallel import Layout
+from meshwright.parallel.shards import on_shards
 from meshwright.workload import MatmulDtype
 
 Pair = tuple[Any, Any]
@@ -53,14 +55,21 @@ FORMATS: Mapping[MatmulDtype, Formats] = {
 
 
 def multiply(
-    subscripts: str, left: Array, right: Array, formats: Pair, *, dtype: Any, out_sharding: P | None = None
+    subscripts: str,
+    left: Array,
+    right: Array,
+    formats: Pair,
+    *,
+    dtype: Any,
+    layout: Layout | None = None,
+    out_sharding: P | None = None,
 ) -> Array:
     """The einsum of two arrays, each rounded to its format, in `dtype`; summed in int32, or float32 for floats.
 
-    out_sharding: as `jnp.einsum` takes it; to be given where a mesh axis splits a summed dim. Raises where qwix is not
-    installed.
+    layout: that of the layer it stands in, to be given where the layer is a stage's. out_sharding: as `jnp.einsum`
+    takes it; to be given where a mesh axis splits a summed dim. Raises where qwix is not installed.
     """
-    qwix = _qwix()
+    qwix = quantisation()
     operands, result = subscripts.split("->")
     letters = operands.split(",")
 
@@ -78,10 +87,12 @@ def multiply(
         pairs = (pair for name, spec in zip(letters, specs, strict=True) for pair in zip(name, spec, strict=True))
         axes = dict(pairs)
         out_sharding = P(*(axes[letter] for letter in result))
-    return jax.shard_map(local, in_specs=specs, out_specs=out_sharding)(*arrays)
+    if layout is None:
+        return jax.shard_map(local, in_specs=specs, out_specs=out_sharding)(*arrays)
+    return on_shards(local, layout, in_specs=specs, out_specs=out_sharding)(*arrays)
 
 
-def _qwix() -> ModuleType:
+def quantisation() -> ModuleType:
     """qwix, which takes seconds to import."""
     try:
         import qwix

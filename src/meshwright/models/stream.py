@@ -41,7 +41,7 @@ def off_stream(
     if not ring:
         whole = gathered(h, layout, outs[0][0])
         return [
-            product(letters, whole, weight, matmul_dtype=strategy.matmul_dtype)
+            product(letters, whole, weight, matmul_dtype=strategy.matmul_dtype, layout=layout)
             for letters, weight in zip(subscripts, weights, strict=True)
         ]
 
@@ -63,7 +63,8 @@ def onto_stream(
     ring = _ring(layout, dims[0], strategy)
     if not ring:
         partial = layout.spec(*GATHERED, unreduced=layout.axes(dims[0]))
-        added = product(subscripts, x, weight, out_sharding=partial, matmul_dtype=strategy.matmul_dtype)
+        rounded = {"matmul_dtype": strategy.matmul_dtype, "layout": layout}
+        added = product(subscripts, x, weight, out_sharding=partial, **rounded)
         return layout.place(added, *RESIDUAL)
 
     def local(x: Array, weight: Array) -> Array:

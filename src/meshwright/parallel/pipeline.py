@@ -51,13 +51,13 @@ class Turn(NamedTuple):
 class Pipeline:
     """What a pipeline runs, in which order; its functions work on arrays that know nothing of stages.
 
-    first: (ends, input) -> x, what a microbatch starts as. layer: (weights, x, input) -> what it makes of x, finite for
-    zeros. last: (ends, x, input) -> the scalar loss of a microbatch. ends: the parameters of what stands before and
-    after the layers.
+    first: (ends, input) -> x, what a microbatch starts as. layer: (weights, x, input, number) -> what the layer of this
+    number makes of x, finite for zeros. last: (ends, x, input) -> the scalar loss of a microbatch. ends: the parameters
+    of what stands before and after the layers.
     """
 
     first: Callable[[Tree, Tree], Array]
-    layer: Callable[[Tree, Array, Tree], Made]
+    layer: Callable[[Tree, Array, Tree, Array], Made]
     last: Callable[[Tree, Array, Tree], Array]
     schedule: Schedule
     num_layers: int
@@ -111,16 +111,16 @@ def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -
     return ended(pipeline, carry[1])
 
 
-def held(layer: Callable[[Tree, Array, Tree], Made]) -> Callable[[Tree, Array, Tree], Made]:
+def held(layer: Callable[[Tree, Array, Tree, Array], Made]) -> Callable[[Tree, Array, Tree, Array], Made]:
     """A layer that does nothing with its weights before its input is there; to stand inside a remat policy.
 
     Else what depends on weights alone, as gathered weights, is the same in every tick, and JAX makes it of all layers
     at once before the first (JAX 0.10.2).
     """
 
-    def waiting(weights: Tree, x: Array, part: Tree) -> Made:
+    def waiting(weights: Tree, x: Array, part: Tree, number: Array) -> Made:
         weights, x = lax.optimization_barrier((weights, x))
-        return layer(weights, x, part)
+        return layer(weights, x, part, number)
 
     return waiting
 
@@ -163,7 +163,8 @@ def no_sums(pipeline: Pipeline, given: Given) -> Sums:
     """Zeros."""
     turn, stream = pipeline.turn(jnp.zeros((), int)), no_stream(pipeline, given)
     weights = jax.tree.map(lambda array: array[0], chunk(given, turn.unit, pipeline))
-    made = jax.eval_shape(jax.vmap(pipeline.layer), weights, stream, parts(given, turn.unit))
+    number = layer_numbers(pipeline, turn.unit)[0]
+    made = jax.eval_shape(jax.vmap(pipeline.layer), weights, stream, parts(given, turn.unit), number)
     dims = (pipeline.schedule.virtual_stages, max(pipeline.counts))
 
     def zeros(like: Any) -> Array:
@@ -190,15 +191,15 @@ def through(pipeline: Pipeline, given: Given, x: Array, turn: Turn, sums: Sums) 
     """What each stage's chunk of layers makes of x [p, ...], the inputs of its layers [c, p, ...], and the sums."""
     ours = parts(given, turn.unit)
 
-    def step(x: Array, layer: tuple[Tree, Array | None]) -> tuple[Array, tuple[Array, Tree]]:
-        weights, is_layer = layer
-        made = jax.vmap(pipeline.layer)(weights, x, ours)
+    def step(x: Array, layer: tuple[Tree, Array | None, Array]) -> tuple[Array, tuple[Array, Tree]]:
+        weights, is_layer, number = layer
+        made = jax.vmap(pipeline.layer)(weights, x, ours, number)
         is_counted = turn.is_there if is_layer is None else turn.is_there & is_layer
         beside_x = (made.loss, lax.stop_gradient(made.seen))
         counted = jax.tree.map(lambda y: jnp.where(beside(is_counted, y), y, 0), beside_x)
         return where_there(is_layer, made.x, x), (x, counted)
 
-    items = (chunk(given, turn.unit, pipeline), layers_there(pipeline, turn.unit))
+    items = (chunk(given, turn.unit, pipeline), layers_there(pipeline, turn.unit), layer_numbers(pipeline, turn.unit))
     x, (passed, made) = lax.scan(step, x, items)
     return x, passed, sums._replace(made=add_chunk(sums.made, made, turn.unit, pipeline))
 
@@ -292,13 +293,25 @@ def chunk(given: Given, unit: Unit, pipeline: Pipeline) -> Tree:
 
 def layers_there(pipeline: Pipeline, unit: Unit) -> Array | None:
     """Which slots of each stage's chunk have a layer, [c, p]; None where all have."""
-    counts, stages = pipeline.counts, pipeline.schedule.stages
+    counts = pipeline.counts
     least = min(counts)
     if least == max(counts):
         return None
     # The longer chunks, by one layer, are the first.
-    count = least + (unit.chunk * stages + pipeline.stages < sum(counts) - least * len(counts))
+    count = least + (_chunk_number(pipeline, unit) < pipeline.num_layers - least * len(counts))
     return jnp.arange(max(counts))[:, None] < count[None]
+
+
+def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
+    """The number of the layer in each slot of each stage's chunk, [c, p]; of empty slots that of the next one."""
+    counts, number = pipeline.counts, _chunk_number(pipeline, unit)
+    longer = jnp.minimum(number, pipeline.num_layers - min(counts) * len(counts))
+    return jnp.arange(max(counts))[:, None] + (number * min(counts) + longer)[None]
+
+
+def _chunk_number(pipeline: Pipeline, unit: Unit) -> Array:
+    """The number of each stage's chunk in the order that tokens pass them, [p]."""
+    return unit.chunk * pipeline.schedule.stages + pipeline.stages
 
 
 def where_there(is_layer: Array | None, x: Array, other: Array) -> Array:

@@ -30,6 +30,7 @@ from meshwright.parallel.pipeline import (
     hand_on,
     in_slots,
     is_within,
+    layer_numbers,
     layers_there,
     loss_of,
     no_stream,
@@ -171,19 +172,20 @@ def _back_through(pipeline: Pipeline, given: Given, passed: Array, gradient: Arr
     """The gradients of what each stage's unit came with [p, ...], and of the parameters of its layers [c, p, ...]."""
     ours, share = parts(given, due.unit), 1 / pipeline.schedule.microbatches
 
-    def made(weights: Tree, x: Array) -> tuple[Array, Array | None]:
-        found = jax.vmap(pipeline.layer)(weights, x, ours)
+    def made(number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:
+        found = jax.vmap(pipeline.layer)(weights, x, ours, number)
         return found.x, found.loss
 
-    def step(gradient: Array, item: tuple[Tree, Array, Array | None]) -> tuple[Array, Tree]:
-        weights, x, is_layer = item
+    def step(gradient: Array, item: tuple[Tree, Array, Array | None, Array]) -> tuple[Array, Tree]:
+        weights, x, is_layer, number = item
         is_there = due.is_there if is_layer is None else due.is_there & is_layer
-        (_, loss), pull = jax.vjp(made, weights, x)
+        (_, loss), pull = jax.vjp(partial(made, number), weights, x)
         of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
         of_weights, of_x = pull((where_there(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
         return where_there(is_layer, of_x, gradient), of_weights
 
-    items = (chunk(given, due.unit, pipeline), passed, layers_there(pipeline, due.unit))
+    there, numbers = layers_there(pipeline, due.unit), layer_numbers(pipeline, due.unit)
+    items = (chunk(given, due.unit, pipeline), passed, there, numbers)
     return lax.scan(step, gradient, items, reverse=True)
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from meshwright.cost import (
     PassSeconds,
     all_runs,
+    before_stages,
     buffer_seconds,
     contention_seconds,
     host_bytes,
+    is_round_ring,
     microbatch_seconds,
     model_flops,
     offloaded_bytes,
@@ -23,8 +25,17 @@ from meshwright.cost import (
 )
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape
-from meshwright.planner.waits import NO_WAITS, WINDOWS, Waits, can_hide, move_seconds, step_waits, waits
-from meshwright.record import Bound, Collective, Record, merge
+from meshwright.planner.waits import (
+    NO_WAITS,
+    WINDOWS,
+    Waits,
+    can_hide,
+    move_seconds,
+    ring_shares,
+    step_waits,
+    waits,
+)
+from meshwright.record import Bound, Collective, Phase, Record, merge
 from meshwright.units import show_bytes
 from meshwright.workload import DEFAULT, Strategy, Workload
 
@@ -37,16 +48,17 @@ SIMULATED = "simulated devices share one machine's cores, so times on cpu are an
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
     """The record of a train step: its ops on the chip, its collectives on the fabric, the bubble, the update.
 
-    Collectives of activations are exposed, but those over tp where they overlap. Those that gather weights or sum
-    gradients run beside the ops of their pass, and are exposed as far as they take longer. `breakdown_seconds` sums to
-    the step.
+    Collectives of activations are exposed, but those over tp where they overlap, and what goes round a ring of sp, as
+    far as the attention of a turn hides it. Those that gather weights or sum gradients run beside the ops of their
+    pass, and are exposed as far as they take longer. `breakdown_seconds` sums to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted=all_runs)
-    waited = waits(moves, layout, strategy)
+    round_ring = ring_shares(moves, workload, mesh, system, strategy)
+    waited = waits(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, waited)
-    exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), strategy)
+    exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), round_ring, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
         origin="predicted",
@@ -68,6 +80,9 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
     """What there is to say of a prediction beside its figures."""
     notes = (SIMULATED,) if system.chip.kind == "cpu" else ()
+    if before := before_stages(workload, mesh, strategy):
+        layers = before.workload.model.num_layers
+        notes += (f"plain layers before those of experts, {layers} of them, run on all {mesh.pp} stages alike",)
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes
@@ -96,7 +111,7 @@ def step_breakdown(
     if mesh.pp > 1:
         breakdown["pipeline bubble"] = bubble_seconds(once, waited.exposed_stream(shares), mesh, strategy)
     if system.chip.kind == "gpu":
-        hidden = sum((1 - shares[window]) * getattr(waited, window) for window in shares)
+        hidden = waited.beside + sum((1 - shares[window]) * getattr(waited, window) for window in shares)
         breakdown["contention"] = contention_seconds(hidden, system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
@@ -129,12 +144,19 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 
 
 def _exposed(
-    moves: tuple[Collective, ...], layout: Layout, shares: Mapping[str, float], strategy: Strategy
+    moves: tuple[Collective, ...],
+    layout: Layout,
+    shares: Mapping[str, float],
+    round_ring: Mapping[Phase, float],
+    strategy: Strategy,
 ) -> Iterator[Collective]:
     """The collectives with their time, and what of it no op hides."""
     for move in moves:
         seconds = move_seconds(move, layout)
-        share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
+        if is_round_ring(move):
+            share = round_ring[move.phase]
+        else:
+            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 

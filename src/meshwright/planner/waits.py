@@ -12,7 +12,9 @@ from meshwright.cost import (
     collective_efficiency,
     collective_seconds,
     is_of_weights,
+    is_round_ring,
     is_summed_whole,
+    ring_work,
     weight_collectives,
 )
 from meshwright.hardware import Layout, System, lay_mesh
@@ -33,7 +35,7 @@ class Waits:
 
     forward, backward: what ops of that pass can hide, and of it what products wait for all the same
     (critical_forward, critical_backward). stream: what nothing hides and every microbatch waits for; rest: what
-    nothing hides and a step waits for once.
+    nothing hides and a step waits for once. beside: what is hidden by the work that it is sent for.
     """
 
     forward: float = 0.0
@@ -42,6 +44,7 @@ class Waits:
     critical_backward: float = 0.0
     stream: float = 0.0
     rest: float = 0.0
+    beside: float = 0.0
 
     def __add__(self, other: Waits) -> Waits:
         return Waits(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -69,19 +72,42 @@ _SHAPE = ("num_microbatches", "virtual_stages", "schedule")
 NO_WAITS = Waits()
 """Of links that are free."""
 
+NO_RING: Mapping[Phase, float] = {}
+"""Of collectives that do not go round a ring."""
 
-def waits(moves: Iterable[Collective], layout: Layout, strategy: Strategy) -> Waits:
-    """What a step waits for some collectives on a layout."""
+
+def waits(
+    moves: Iterable[Collective], layout: Layout, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
+) -> Waits:
+    """What a step waits for some collectives on a layout, of what goes round a ring the shares said."""
     sums = dict.fromkeys(vars(Waits()), 0.0)
     for move in moves:
         seconds, critical = move_seconds(move, layout), is_critical(move)
-        if can_hide(move, layout, strategy):
+        if is_round_ring(move):
+            sums["stream"] += ring_shares[move.phase] * seconds
+            sums["beside"] += (1 - ring_shares[move.phase]) * seconds
+        elif can_hide(move, layout, strategy):
             sums[WINDOWS[move.phase]] += seconds
             if critical:
                 sums[f"critical_{WINDOWS[move.phase]}"] += seconds
         else:
             sums["stream" if critical and move.phase != "update" else "rest"] += seconds
     return Waits(**sums)
+
+
+def ring_shares(
+    moves: Iterable[Collective], workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> Mapping[Phase, float]:
+    """Of what goes round a ring of sp in each phase, the share of its time that no turn of attention hides."""
+    sends: dict[Phase, dict[str, float]] = {}
+    for move in filter(is_round_ring, moves):
+        what = "gradients" if move.array.endswith("gradient") else "keys"
+        each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
+        each[what] += move_seconds(move, lay_mesh(system, mesh.layout)) / move.count
+    if not sends:
+        return NO_RING
+    work = ring_work(workload, mesh, system, strategy)
+    return {phase: work.exposed_share(phase, **each) for phase, each in sends.items()}
 
 
 def step_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
@@ -123,7 +149,9 @@ def activation_waits(workload: Workload, mesh: MeshShape, system: System, strate
 @lru_cache(maxsize=1 << 15)
 def _activation_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
     """What a step waits for activations, of a strategy without what does not change it."""
-    return waits(activation_collectives(workload, mesh, strategy), lay_mesh(system, mesh.layout), strategy)
+    moves = activation_collectives(workload, mesh, strategy)
+    shares = ring_shares(moves, workload, mesh, system, strategy)
+    return waits(moves, lay_mesh(system, mesh.layout), strategy, shares)
 
 
 @lru_cache(maxsize=1 << 14)

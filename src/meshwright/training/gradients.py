@@ -44,12 +44,11 @@ def loss_and_gradients(
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
-        if is_staged:
-            how = {"dtype": dtype, "remat": workload.remat, "strategy": strategy}
-            return staged_loss_and_load(params, batch, workload.model, in_use, **how)
         draws = Draws(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
-        return loss_and_load(
-            params, batch, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, draws=draws
+        text = {name: array for name, array in batch.items() if name != "numbers"}
+        run = staged_loss_and_load if is_staged else loss_and_load
+        return run(
+            params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, draws=draws
         )
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
@@ -70,10 +69,14 @@ def _in_parts(
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
     stage, dtype = strategy.zero_stage, DTYPES[workload.compute_dtype]
     sums = layout.gradient_dtype or dtype
+    wide = jnp.promote_types(DTYPES[workload.param_dtype], sums)
     lent = shards = _shards(params, layout, workload)
     scattered: Callable[[Any], tuple[Any]] = _unchanged
     if stage in (1, 2):
         lent, scattered = _gathered(shards, layout, workload, dtype), _scatter(shards, layout, workload, sums)
+        if layout.mesh.pp > 1:
+            # A pipeline adds up gradients in the dtype that it is lent weights in.
+            lent = _in_dtype(lent, workload, wide)
 
     def part(batch: Batch) -> tuple[tuple[Array, Load | None], Any]:
         # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
@@ -90,7 +93,7 @@ def _in_parts(
     _, summed = jax.vjp(lambda params: _shards(_in_dtype(params, workload, sums), layout, workload), params)
     # The phase of collectives that no differentiation names.
     with jax.named_scope("gradients"):
-        value, gradients = _sum(part, batch, count, layout, jnp.promote_types(DTYPES[workload.param_dtype], sums))
+        value, gradients = _sum(part, batch, count, layout, wide)
         if stage == 1:
             gradients = scattered(gradients)[0]
         return value, summed(_in_dtype(gradients, workload, sums))[0]

@@ -16,7 +16,7 @@ from jax import Array
 
 from meshwright.cost.pipeline import slot_layers
 from meshwright.parallel import Layout
-from meshwright.workload import ModelConfig, Strategy
+from meshwright.workload import ModelConfig, Strategy, num_staged_layers
 
 Tree = Any
 """Arrays or their abstract values in any pytree, those of layers under the name `layers`."""
@@ -25,12 +25,12 @@ Tree = Any
 def layer_of_slots(model: ModelConfig, layout: Layout, strategy: Strategy) -> tuple[int | None, ...]:
     """The layer in each slot of a layout's stacks; in their own order where the layout splits none."""
     stages = layout.mesh.degree(layout.axes("layers"))
-    return slot_layers(model.num_layers, stages, strategy.virtual_stages if stages > 1 else 1)
+    return slot_layers(num_staged_layers(model), stages, strategy.virtual_stages if stages > 1 else 1)
 
 
 def in_order(layout: Layout, model: ModelConfig, strategy: Strategy) -> Layout:
     """The layout of a state whose layers are in their order: the same where slots are too."""
-    if layer_of_slots(model, layout, strategy) == tuple(range(model.num_layers)):
+    if layer_of_slots(model, layout, strategy) == tuple(range(num_staged_layers(model))):
         return layout
     stages, rules = layout.axes("layers"), {**layout.rules, "layers": ()}
     stored = (*rules["embed"], *stages)
@@ -45,10 +45,10 @@ def to_slots(state: Tree, wanted: Tree, model: ModelConfig, layout: Layout, stra
 
     Empty slots are zeros. To be called under `jax.jit`.
     """
-    layers = layer_of_slots(model, layout, strategy)
+    layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     # An index past the end gives zeros.
-    rows = np.array([model.num_layers if layer is None else layer for layer in layers])
-    is_same = layers == tuple(range(model.num_layers))
+    rows = np.array([count if layer is None else layer for layer in layers])
+    is_same = layers == tuple(range(count))
     return _laid(state if is_same else _rows(state, rows), wanted)
 
 
@@ -57,12 +57,12 @@ def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: Layout, stra
 
     To be called under `jax.jit`.
     """
-    layers = layer_of_slots(model, layout, strategy)
-    if layers == tuple(range(model.num_layers)):
+    layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
+    if layers == tuple(range(count)):
         return _laid(state, wanted)
     specs = jax.tree.map(lambda leaf: leaf.sharding.spec, wanted)
     whole = jax.tree.map(jax.reshard, state, specs)
-    return _rows(whole, np.array([layers.index(layer) for layer in range(model.num_layers)]))
+    return _rows(whole, np.array([layers.index(layer) for layer in range(count)]))
 
 
 def _laid(state: Tree, wanted: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """What is computed: models, their parameters as declarations, and the rules that shard them."""
 
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
-from meshwright.workload.declaration import Parameter
+from meshwright.workload.declaration import STACKED, Parameter
 from meshwright.workload.effect import check_strategy, without_effect
 from meshwright.workload.expert_copies import dropless_padding, sent_copies, sent_tokens
 from meshwright.workload.hugging_face import model_from_hugging_face
@@ -59,6 +59,7 @@ from meshwright.workload.stages import (
     check_stage_remat,
     check_stages,
     chunk_slots,
+    num_staged_layers,
     staged_parameters,
 )
 from meshwright.workload.step_ops import NEVER_RECOMPUTED, step_ops
@@ -78,6 +79,7 @@ __all__ = [
     "RULES",
     "SEQ_LENS",
     "SERVING_RULES",
+    "STACKED",
     "STAGE_REMATS",
     "TENSOR_AXES",
     "Attention",
@@ -133,6 +135,7 @@ __all__ = [
     "num_image_parameters",
     "num_parameters",
     "num_query_chunks",
+    "num_staged_layers",
     "ops_collectives",
     "parameters",
     "pooled_size",

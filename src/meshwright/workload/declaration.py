@@ -10,6 +10,9 @@ from meshwright.workload.config import ModelConfig
 
 Role = Literal["product", "table", "vector"]
 
+STACKED = ("layers", "dense_layers")
+"""The logical axes of the dim that layers are stacked along: those of a model's kind, and plain ones before experts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
@@ -36,7 +39,12 @@ class Parameter:
     @property
     def num_layers(self) -> int:
         """The layers it is stacked over; 1 for what stands outside the layers."""
-        return self.shape[0] if self.axes[0] == "layers" else 1
+        return self.shape[0] if self.is_stacked else 1
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is one of a layer's, stacked over layers."""
+        return self.axes[0] in STACKED
 
 
 HEAD_AXES = ("kv_heads", "group", "head_dim")
@@ -44,7 +52,7 @@ HEAD_AXES = ("kv_heads", "group", "head_dim")
 
 @dataclass(frozen=True)
 class Stack:
-    """The declarations of `num_layers` layers of one kind, stacked; of parameters outside the layers where it is 0.
+    """The declarations of `num_layers` layers of one kind, stacked along `dim`; of what is outside where it is 0.
 
     Query heads stay grouped by the kv head they share, [embed, kv_heads, group, head_dim], so that splitting kv_heads
     splits both alike. Products that add to the residual stream start smaller by sqrt(2 layers), as GPT-2 does it.
@@ -52,6 +60,7 @@ class Stack:
 
     model: ModelConfig
     num_layers: int = 0
+    dim: str = "layers"
 
     def weight(self, shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int, *, adds: bool = False) -> Parameter:
         """A factor of a product; `adds` where its result is added to the residual stream."""
@@ -144,5 +153,5 @@ class Stack:
         """The parameter with the dim `layers` before it."""
         if not self.num_layers:
             return parameter
-        shape, axes = (self.num_layers, *parameter.shape), ("layers", *parameter.axes)
+        shape, axes = (self.num_layers, *parameter.shape), (self.dim, *parameter.axes)
         return Parameter(shape=shape, axes=axes, init=parameter.init, scale=parameter.scale, role=parameter.role)

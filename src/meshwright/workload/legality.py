@@ -133,11 +133,6 @@ def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> N
     """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
-    if model.experts and model.num_dense_layers and mesh.pp > 1:
-        raise MeshwrightError(
-            f"num_dense_layers={model.num_dense_layers} before layers of experts on pp={mesh.pp} stages can be planned,"
-            f" but all stages run the same layers; use pp=1"
-        )
     if mesh.ep > 1 and mesh.tp > 1 and not strategy.sequence_parallel:
         raise MeshwrightError(
             f"experts on mesh {mesh} without sequence_parallel can be planned, but what runs sends them tokens that"

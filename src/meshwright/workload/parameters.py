@@ -39,7 +39,7 @@ def parameters(model: ModelConfig) -> Tree[Parameter]:
     if model.embedding_norm:
         tree |= Stack(model).norm("embedding_norm")
     if model.experts and model.num_dense_layers:
-        dense = Stack(model, model.num_dense_layers)
+        dense = Stack(model, model.num_dense_layers, "dense_layers")
         tree["dense_layers"] = dense.attention() | dense.mlp()
     stack = Stack(model, model.num_layers - model.num_dense_layers if model.experts else model.num_layers)
     tree["layers"] = stack.attention() | (stack.experts() if model.experts else stack.mlp())

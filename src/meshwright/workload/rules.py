@@ -19,6 +19,7 @@ Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     # Parameters. Norm scales are kept whole: at a few kB a layer a gather would be all latency.
     "layers": (),
+    "dense_layers": (),
     "embed": ("fsdp", "sp"),
     "norm": (),
     "kv_heads": ("tp",),

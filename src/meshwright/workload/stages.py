@@ -1,4 +1,9 @@
-"""The layers of a model as the stages of a pipeline store them: stacked over slots, of which some may be empty."""
+"""The layers of a model as the stages of a pipeline store them: stacked over slots, of which some may be empty.
+
+Stages are one program, so all run as many layers of one kind. The few plain layers before those of experts would leave
+slots for them empty in all stages but the first, and take time there nonetheless. So they stand with the lookup: every
+stage has them and runs them for each microbatch, and nothing of them is kept or sent.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,20 @@ from meshwright.workload.strategy import Strategy
 from meshwright.workload.workload import Remat
 
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
-"""The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan."""
+"""The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
+
+1F1B's stages keep for each other (`parallel.pipeline_kept`): what else were kept would travel between them too.
+"""
 
 
 def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
     """The slots of each chunk of a pipeline: the layers of its longest one, as all stages run the same program."""
     return math.ceil(num_layers / (stages * virtual_stages))
+
+
+def num_staged_layers(model: ModelConfig) -> int:
+    """The layers that the stages of a pipeline share: all but the plain ones before those of experts."""
+    return model.num_layers - (model.num_dense_layers if model.experts else 0)
 
 
 def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
@@ -43,15 +56,15 @@ def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -
 
 def check_stages(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where a model cannot be cut into the stages of a mesh as a strategy says, each with layers of its own."""
-    stages, virtual, layers = mesh.pp, strategy.virtual_stages, model.num_layers
+    stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
     if stages == 1:
         return
     if stages * virtual > layers:
         most = layers // stages
+        nearest = {0: f"pp up to {layers}", 1: "virtual_stages 1"}.get(most, f"virtual_stages 1 to {most}")
         raise MeshwrightError(
             f"{virtual} virtual stages on pp={stages} cut the {layers} layers of {model.name} into"
-            f" {stages * virtual} chunks, so that some would have none; use virtual_stages"
-            f" {'1' if most == 1 else f'1 to {most}'}"
+            f" {stages * virtual} chunks, so that some would have none; use {nearest}"
         )
     if virtual > 1 and (rest := strategy.num_microbatches % stages):
         count = strategy.num_microbatches

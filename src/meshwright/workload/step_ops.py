@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.notation import Chain, Product, ShardedArray, Sizes, Stage
-from meshwright.workload.declaration import Parameter
+from meshwright.workload.declaration import STACKED, Parameter
 from meshwright.workload.expert_copies import sent_tokens
 from meshwright.workload.op_arrays import INPUTS, LETTERS, RESULTS, Dim, Dims, inner_and_outer, split_axes, stored, used
 from meshwright.workload.ops import Op, OpPhase
@@ -47,7 +47,7 @@ def _ops(step: _Step) -> Iterator[Op]:
             yield from _layer(_Part(step, stack, next(iter(declared.values())).num_layers), declared)
     yield from ends.enter("logits input")
     for name, parameter in leaves(tree):
-        if parameter.role == "product" and "layers" not in parameter.axes:
+        if parameter.role == "product" and not parameter.is_stacked:
             yield from ends.weight(name, parameter)
 
 
@@ -150,7 +150,7 @@ class _Step:
         return tuple(
             Dim(LETTERS[name], size, self.live(RULES[IN_USE.get(name, name)]), self.live(RULES[name]))
             for name, size in zip(parameter.axes, parameter.shape, strict=True)
-            if name != "layers"
+            if name not in STACKED
         )
 
     def live(self, axes: tuple[str, ...]) -> tuple[str, ...]:
