@@ -28,14 +28,11 @@ def naive_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Array]:
     """A function that takes the next step on tokens [b, s + 1] over all devices there are, and returns the loss."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     params = _drawn(model, mesh)
-    moments = jax.jit(OPTIMIZER.init)(params)
+    moments = OPTIMIZER.init(params)
+    lying = jax.tree.map(lambda x: x.sharding if x.ndim else NamedSharding(mesh, P()), (params, moments))
+    params, moments = jax.device_put((params, moments), lying)
     batch = [jax.device_put(part, NamedSharding(mesh, P("data"))) for part in (tokens[:, :-1], tokens[:, 1:])]
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def update(params: Any, moments: Any, inputs: Array, targets: Array) -> tuple[Any, Any, Array]:
-        loss, gradients = jax.value_and_grad(_loss)(params, inputs, targets, model)
-        updates, moments = OPTIMIZER.update(gradients, moments, params)
-        return optax.apply_updates(params, updates), moments, loss
+    update = jax.jit(partial(_updated, model=model), donate_argnums=(0, 1), out_shardings=(*lying, None))
 
     def step() -> Array:
         nonlocal params, moments
@@ -43,6 +40,13 @@ def naive_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Array]:
         return loss
 
     return step
+
+
+def _updated(params: Any, moments: Any, inputs: Array, targets: Array, model: ModelConfig) -> tuple[Any, Any, Array]:
+    """Parameters and moments after a step, and the loss before it."""
+    loss, gradients = jax.value_and_grad(_loss)(params, inputs, targets, model)
+    updates, moments = OPTIMIZER.update(gradients, moments, params)
+    return optax.apply_updates(params, updates), moments, loss
 
 
 def _drawn(model: ModelConfig, mesh: jax.sharding.Mesh) -> dict[str, Any]:

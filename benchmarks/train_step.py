@@ -4,19 +4,27 @@
 
 A Llama of 13.8M parameters in float32, whole blocks made again in backward, 8 sequences of 256 tokens. The floor is
 8 flops a parameter and token (2 forward, 2 again, 4 backward: 226 GFLOP, attention's own left out) at the rate that
-this machine multiplies float32 matrices of the step's sizes in the same minute. CPU-seconds are the process's, so that
-they hold on a shared machine; wall seconds are told beside them. About a minute a mesh on two cores.
+this machine multiplies square float32 matrices in the same minute. CPU-seconds are the process's, so that they hold on
+a shared machine; wall seconds are told beside them. About a minute a mesh on two cores.
+
+Two rows more are there to compare with: the same step in plain JAX (`naive_step.py`) over all devices, and the
+products alone that a step on 1,8,1,1 makes, of a device's shapes, one after the other and of operands at hand. These
+are less than 226 GFLOP: a lookup takes no product, and nothing makes the logits or the last product of a block again.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from naive_step import naive_step
 
 from meshwright.cli.devices import claim_devices
 from meshwright.hardware import parse_system
@@ -30,6 +38,31 @@ MODEL = ModelConfig(
 )
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=256, compute_dtype="f32")
 MESHES = ("1,8,1,1", "2,2,2,1", "1,2,2,2")
+
+PRODUCTS = {
+    # Of each layer: a projection forward and again, the gradients of what it reads and of itself.
+    "td,dn->tn": (6 * 4 * 2, (256, 384), (384, 384)),
+    "tn,dn->td": (6 * 4, (256, 384), (384, 384)),
+    "td,tn->dn": (6 * 4, (256, 384), (256, 384)),
+    # Gate and up, forward and again, and what down's input is given back; gradients of what they read, and down itself,
+    # which is not made again; gradients of all three.
+    "td,df->tf": (6 * 5, (256, 384), (384, 1024)),
+    "tf,df->td": (6 * 3, (256, 1024), (384, 1024)),
+    "td,tf->df": (6 * 3, (256, 384), (256, 1024)),
+    # Scores forward and again, and their gradients; what they mix forward and again, and the gradients of queries;
+    # those of keys and of values.
+    "ksh,kht->kst": (6 * 3, (8, 256, 48), (8, 48, 256)),
+    "kst,kth->ksh": (6 * 3, (8, 256, 256), (8, 256, 48)),
+    "khs,kst->kht": (6 * 2, (8, 48, 256), (8, 256, 256)),
+    # Logits.
+    "td,dv->tv": (1, (256, 384), (384, 4096)),
+    "tv,dv->td": (1, (256, 4096), (384, 4096)),
+    "td,tv->dv": (1, (256, 384), (256, 4096)),
+}
+"""The products of one of 8 devices that share a batch: how often a step makes them, and the shapes of both operands."""
+
+PRODUCTS_AT_ONCE = 8
+"""How many products, of operands of their own, are timed together: calling a program takes time too."""
 
 COMPILED: list[str] = []
 """An entry for every program that JAX compiled in this process."""
@@ -53,6 +86,7 @@ def main() -> None:
     # As `meshwright train --hardware cpu:8` does: the flags of XLA, and what malloc does with freed memory.
     claim_devices(parse_system("cpu:8"))
     rows = [measure(parse_mesh(text, num_devices=8), args.steps) for text in args.meshes]
+    rows += [measure_naive(args.steps), measure_products()]
     if args.json:
         print(json.dumps({"rows": rows}, indent=2))
         return
@@ -63,38 +97,68 @@ def main() -> None:
 
 
 def measure(shape: MeshShape, steps: int) -> dict[str, Any]:
-    """The row of one mesh: the median of its steps after the first, none of which may compile."""
+    """The row of one mesh."""
     mesh, layout, optimizer = build_mesh(shape), Layout(shape), Optimizer()
-    text = np.random.default_rng(0).integers(0, MODEL.vocab, (WORKLOAD.batch, WORKLOAD.seq_len + 1))
+    text = tokens()
     with jax.set_mesh(mesh):
         place = layout.spec("batch", "sequence")
         batch = {"tokens": jax.device_put(text[:, :-1], place), "targets": jax.device_put(text[:, 1:], place)}
         state = initial_state(WORKLOAD, layout, optimizer, mesh, seed=0)
-        step = train_step(WORKLOAD, layout, optimizer)
-        state, _ = jax.block_until_ready(step(state, batch))
-        before, seconds = len(COMPILED), []
-        for _ in range(steps):
-            cpu, wall = time.process_time(), time.perf_counter()
-            state, _ = jax.block_until_ready(step(state, batch))
-            seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
-    if len(COMPILED) > before:
-        raise SystemExit(f"{len(COMPILED) - before} programs were compiled after the first step of {shape}")
-    cpu, wall = (statistics.median(times) for times in zip(*seconds, strict=True))
-    floor = 8 * num_parameters(MODEL) * WORKLOAD.tokens / flops_per_cpu_second()
+        update = train_step(WORKLOAD, layout, optimizer)
+
+        def step() -> None:
+            nonlocal state
+            state, _ = jax.block_until_ready(update(state, batch))
+
+        seconds = seconds_of(step, steps)
+    return row(str(shape), *seconds)
+
+
+def measure_naive(steps: int) -> dict[str, Any]:
+    """The row of the same step in plain JAX."""
+    return row("naive", *seconds_of(naive_step(MODEL, tokens()), steps))
+
+
+def measure_products() -> dict[str, Any]:
+    """The row of the products alone."""
+    times = [(count, seconds_of_product(letters, *shapes)) for letters, (count, *shapes) in PRODUCTS.items()]
+    cpu, wall = (8 * sum(count * seconds[clock] for count, seconds in times) for clock in (0, 1))
+    return row("products alone", cpu, wall)
+
+
+def tokens() -> np.ndarray:
+    """The text of every step, at random."""
+    return np.random.default_rng(0).integers(0, MODEL.vocab, (WORKLOAD.batch, WORKLOAD.seq_len + 1))
+
+
+def row(name: str, cpu: float, wall: float) -> dict[str, Any]:
+    """A row of the table, with the floor as the machine is now."""
+    rate = 2 * 1024**3 / seconds_of_product("ij,jk->ik", (1024, 1024), (1024, 1024))[0]
+    floor = 8 * num_parameters(MODEL) * WORKLOAD.tokens / rate
     found = {"cpu_seconds": cpu, "wall_seconds": wall, "floor_cpu_seconds": floor, "floor_fraction": floor / cpu}
-    return {"mesh": str(shape)} | found
+    return {"mesh": name} | found
 
 
-def flops_per_cpu_second(size: int = 1024, runs: int = 15) -> float:
-    """The rate of a square float32 product on one device, the median of several runs."""
-    x = jnp.ones((size, size), jnp.float32)
-    product, seconds = jax.jit(jnp.dot), []
-    jax.block_until_ready(product(x, x))
-    for _ in range(runs):
-        began = time.process_time()
-        jax.block_until_ready([product(x, x) for _ in range(4)])
-        seconds.append(time.process_time() - began)
-    return 4 * 2 * size**3 / statistics.median(seconds)
+def seconds_of_product(letters: str, *shapes: tuple[int, ...]) -> tuple[float, float]:
+    """The CPU-seconds and wall seconds of a float32 product on one device, one of several of a program."""
+    pairs = [[jnp.full(shape, number, jnp.float32) for shape in shapes] for number in range(PRODUCTS_AT_ONCE)]
+    products = jax.jit(lambda pairs: [jnp.einsum(letters, *pair) for pair in pairs])
+    cpu, wall = seconds_of(lambda: jax.block_until_ready(products(pairs)), 15)
+    return cpu / PRODUCTS_AT_ONCE, wall / PRODUCTS_AT_ONCE
+
+
+def seconds_of(run: Callable[[], Any], times: int) -> tuple[float, float]:
+    """The CPU-seconds and wall seconds of a run, the median of several after the first; none of them may compile."""
+    run()
+    before, seconds = len(COMPILED), []
+    for _ in range(times):
+        cpu, wall = time.process_time(), time.perf_counter()
+        run()
+        seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
+    if len(COMPILED) > before:
+        raise SystemExit(f"{len(COMPILED) - before} programs were compiled after the first run")
+    cpu, wall = (statistics.median(each) for each in zip(*seconds, strict=True))
+    return cpu, wall
 
 
 if __name__ == "__main__":

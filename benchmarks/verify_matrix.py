@@ -5,7 +5,7 @@
 Two layers of a Llama-like model, 2048 wide, bf16 (f32 on simulated CPU devices). Needs libtpu and jax-cuda13-plugin,
 and none of the hardware; a quarter of an hour on two busy cores where nothing is cached. Prints for each program how
 many of the flops, the memory and the collectives by kind, axes and phase are equal, and of each that is not what names
-the difference. Ends with code 1 where a collective differs without a name.
+the difference. Ends with code 1 where a quantity differs without a name.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from meshwright.compiled import Verification, verify_all
-from meshwright.compiled.compare import MISSING, NOT_PLANNED, UNEXPLAINED
+from meshwright.compiled.compare import ANOTHER_PROGRAM, MISSING, NOT_PLANNED, UNEXPLAINED
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
@@ -82,7 +82,7 @@ def show(found: Verification) -> int:
     for row in different:
         quantity, *amounts, reason = row.cells(with_measured=False)
         print(f"  {quantity:<32}" + "".join(f"{amount:>12}" for amount in amounts) + f"  {reason}")
-    return sum(row.reason.startswith((NOT_PLANNED, MISSING, UNEXPLAINED)) for row in different)
+    return sum(row.reason.startswith((NOT_PLANNED, MISSING, UNEXPLAINED, ANOTHER_PROGRAM)) for row in different)
 
 
 if __name__ == "__main__":

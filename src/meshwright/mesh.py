@@ -40,7 +40,8 @@ class MeshShape:
     @property
     def layout(self) -> dict[str, int]:
         """Every axis and its degree, outermost first: neighbours differ in the last axis, which communicates most."""
-        return {axis: self.degrees[axis] for axis in LAYOUT}
+        degrees = vars(self)
+        return {axis: degrees[axis] for axis in LAYOUT}
 
     @property
     def num_devices(self) -> int:

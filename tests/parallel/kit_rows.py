@@ -110,7 +110,7 @@ DENSE_MIXES = [
     Row(DENSE, MeshShape(dp=2, fsdp=4), Strategy(zero_stage=0)),
     Row(DENSE, MeshShape(fsdp=2, tp=4), WHOLE_STREAM),
     Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(overlaps_tp=True)),
-    Row(TIED, MeshShape(sp=2, tp=4), Strategy(overlaps_tp=True)),
+    Row(TIED, MeshShape(sp=2, tp=4), parts(2, overlaps_tp=True)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),

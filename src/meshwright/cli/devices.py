@@ -14,9 +14,10 @@ from meshwright.hardware import System
 # Simulated devices share a few cores, so one may reach a collective long after the others; XLA gives up after 40 s.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
-# Of mallopt(3), and values that switch off what they name.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-NO_TRIMMING, NO_MAPPING = -1, 0
+# Of mallopt(3), and values that switch off what they name: a thread's heap, which is of 64 MiB at most (glibc's
+# HEAP_MAX_SIZE), is given back unless that would leave less at its end than the pad.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+NO_TRIMMING, WHOLE_HEAP, NO_MAPPING = -1, 64 << 20, 0
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """What JAX is asked for: the kind of chip, and the CPU, which is always there, so that it finds something."""
@@ -73,12 +74,14 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
 def _keep_freed_memory() -> None:
     """Have this process keep memory that is freed for what is allocated next, where its malloc is glibc's.
 
-    XLA:CPU allocates the temporaries of a program anew each time it runs, and glibc hands back what is over 32 MiB: a
-    train step then spends its time on page faults, 80,000 of them and 5% of it in `benchmarks/train_step.py`.
+    XLA:CPU allocates the temporaries of a program anew each time it runs, and glibc hands back what is over 32 MiB, and
+    the heaps of threads that are empty: a train step then spends its time on page faults, 80,000 of them and 5% of it
+    in `benchmarks/train_step.py`.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, NO_TRIMMING)
+        libc.mallopt(M_TOP_PAD, WHOLE_HEAP)
         libc.mallopt(M_MMAP_MAX, NO_MAPPING)
 
 

@@ -263,8 +263,19 @@ def _collective_row(key: Key, planned: Collective | None, found: Collective | No
         unnamed = MISSING
     else:
         unnamed = UNEXPLAINED if planned.bytes != found.bytes else ""
-    reason = _said(named or unnamed, found.note if found else "")
-    return _row(key, planned.bytes if planned else None, found.bytes if found else None, reason)
+    kind, axes, phase = key
+    return Row(
+        quantity=quantity_of(kind, axes, phase),
+        unit="B",
+        predicted=planned.bytes if planned else None,
+        compiled=found.bytes if found else None,
+        reason=_said(named or unnamed, found.note if found else ""),
+    )
+
+
+def quantity_of(kind: str, axes: tuple[str, ...], phase: str) -> str:
+    """What the row of a collective is called: `all-gather fsdp forward`."""
+    return f"{kind} {'*'.join(axes)} {phase}"
 
 
 def _said(*reasons: str | None) -> str:
@@ -291,11 +302,3 @@ def _joined(
                 result[key] = replace(largest, axes=axes)
                 said[key] = f"planned over {' and '.join('*'.join(part[1]) for part in parts)} in turn"
     return result, said
-
-
-def _row(key: Key, predicted: float | None, compiled: float | None, reason: str) -> Row:
-    """The row of a collective."""
-    kind, axes, phase = key
-    return Row(
-        quantity=f"{kind} {'*'.join(axes)} {phase}", unit="B", predicted=predicted, compiled=compiled, reason=reason
-    )

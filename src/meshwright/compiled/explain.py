@@ -87,13 +87,18 @@ def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Name
 
 
 def _padded_shares(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
-    """A reduce-scatter of more than was planned, with permutes of n-1 in n of what is too much."""
-    for (kind, axes, phase), size in difference.items():
-        permute = ("collective-permute", axes, phase)
-        degree, sent = math.prod(mesh[axis] for axis in axes), difference.get(permute, 0)
-        if kind == "reduce-scatter" and size > 0 and sent > 0 and sent * degree == size * (degree - 1):
-            yield (kind, axes, phase), PADDED_SHARES
-            yield permute, PUTS_IN_PLACE
+    """Reduce-scatters of more than was planned, with permutes of n-1 in n of what is too much, there or later."""
+    for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
+        degree = math.prod(mesh[axis] for axis in axes)
+        for phases in (*((phase,) for phase in PHASES), PHASES):
+            more = [key for key in difference if key[1] == axes and key[2] in phases and difference[key] > 0]
+            scatters, permutes = (
+                [key for key in more if key[0] == kind] for kind in ("reduce-scatter", "collective-permute")
+            )
+            padding, sent = (sum(difference[key] for key in keys) for keys in (scatters, permutes))
+            if padding and sent * degree == padding * (degree - 1):
+                yield from ((key, PADDED_SHARES) for key in scatters)
+                yield from ((key, PUTS_IN_PLACE) for key in permutes)
 
 
 def _steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiled.compare import FOR_ANY_ROUTING, IN_BRANCHES, ONCE, Room, Row, compare, in_plans_terms
+from meshwright.compiled.compare import (
+    FOR_ANY_ROUTING,
+    IN_BRANCHES,
+    NOT_PLANNED,
+    ONCE,
+    Room,
+    Row,
+    compare,
+    in_plans_terms,
+    quantity_of,
+)
 from meshwright.compiled.compile import compile_all, compile_in_child
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram, CompileRequest
@@ -48,6 +58,15 @@ class Verification:
     rows: tuple[Row, ...]
     schedule: Schedule | None
 
+    @property
+    def expected(self) -> tuple[Collective, ...]:
+        """What the program is meant to move: as planned, what is known beyond the plan, and what has a name instead."""
+        meant = (*self.plan.predicted.collectives, *beyond(self.plan).collectives)
+        unnamed = {row.quantity for row in self.rows if row.reason.startswith(NOT_PLANNED)}
+        known = unnamed | {quantity_of(move.kind, move.axes, move.phase) for move in meant}
+        others = self.compiled.collectives
+        return meant + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
+
 
 def verify(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
     """The train step of a plan, compiled by the compiler of its hardware, which need not be there, beside the plan.
@@ -62,16 +81,16 @@ def verify(plan: Plan, *, effort: Effort = "fast", measured: Record | None = Non
 def beyond(plan: Plan) -> Room:
     """What the text of a plan's program says beyond the plan, for reasons that are known."""
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
-    has_ragged = plan.system.chip.kind != "cpu"
-    routing = room_collectives(workload, mesh, strategy, is_ragged=has_ragged)
+    kind = plan.system.chip.kind
+    routing = room_collectives(workload, mesh, strategy, is_ragged=kind != "cpu")
     branches = branch_collectives(workload, mesh, strategy)
-    flops = room_flops(workload, mesh, strategy, has_ragged=has_ragged) + branch_flops(workload, mesh, strategy)
+    of_experts = room_flops(workload, mesh, strategy, has_ragged=kind == "tpu")
     said = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches), (ONCE, tuple(_summed_once(plan))))
     why = "; ".join(reason for reason, moves in ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches)) if moves)
     # Whole sequences are splash's on TPUs, whose kernels do not say their flops; parts are those of kernels that do.
-    is_splash = plan.system.chip.kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
+    is_splash = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
     return Room(
-        flops=flops,
+        flops=of_experts + branch_flops(workload, mesh, strategy),
         in_kernels=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
         collectives=tuple(replace(move, note=reason) for reason, moves in said for move in moves),
         why=why or FOR_ANY_ROUTING,

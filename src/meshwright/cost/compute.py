@@ -84,21 +84,25 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     That is a stage with most layers, or the last one, which has the logits beside what layers are left for it; stages
     in lockstep share the logits, and all run the plain layers before those of experts.
     """
-    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
-    # Beside the tokens these axes are all that sizes of ops depend on: a search meets each of them many times.
-    ops_mesh = MeshShape(tp=mesh.tp, ep=mesh.ep)
     staged, before = of_stages(workload, mesh, strategy), before_stages(workload, mesh, strategy)
-    layer, ends = _parts_seconds(_Ops(staged, ops_mesh, system, _ops_strategy(strategy), tokens))
+    ops = _ops(staged, mesh, system, strategy)
+    layer, ends = _parts_seconds(ops)
     num_layers = staged.model.num_layers
     if mesh.pp == 1 or strategy.lockstep:
         stage = layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
         if before is None:
             return stage
-        plain, _ = _parts_seconds(_Ops(before.workload, ops_mesh, system, _ops_strategy(before.strategy), tokens))
+        plain, _ = _parts_seconds(replace(ops, workload=before.workload, strategy=_ops_strategy(before.strategy)))
         return stage + plain * before.workload.model.num_layers
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)
     return max(layer * most, layer * last + ends, key=lambda stage: stage.total)
+
+
+def _ops(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> _Ops:
+    """The ops of one microbatch, with what their sizes depend on alone: a search meets each of them many times."""
+    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
+    return _Ops(workload, MeshShape(tp=mesh.tp, ep=mesh.ep), system, _ops_strategy(strategy), tokens)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -121,10 +125,17 @@ def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: S
     return _Ops(workload, mesh, system, strategy, tokens).layer_alone()
 
 
-def query_gradient_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
-    """The time of one layer's products with the gradient of its queries, for one microbatch."""
-    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches
-    return _Ops(workload, mesh, system, strategy, tokens).of_queries()
+def attention_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[PassSeconds, float]:
+    """The time of one layer's attention for one microbatch, and of the products with its queries' gradient."""
+    return _attention_seconds(_ops(workload, mesh, system, strategy))
+
+
+@lru_cache(maxsize=1 << 12)
+def _attention_seconds(ops: _Ops) -> tuple[PassSeconds, float]:
+    """`attention_seconds`, whatever the mesh around the ops."""
+    return ops.layer_alone()["attention"], ops.of_queries()
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
@@ -232,8 +243,8 @@ class _Ops:
 
     def _product(self, product: Product) -> PassSeconds:
         """A product forward, and the two of its gradients."""
-        inside = "." in product.path
-        dtype = (self.strategy.matmul_dtype if inside else None) or self.workload.compute_dtype
+        is_rounded = "." in product.path and not product.path.endswith("router")
+        dtype = (self.strategy.matmul_dtype if is_rounded else None) or self.workload.compute_dtype
         rows, inner, columns = product.rows, product.inner, product.columns
         # int8 training multiplies for gradients of weights as it would without (`models.quantised`).
         of_weight = self.workload.compute_dtype if dtype == "int8" else dtype

@@ -161,8 +161,8 @@ def room_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """The flops that the program of a step says it does beyond its plan, as experts without a capacity make them.
 
     Each of their products is one of all the rows that there is room for, of which a kernel leaves out those that no
-    routing filled. has_ragged: whether the compiler has a product whose rows are each of one expert; XLA:CPU has none,
-    and multiplies every row by every expert of its device.
+    routing filled. has_ragged: whether the compiler has a product whose rows are each of one expert; XLA:CPU and
+    XLA:GPU have none, and multiply every row by every expert of its device.
     """
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:

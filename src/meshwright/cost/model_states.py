@@ -115,12 +115,23 @@ def factored_elements(model: ModelConfig, mesh: MeshShape) -> int:
     count = 0
     for path, parameter in leaves(parameters(model)):
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
-        size, by_size = math.prod(shape), sorted(range(len(shape)), key=parameter.shape.__getitem__)
-        if len(shape) > 1 and parameter.shape[by_size[-2]] >= FACTORED_FROM:
-            count += sum(size // shape[dim] for dim in by_size[-2:]) + 1
+        size = math.prod(shape)
+        if factored := factored_dims(parameter.shape):
+            count += sum(size // shape[dim] for dim in factored) + 1
         else:
             count += size + 2
     return count
+
+
+def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The second largest and the largest dim of a parameter, over which Adafactor takes means; None where it does not.
+
+    Of equal ones the later counts as the larger.
+    """
+    by_size = sorted(range(len(shape)), key=shape.__getitem__)
+    if len(shape) < 2 or shape[by_size[-2]] < FACTORED_FROM:
+        return None
+    return by_size[-2], by_size[-1]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.cost.compute import PassSeconds, layer_parts, query_gradient_seconds
+from meshwright.cost.compute import PassSeconds, attention_seconds
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Phase
@@ -52,5 +52,5 @@ def is_round_ring(move: Collective) -> bool:
 
 def ring_work(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> RingWork:
     """What a layer works on beside the ring of a mesh."""
-    turn = layer_parts(workload, mesh, system, strategy)["attention"] * (1 / mesh.sp)
-    return RingWork(mesh.sp, turn, query_gradient_seconds(workload, mesh, system, strategy))
+    attention, after = attention_seconds(workload, mesh, system, strategy)
+    return RingWork(mesh.sp, attention * (1 / mesh.sp), after)

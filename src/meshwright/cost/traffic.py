@@ -40,6 +40,7 @@ from meshwright.cost.traffic_stages import (
     table_gathers,
     table_scatters,
 )
+from meshwright.cost.updates import update_moves
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Phase
@@ -104,9 +105,14 @@ def activation_collectives(
         (first_moves(workload, mesh, strategy, is_again=before is not None), runs.first, 1),
         (last_moves(workload, mesh, strategy), runs.last, 1),
     )
-    moves = (_often(move, often, each, parts) for group, often, each in groups for move in group)
-    found = (*moves, *stage_moves(workload, mesh, strategy, runs))
-    return tuple(live for move in found if (live := _live(move, mesh)))
+    moves = (
+        _often(live, often, each, parts)
+        for group, often, each in groups
+        for move in group
+        if (live := _live(move, mesh))
+    )
+    ends = (live for move in stage_moves(workload, mesh, strategy, runs) if (live := _live(move, mesh)))
+    return (*moves, *ends)
 
 
 def _inside(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
@@ -197,8 +203,7 @@ def _weight(
             count //= strategy.num_microbatches
         for axes in (rules_of(strategy)["residual_sequence"], RULES["batch"]):
             yield times(count, "all-reduce", axes, "backward", 4 * shard, path)
-    for dim in split:
-        yield times(1, "all-reduce", dim, "update", 4, f"norm of the gradient of {path}")
+    yield from update_moves(path, parameter, split, mesh, strategy)
 
 
 def _uses(

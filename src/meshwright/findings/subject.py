@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from meshwright.compiled import (
 from meshwright.cost import collective_efficiency, collective_seconds
 from meshwright.findings.variance import Variance
 from meshwright.hardware import Layout, System, lay_mesh
-from meshwright.record import Collective, Kind
+from meshwright.record import Collective, Kind, Phase
 
 _STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
 """What leaves a stored value the stored value."""
@@ -144,6 +144,15 @@ class Subject:
     def source_of(self, move: Move) -> Instruction:
         """What made the value that a collective moves, behind other layouts and dtypes and one layer of a stack."""
         return origin(self.module, self.module.operand(move.instruction), _STORED)
+
+    def is_planned(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
+        """Whether no more bytes go by a kind of collective over some axes in a phase than are meant to."""
+
+        def moved(collectives: Iterable[Collective]) -> int:
+            alike = (one for one in collectives if (one.kind, one.phase) == (kind, phase))
+            return sum(one.bytes for one in alike if set(one.axes) == set(axes))
+
+        return self.expected is not None and moved(move.collective for move in self.moves) <= moved(self.expected)
 
     @property
     def has_reduce_scatter(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from meshwright.compiled import VIEWS, Description, Instruction, describe, origin, uses
 from meshwright.findings.finding import Finding
 from meshwright.findings.subject import Move, Subject
-from meshwright.record import Collective
+from meshwright.record import Collective, Phase
 from meshwright.units import show_bytes
 
 _SAME_TENSOR = frozenset(VIEWS | {"convert"})
@@ -32,15 +32,20 @@ _LEAST_BYTES = 1024
 
 
 def gathered_twice(subject: Subject) -> Iterator[Finding]:
-    """Tensors that several all-gathers of one phase gather, or one that a loop repeats with nothing changed."""
-    groups: dict[tuple[str, str, tuple[str, ...], str], list[Move]] = defaultdict(list)
+    """Tensors that several all-gathers of one phase gather, or one that a loop repeats with nothing changed.
+
+    But where that is meant, as of weights in shards that every microbatch gathers anew.
+    """
+    groups: dict[tuple[str, str, tuple[str, ...], Phase], list[Move]] = defaultdict(list)
     for move in subject.moves:
         one = move.collective
         for operand in subject.module.operands(move.instruction):
             if one.kind == "all-gather" and one.bytes >= _LEAST_BYTES:
                 source = origin(subject.module, operand, _SAME_TENSOR)
                 groups[source.computation, source.name, one.axes, one.phase].append(move)
-    for (computation, name, _, _), moves in groups.items():
+    for (computation, name, axes, phase), moves in groups.items():
+        if subject.is_planned("all-gather", axes, phase):
+            continue
         source = subject.module.computations[computation].instructions[name]
         if sum(move.collective.count for move in moves) > max(1, subject.runs.times[computation]):
             yield _again(subject, source, moves)

@@ -75,8 +75,16 @@ def onto_stream(
 
 
 def gathered(h: Array, layout: Layout, splits: str) -> Array:
-    """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that."""
-    return checkpoint_name(layout.place(h, *GATHERED, reduced=layout.axes(splits)), INTERMEDIATE)
+    """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that.
+
+    In two steps where some of those axes hold copies of the stream: so backward each device has its share of the sum
+    over the others before it is summed over these, where XLA would sum the whole over all of them and cut it.
+    """
+    over = layout.axes(splits)
+    copied = tuple(axis for axis in over if axis not in layout.axes("residual_sequence"))
+    if 0 < len(copied) < len(over):
+        h = layout.place(h, *RESIDUAL, reduced=copied)
+    return checkpoint_name(layout.place(h, *GATHERED, reduced=over), INTERMEDIATE)
 
 
 def _ring(layout: Layout, splits: str, strategy: Strategy) -> tuple[str, ...]:

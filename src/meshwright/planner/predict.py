@@ -81,8 +81,8 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     """What there is to say of a prediction beside its figures."""
     notes = (SIMULATED,) if system.chip.kind == "cpu" else ()
     if before := before_stages(workload, mesh, strategy):
-        layers = before.workload.model.num_layers
-        notes += (f"plain layers before those of experts, {layers} of them, run on all {mesh.pp} stages alike",)
+        layers = f"{before.workload.model.num_layers} of {workload.model.num_layers}"
+        notes += (f"every stage runs the plain layers before those of experts: {layers}",)
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes

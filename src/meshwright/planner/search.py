@@ -15,7 +15,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner.plan import Plan
 from meshwright.planner.predict import predict, step_bound_seconds, step_seconds
 from meshwright.planner.space import Space, Way, runnable_space, whole_space
-from meshwright.planner.waits import NO_WAITS, least_waits
+from meshwright.planner.waits import NO_WAITS, least_waits, least_weight_waits
 from meshwright.workload import (
     DEFAULT,
     Remat,
@@ -112,20 +112,24 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
 
 @dataclass(frozen=True)
 class _Group:
-    """Ways with the same ops: some meshes, one policy and number of microbatches, and one ZeRO stage or all (None)."""
+    """Ways with the same ops: some meshes, one policy and number of microbatches, and one ZeRO stage or all (None).
+
+    is_close: whether they are bounded with what their activations wait for too.
+    """
 
     meshes: tuple[MeshShape, ...]
     parts: int
     remat: Remat
     zero_stage: int | None = None
+    is_close: bool = False
 
 
 @dataclass
 class _Search:
     """Best first: what has the smallest bound is looked at more closely, until a step that is exact comes first.
 
-    Ways are bounded in groups with the same ops; then for each mesh of a group and ZeRO stage, with what its
-    collectives take at least; then each strategy that fits is priced.
+    Ways are bounded in groups with the same ops; then for each mesh of a group and ZeRO stage, with what its weights
+    wait for at least, and then its activations too; then each strategy that fits is priced.
     """
 
     space: Space
@@ -154,8 +158,11 @@ class _Search:
         """Bound the meshes of a group one by one, if any of them can fit, or price the ways of its only one."""
         if not group.meshes:
             return
-        if group.zero_stage is not None:
+        if group.is_close:
             self._price(group)
+        elif group.zero_stage is not None:
+            close = replace(group, is_close=True)
+            self._push(self._bound(close), close)
         elif self._can_fit(group):
             for mesh in group.meshes:
                 found = self.space.strategies(mesh, group.parts, group.remat)
@@ -171,7 +178,10 @@ class _Search:
         # Rings beside products leave less to wait for, and make more products of one.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
         hiding = max(strategies, key=lambda strategy: strategy.overlaps_tp)
-        waited = NO_WAITS if group.zero_stage is None else least_waits(workload, mesh, system, hiding)
+        waited = NO_WAITS
+        if group.zero_stage is not None:
+            least = least_waits if group.is_close else least_weight_waits
+            waited = least(workload, mesh, system, hiding)
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, waited)
 
     def _price(self, group: _Group) -> None:

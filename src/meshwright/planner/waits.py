@@ -116,21 +116,28 @@ def step_waits(workload: Workload, mesh: MeshShape, system: System, strategy: St
 
 
 def least_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for its collectives at least, cheap to have.
+    """What a step waits for its collectives at least: `least_weight_waits`, and activations as one microbatch.
 
-    Activations as one microbatch: of more, each moves its part, at no better rate. Gathered weights and their
-    gradients as if all went at once, at the full rate of the links.
+    Of more, each moves its part, at no better rate.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
-    least = Waits(stream=_activation_waits(workload, mesh, system, whole).stream)
+    stream = _activation_waits(workload, mesh, system, whole).stream
+    return replace(least_weight_waits(workload, mesh, system, strategy), stream=stream)
+
+
+def least_weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
+    """What a step waits for gathered weights and their gradients at least, cheap to have.
+
+    As if all went at once, at the full rate of the links.
+    """
     stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
     if not stored or not strategy.overlaps_weights:
-        return least
+        return NO_WAITS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
     once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, _SHAPE))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
-    return replace(least, forward=forward, backward=backward)
+    return Waits(forward=forward, backward=backward)
 
 
 def weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:

@@ -117,7 +117,7 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
             f"ZeRO-2 on pp={mesh.pp} stages can be planned, but in what runs a stage adds up the gradients of all its"
             f" microbatches before they are scattered, which is ZeRO-1; use zero_stage 1, or 3"
         )
-    check_precision(model, mesh, strategy)
+    check_precision(mesh, strategy)
 
 
 def _check_rings(strategy: Strategy) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.workload.config import ModelConfig
 from meshwright.workload.strategy import Strategy
 
 
-def check_precision(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+def check_precision(mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where a precision that a strategy says can be planned, and does not run."""
     if strategy.optimizer == "adamw-8bit":
         raise MeshwrightError("optimizer adamw-8bit can be planned, but is none that runs; adamw with bf16 moments is")

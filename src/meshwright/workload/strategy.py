@@ -55,7 +55,8 @@ class Strategy:
     Formats, and the update:
 
     - gradient_dtype: in which gradients are summed over devices, where that is not the compute dtype.
-    - matmul_dtype: to what operands of the layers' products with weights are rounded (`models.quantised`).
+    - matmul_dtype: to what operands of the layers' products with weights are rounded (`models.quantised`); but for
+      those of a router.
     - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
     - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
     """
