@@ -24,9 +24,10 @@ from meshwright.workload import ModelConfig
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, 0.9, 0.95, weight_decay=0.1))
 
 
-def naive_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Array]:
-    """A function that takes the next step on tokens [b, s + 1] over all devices there are, and returns the loss."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+def naive_step(model: ModelConfig, tokens: np.ndarray, num_devices: int) -> Callable[[], Array]:
+    """A function that takes the next step on tokens [b, s + 1] over so many devices, and returns the loss."""
+    devices = jax.devices()[:num_devices]
+    mesh = jax.make_mesh((num_devices,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
     params = _drawn(model, mesh)
     moments = OPTIMIZER.init(params)
     lying = jax.tree.map(lambda x: x.sharding if x.ndim else NamedSharding(mesh, P()), (params, moments))

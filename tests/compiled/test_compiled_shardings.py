@@ -128,6 +128,40 @@ def test_every_value_has_what_it_was_asked_and_what_it_got(monkeypatch, tmp_path
     }
 
 
+ONE_PLACE = """\
+HloModule m
+
+ENTRY %main (p: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8] parameter(0), sharding={{devices=[2,1]<=[2]}}
+{}
+}}
+"""
+
+
+@pytest.mark.parametrize(("got", "is_as_wanted"), [("{replicated}", True), ("{devices=[1,2]<=[2]}", False)])
+def test_of_constraints_in_one_place_those_are_dropped_that_change_nothing(got, is_as_wanted):
+    """A shard that is laid as it lies and then gathered, both by one line: one copy is left."""
+    said = 'metadata={op_name="jit(step)/reshard"}'
+    ask = f'custom_call_target="Sharding", {said}, sharding='
+    lines = (
+        f"%a = f32[8,8] custom-call(%p), {ask}{{devices=[2,1]<=[2]}}",
+        f"ROOT %b = f32[8,8] custom-call(%a), {ask}{{replicated}}",
+    )
+    program = CompiledProgram(
+        hlo="",
+        memory_bytes={},
+        messages="",
+        compile_seconds=0.0,
+        compiler="",
+        laid_by="",
+        annotated=ONE_PLACE.format("\n".join(lines)),
+        propagated=ONE_PLACE.format(f"ROOT %b = f32[8,8] copy(%p), sharding={got}, {said}"),
+    )
+    found = [one for one in read_shardings(program, {"fsdp": 2}) if one.role == "intermediate"]
+    assert len(found) == 2
+    assert all(one.is_as_wanted for one in found) == is_as_wanted
+
+
 def test_a_train_step_of_explicit_types_lies_as_it_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     mesh = MeshShape(fsdp=2, tp=4)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.compiled import Row, compare, verify
-from meshwright.compiled.compare import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, UNEXPLAINED, Room
+from meshwright.compiled.compare import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, ONCE, UNEXPLAINED, Room
 from meshwright.compiled.explain import (
+    ELSEWHERE,
     IN_ROWS,
     IN_STEPS,
     INSIDE_AND_BETWEEN,
@@ -53,6 +54,12 @@ EXPLAINED = [
         {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "backward"): PUTS_IN_PLACE},
     ),
     (
+        # Of the table of logits libtpu puts rows in place only where the norm needs them.
+        [("reduce-scatter", "fsdp", "backward", 2048)],
+        [("reduce-scatter", "fsdp", "backward", 2112), ("collective-permute", "fsdp", "update", 48)],
+        {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "update"): PUTS_IN_PLACE},
+    ),
+    (
         [("all-gather", "fsdp", "forward", 1000)],
         [("all-gather", "fsdp", "forward", 600), ("collective-permute", "fsdp", "forward", 300)],
         {
@@ -80,6 +87,21 @@ EXPLAINED = [
             ("all-reduce", "dp", "update", 4096),
         ],
         {("all-reduce", phase): INSIDE_AND_BETWEEN for phase in ("forward", "backward", "update")},
+    ),
+    (
+        # As XLA:GPU sums the loss and gradients of norms over both axes at once.
+        [
+            ("all-reduce", "fsdp", "forward", 4),
+            ("all-reduce", "tp", "forward", 4),
+            ("all-reduce", "fsdp*tp", "backward", 18432),
+        ],
+        [("all-reduce", "fsdp*tp", "backward", 18436)],
+        {("all-reduce", phase): ELSEWHERE for phase in ("forward", "backward")},
+    ),
+    (
+        [("all-reduce", "fsdp", "forward", 4), ("all-reduce", "fsdp*tp", "backward", 18432)],
+        [("all-reduce", "fsdp*tp", "backward", 18436)],
+        {},
     ),
     (
         [("all-reduce", "fsdp", "update", 36), ("all-reduce", "tp", "update", 36)],
@@ -183,6 +205,22 @@ def test_room_that_experts_need_is_named_in_whatever_phase_it_stands():
         FOR_ANY_ROUTING,
         FOR_ANY_ROUTING,
     ]
+
+
+def test_what_a_program_sums_less_often_is_named_by_its_own_note():
+    """XLA:GPU sums the last norm's gradient once for all microbatches, together with that of other axes."""
+
+    def sums(*sizes, note=""):
+        return [
+            Collective(kind="all-reduce", axes=(axis,), phase="backward", bytes=size, note=note)
+            for axis, size in zip(("fsdp", "tp"), sizes, strict=True)
+        ]
+
+    both = Collective(kind="all-reduce", axes=("fsdp", "tp"), phase="backward", bytes=300)
+    (row,) = compared(sums(400, 400), [both], sums(-100, -100, note=ONCE))
+    assert (row.predicted, row.compiled, row.reason) == (400, 300, f"planned over fsdp and tp in turn; {ONCE}")
+    (row,) = compared(sums(400, 400), [replace(both, bytes=299)], sums(-100, -100, note=ONCE))
+    assert ONCE not in row.reason
 
 
 def compared(planned: list[Collective], found: list[Collective], room: list[Collective] | None = None) -> list[Row]:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import argument_bytes, host_bytes, in_flight, states_bytes, step_memory
+from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import tiled_elements
 from meshwright.mesh import MeshShape
-from meshwright.workload import PRESETS, REMATS, ModelConfig, Strategy, Workload, num_parameters
+from meshwright.workload import DEFAULT, PRESETS, REMATS, ModelConfig, Strategy, Workload, num_parameters
 
 GIB = 2**30
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192)
@@ -120,3 +121,29 @@ def test_arguments_are_what_libtpu_allocates_for_them():
     mesh = MeshShape(dp=4, fsdp=4)
     assert argument_bytes(workload, mesh, kind="tpu") / GIB == pytest.approx(1.205, abs=1e-3)
     assert argument_bytes(workload, mesh) / GIB == pytest.approx(1.141, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("workload", "shape", "kind", "gib"),
+    [
+        (Workload(model=XL, batch=16, seq_len=2048, remat="none"), MeshShape(dp=4, fsdp=4), "tpu", 3.194),
+        (Workload(model=XL, batch=4, seq_len=8192, remat="attention"), MeshShape(dp=2, sp=4), "tpu", 5.573),
+        (Workload(model=XL, batch=16, seq_len=2048, remat="matmuls"), MeshShape(dp=8), "gpu", 8.737),
+    ],
+    ids=("v5e:4x4", "v6e:2x4", "h100:8"),
+)
+def test_the_peak_with_scores_through_memory_is_what_compilers_allocate(workload, shape, kind, gib):
+    """As `benchmarks/memory.py` prints it; on TPUs the gradient of logits waits for the lookup's, of a tied table."""
+    assert step_memory(workload, shape, kind=kind)["peak"] / GIB == pytest.approx(gib, rel=0.015)
+
+
+def test_scores_are_twice_there_in_float32_where_no_products_want_them_narrow():
+    """In backward of attention beside weights: the gradient of what the softmax gives; half as much narrow, of both."""
+    bf16, f32 = (
+        Activations(replace(LLAMA, compute_dtype=dtype), FSDP, DEFAULT).in_attention(on_tpu=False)
+        - Activations(replace(LLAMA, compute_dtype=dtype), FSDP, DEFAULT).in_attention(on_tpu=True)
+        for dtype in ("bf16", "f32")
+    )
+    activations = Activations(LLAMA, FSDP, DEFAULT)
+    assert bf16 == 6 * activations.scores + 2 * 4 * activations.inputs
+    assert f32 == 4 * 4 * activations.inputs

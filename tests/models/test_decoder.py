@@ -1,6 +1,7 @@
 """The decoder against a plain one on one device; on every mesh it is held to that in `tests/parallel/kit_rows.py`."""
 
 import math
+import re
 from dataclasses import replace
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load
+from meshwright.models.attention import attend
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
@@ -103,3 +105,18 @@ def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
     monkeypatch.setattr("meshwright.models.attention.num_query_chunks", lambda seq_len: 4)
     assert_same(loss_and_gradients(model, MeshShape()), whole)
     assert_same(loss_and_gradients(model, MeshShape(fsdp=2, tp=2, sp=2)), whole)
+
+
+def test_masks_of_chunks_are_made_inside_their_loop():
+    """JAX once made those of all chunks, layers apart, for every head: one byte for each of all scores."""
+    key = jnp.ones((1, 2048, 1, 8))
+
+    def layers(query):
+        def layer(query, _):
+            return attend(query, key, key, jnp.arange(2048)), None
+
+        return jnp.sum(jax.lax.scan(layer, query, length=2)[0])
+
+    with jax.set_mesh(build_mesh(MeshShape(), jax.devices()[:1])):
+        jaxpr = str(jax.make_jaxpr(jax.grad(layers))(jnp.ones((1, 2048, 1, 2, 8))))
+    assert set(re.findall(r"bool\[[\d,]*\]", jaxpr)) == {"bool[1024,2048]"}

@@ -217,10 +217,10 @@ def _collectives(
     ours, theirs = ({k: v for k, v in moves.items() if sums.get(k) != TOGETHER} for moves in (whole, found))
     named = explain(ours, theirs, mesh)
     for key in dict.fromkeys((*whole, *found)):
-        reasons = [sums.get(key), named.get(key)]
-        if key in whole and (any(reasons) or _bytes(whole, key) == _bytes(found, key)):
-            reasons.append(whole[key].note)
-        yield _collective_row(key, amounts[key] if key in whole else None, found.get(key), _said(*reasons))
+        wanted = whole.get(key)
+        is_named = key in named or sums.get(key) == TOGETHER or (wanted and wanted.bytes == _bytes(found, key))
+        reasons = (sums.get(key), named.get(key), wanted.note if wanted else "") if is_named else ()
+        yield _collective_row(key, amounts[key] if wanted else None, found.get(key), _said(*reasons))
 
 
 def _with_room(planned: Mapping[Key, Collective], found: Mapping[Key, Collective], room: Room) -> dict[Key, Collective]:

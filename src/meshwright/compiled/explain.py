@@ -62,7 +62,7 @@ def explain(
     """
     difference = {key: _bytes(found, key) - _bytes(planned, key) for key in dict.fromkeys((*planned, *found))}
     named: dict[Key, str] = {}
-    for rule in (_other_phase, _padded_shares, _steps, _inside_and_between, _summed_elsewhere):
+    for rule in (_other_phase, _padded_shares, _steps, _summed_elsewhere, _inside_and_between):
         for key, name in rule(difference, mesh):
             if difference[key]:
                 named.setdefault(key, name)
@@ -128,8 +128,10 @@ def _inside_and_between(difference: Mapping[Key, int], mesh: Mapping[str, int]) 
 
 
 def _summed_elsewhere(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
-    """All-reduces over other sets of axes and in other phases, which over each axis sum what was planned."""
+    """All-reduces over more axes at once and in other phases, which over each axis sum what was planned."""
     del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
-    if all(sum(difference[key] for key in keys if axis in key[1]) == 0 for axis in {a for key in keys for a in key[1]}):
+    axes = {axis for key in keys for axis in key[1]}
+    is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)
+    if is_together and all(sum(difference[key] for key in keys if axis in key[1]) == 0 for axis in axes):
         yield from ((key, ELSEWHERE) for key in keys)

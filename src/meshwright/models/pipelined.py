@@ -54,7 +54,7 @@ def staged_loss_and_load(
     check_stage_remat(remat, layout.mesh, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
     pipeline = _pipeline(specs, model, layout, strategy, dtype, remat)
-    ends = jax.tree.map(lambda weights: in_rows(weights, 0), {**params, "layers": {}})
+    ends = jax.tree.map(lambda weights: in_rows(weights, 0), _without(params, "layers"))
     stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
     count = strategy.num_microbatches
     parts: dict[str, Any] = {name: microbatches(array, count, layout) for name, array in batch.items()}
@@ -81,7 +81,7 @@ def _pipeline(
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
         # Some compilers, left alone, gather tables once before all ticks and keep them whole.
         ends, given = lax.optimization_barrier((ends, given))
-        of_ends = {**specs, "layers": {}}
+        of_ends = {name: specs[name] for name in ends}
         return jax.tree.map(lambda rows, spec: of_rows(rows, spec, layout), ends, of_ends), given
 
     def first(ends: Weights, part: Weights) -> Array:
@@ -97,7 +97,7 @@ def _pipeline(
         return Made(x) if load is None else Made(x, *_balance(load, model))
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
-        ends, x = whole(ends, x)
+        ends, x = whole(_without(ends, "dense_layers"), x)
         with jax.named_scope("loss"):
             scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout)
             return cross_entropy(scores, part["targets"])
@@ -120,6 +120,11 @@ def _through_dense(
         return fed_forward(x, weights, model, layout, strategy, draws)[0], None
 
     return lax.scan(layer, x, (weights, jnp.arange(model.num_dense_layers)))[0]
+
+
+def _without(weights: Weights, stack: str) -> Weights:
+    """Weights without those of a stack."""
+    return {name: array for name, array in weights.items() if name != stack}
 
 
 def _drawn(part: Weights, stack: int, number: Array) -> Draws | None:

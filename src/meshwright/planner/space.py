@@ -25,6 +25,7 @@ from meshwright.workload import (
     check_positions,
     check_runnable,
     limits,
+    num_staged_layers,
     sequence_method,
 )
 
@@ -93,7 +94,7 @@ class Space:
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
         base = _on_mesh(self.base, self.workload.model, mesh)
-        found = _strategies(base, self.workload.model.num_layers, mesh.pp, parts, stages)
+        found = _strategies(base, num_staged_layers(self.workload.model), mesh.pp, parts, stages)
         return self._of_which_run(mesh, remat, found) if self.is_runnable else found
 
     def _of_which_run(self, mesh: MeshShape, remat: Remat, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
