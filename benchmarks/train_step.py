@@ -118,7 +118,10 @@ def measure(shape: MeshShape, steps: int) -> dict[str, Any]:
 
 def measure_naive(num_devices: int, steps: int) -> dict[str, Any]:
     """The row of the same step in plain JAX."""
-    return row(f"naive, {num_devices} devices", *seconds_of(naive_step(MODEL, tokens(), num_devices), steps))
+    return row(
+        f"naive, {num_devices} device{'s' * (num_devices > 1)}",
+        *seconds_of(naive_step(MODEL, tokens(), num_devices), steps),
+    )
 
 
 def measure_products() -> dict[str, Any]:

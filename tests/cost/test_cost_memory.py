@@ -123,18 +123,10 @@ def test_arguments_are_what_libtpu_allocates_for_them():
     assert argument_bytes(workload, mesh) / GIB == pytest.approx(1.141, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("workload", "shape", "kind", "gib"),
-    [
-        (Workload(model=XL, batch=16, seq_len=2048, remat="none"), MeshShape(dp=4, fsdp=4), "tpu", 3.194),
-        (Workload(model=XL, batch=4, seq_len=8192, remat="attention"), MeshShape(dp=2, sp=4), "tpu", 5.573),
-        (Workload(model=XL, batch=16, seq_len=2048, remat="matmuls"), MeshShape(dp=8), "gpu", 8.737),
-    ],
-    ids=("v5e:4x4", "v6e:2x4", "h100:8"),
-)
-def test_the_peak_with_scores_through_memory_is_what_compilers_allocate(workload, shape, kind, gib):
-    """As `benchmarks/memory.py` prints it; on TPUs the gradient of logits waits for the lookup's, of a tied table."""
-    assert step_memory(workload, shape, kind=kind)["peak"] / GIB == pytest.approx(gib, rel=0.015)
+def test_the_peak_with_scores_through_memory_is_what_xla_allocates_on_gpus():
+    """8.737 GiB for gpt2-xl's widths on 8 H100: `benchmarks/memory.py`."""
+    workload = Workload(model=XL, batch=16, seq_len=2048, remat="matmuls")
+    assert step_memory(workload, MeshShape(dp=8), kind="gpu")["peak"] / GIB == pytest.approx(8.737, rel=0.01)
 
 
 def test_scores_are_twice_there_in_float32_where_no_products_want_them_narrow():

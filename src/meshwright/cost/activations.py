@@ -78,12 +78,13 @@ class Activations:
         """The bytes live in attention's backward beside what was kept.
 
         Of one chunk of queries the float32 gradient of the softmax's result and the narrow one of scores, which TPUs
-        make of the former and of weights that are never written; others have the weights too, in float32 and narrow,
-        of which float32 products need no copies. Queries, keys and values with their gradients; the mlp's first
-        products and the gradient of what its last one read, whose weights' gradients come later; the stream and its
-        gradient. All but TPUs keep the gathered inputs of both blocks and the gathered gradients of their outputs.
+        make of the former and of weights that are never written; XLA has the weights too elsewhere, in float32 and
+        narrow (PyTorch one narrow array at a time), of which float32 products need no copies. Queries, keys and values
+        with their gradients; the mlp's first products and the gradient of what its last one read, whose weights'
+        gradients come later; the stream and its gradient. All but TPUs keep the gathered inputs of both blocks and the
+        gathered gradients of their outputs.
         """
-        copies = 2 * self.narrow if self.narrow < 4 else 0
+        copies = (1 if self.strategy.reruns_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
         heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)

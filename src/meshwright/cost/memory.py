@@ -205,13 +205,9 @@ class _Step:
         """What is left of the loss in the layers' backward pass: the gradient of the logits' weight, not yet summed.
 
         XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
-        made, of the logits' gradient and what the product read. So it is on TPUs with that of a tied table, which they
-        make when the lookup's is there too.
+        made, of the logits' gradient and what the product read.
         """
-        is_later = (
-            self.mesh.tp > 1 if self.kind == "gpu" else self.kind == "tpu" and self.workload.model.tied_embeddings
-        )
-        if is_later and not self.strategy.flat_buffers:
+        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.flat_buffers:
             return self.activations.logits - self.activations.narrow * self.activations.inputs
         return self._whole(self._logits_weight())
 

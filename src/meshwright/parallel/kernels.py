@@ -1,9 +1,10 @@
 """Attention by the kernel that a strategy names and the device has, of whole sequences and of parts of them.
 
 `flash` is a Pallas kernel on TPUs: of whole sequences splash attention, which comes with JAX and skips the blocks
-behind the mask, of parts in any order those of `flash`. Elsewhere, and where tokens do not fill the width of a TPU's
-registers, it goes block by block in JAX. `cudnn` is cuDNN's, of whole sequences on NVIDIA GPUs. Splash and cuDNN know
-nothing of places: they take tokens in their order, and documents by segment ids.
+behind the mask, of parts in any order, and of sequences longer than `SPLASH_LENGTH`, those of `flash`. Elsewhere, and
+where tokens do not fill the width of a TPU's registers, it goes block by block in JAX. `cudnn` is cuDNN's, of whole
+sequences on NVIDIA GPUs. Splash and cuDNN know nothing of places: they take tokens in their order, and documents by
+segment ids.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ from meshwright.workload import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
 
+SPLASH_LENGTH = 1 << 16
+"""The tokens of the longest sequence for splash attention, which goes through its whole mask when it is traced.
+
+That takes 16 s of one core at this length, and grows with its square (JAX 0.10.2).
+"""
+
 
 def kernel_of(attention: Attention, query: Array, length: int, places: Places | None, mask: Mask) -> Kernel:
     """The kernel of whole sequences of `length` tokens on the devices of the mesh in context.
@@ -36,7 +43,8 @@ def kernel_of(attention: Attention, query: Array, length: int, places: Places | 
     if attention == "cudnn":
         _check_cudnn(_platform(), query, places, mask)
         return "cudnn"
-    return "splash" if _platform() == "tpu" and length % LANES == 0 else "blockwise"
+    kernel = kernel_of_parts(length)
+    return "splash" if kernel == "flash" and length <= SPLASH_LENGTH else kernel
 
 
 def kernel_of_parts(length: int) -> Kernel:
