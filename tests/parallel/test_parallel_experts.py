@@ -226,9 +226,9 @@ def decoder_loss(model, *, remat="block"):
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-def dense_mix(h, weights, experts, layout):
+def dense_mix(h, weights, experts, layout, matmul_dtype=None):
     """`mix` by every expert on every token, on one device."""
-    del layout
+    del layout, matmul_dtype
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
     return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])[None]
