@@ -253,3 +253,14 @@ def test_experts_exchange_their_tokens_over_ep_and_split_their_weights():
     assert four.memory_bytes["parameters"] < one.memory_bytes["parameters"]
     assert four.flops == one.flops
     assert {move.kind for move in four.collectives if move.axes == ("ep",)} >= {"all-to-all"}
+
+
+def test_a_plan_says_what_gpus_multiply_more_than_it_prices():
+    """Every row by all 8 experts of a device, but where a capacity makes blocks of rows of each."""
+    bounded = replace(MOE, model=replace(MOE.model, experts=replace(MOE.model.experts, capacity_factor=1.25)))
+    for workload, mesh, on, says in (
+        (MOE, MeshShape(fsdp=8), "h100:8", True),
+        (MOE, MeshShape(fsdp=8), "v5e:2x4", False),
+        (bounded, MeshShape(fsdp=8), "h100:8", False),
+    ):
+        assert any("grouped products" in note for note in predict(workload, mesh, parse_system(on)).notes) is says

@@ -16,6 +16,7 @@ from meshwright.cost import (
     microbatch_seconds,
     model_flops,
     offloaded_bytes,
+    room_flops,
     step_collectives,
     step_flops,
     step_memory,
@@ -83,6 +84,9 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if before := before_stages(workload, mesh, strategy):
         layers = f"{before.workload.model.num_layers} of {workload.model.num_layers}"
         notes += (f"every stage runs the plain layers before those of experts: {layers}",)
+    if system.chip.kind == "gpu" and (more := room_flops(workload, mesh, strategy, has_ragged=False)):
+        times = 1 + more / step_flops(workload, mesh, strategy).total
+        notes += (f"priced with grouped products; XLA makes none for GPUs: train executes {times:.1f}x the flops",)
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes
