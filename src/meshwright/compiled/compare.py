@@ -23,6 +23,8 @@ FOR_ANY_ROUTING = "with room for any routing, as experts without a capacity need
 
 ONCE = "the last norm's gradient is summed once, not for each microbatch"
 
+EACH_LAYER = "positions are gathered with the keys of each layer, not once for all layers of a stage"
+
 IN_KERNELS = "attention is in kernels of which the program does not say the flops"
 
 _LEAST_SHARE = 0.005

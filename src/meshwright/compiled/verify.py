@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiled.compare import (
+    EACH_LAYER,
     FOR_ANY_ROUTING,
     IN_BRANCHES,
     NOT_PLANNED,
@@ -23,6 +24,7 @@ from meshwright.compiled.report import read_program
 from meshwright.compiled.schedule import Schedule, simulate
 from meshwright.compiled.targets import Effort
 from meshwright.cost import (
+    all_runs,
     argument_bytes,
     attention_flops,
     branch_collectives,
@@ -35,7 +37,7 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
-from meshwright.workload import is_zigzag
+from meshwright.workload import chunk_slots, is_zigzag, num_staged_layers
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
 """The function that lowers the step, called in the process that compiles: training stands above this package."""
@@ -85,7 +87,12 @@ def beyond(plan: Plan) -> Room:
     routing = room_collectives(workload, mesh, strategy, is_ragged=kind != "cpu")
     branches = branch_collectives(workload, mesh, strategy)
     of_experts = room_flops(workload, mesh, strategy, has_ragged=kind == "tpu")
-    said = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches), (ONCE, tuple(_summed_once(plan))))
+    said = (
+        (FOR_ANY_ROUTING, routing),
+        (IN_BRANCHES, branches),
+        (ONCE, tuple(_summed_once(plan))),
+        (EACH_LAYER, tuple(_gathered_each_layer(plan))),
+    )
     why = "; ".join(reason for reason, moves in ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches)) if moves)
     # Whole sequences are splash's on TPUs, whose kernels do not say their flops; parts are those of kernels that do.
     is_splash = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
@@ -108,6 +115,20 @@ def _summed_once(plan: Plan) -> Iterator[Collective]:
     for move in step_collectives(plan.workload, plan.mesh, plan.strategy):
         if move.array == "final_norm":
             yield replace(move, bytes=move.bytes // parts - move.bytes, count=move.count // parts - move.count)
+
+
+def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
+    """What XLA:GPU gathers more often than planned over stages: positions, which it gathers together with keys.
+
+    Without stages JAX has taken them out of the loop over layers before any compiler sees it.
+    """
+    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
+    if plan.system.chip.kind != "gpu" or mesh.pp == 1:
+        return
+    slots = chunk_slots(num_staged_layers(workload.model), mesh.pp, strategy.virtual_stages)
+    for move in step_collectives(workload, mesh, strategy, counted=all_runs):
+        if (move.kind, move.array, move.phase) == ("all-gather", "positions", "forward"):
+            yield replace(move, bytes=(slots - 1) * move.bytes, count=(slots - 1) * move.count)
 
 
 def verify_all(
