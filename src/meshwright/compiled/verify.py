@@ -87,13 +87,9 @@ def beyond(plan: Plan) -> Room:
     routing = room_collectives(workload, mesh, strategy, is_ragged=kind != "cpu")
     branches = branch_collectives(workload, mesh, strategy)
     of_experts = room_flops(workload, mesh, strategy, has_ragged=kind == "tpu")
-    said = (
-        (FOR_ANY_ROUTING, routing),
-        (IN_BRANCHES, branches),
-        (ONCE, tuple(_summed_once(plan))),
-        (EACH_LAYER, tuple(_gathered_each_layer(plan))),
-    )
-    why = "; ".join(reason for reason, moves in ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches)) if moves)
+    of_flops = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches))
+    said = (*of_flops, (ONCE, _summed_once(plan)), (EACH_LAYER, _gathered_each_layer(plan)))
+    why = "; ".join(reason for reason, moves in of_flops if moves)
     # Whole sequences are splash's on TPUs, whose kernels do not say their flops; parts are those of kernels that do.
     is_splash = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
     return Room(
