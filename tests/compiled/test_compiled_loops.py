@@ -63,6 +63,16 @@ def test_trips_are_read_from_a_condition_that_compares_a_counter_with_a_constant
     assert trip_count(module, module.computations["main"].instructions["loop"]) == trips
 
 
+def test_a_loop_that_may_end_sooner_has_the_most_trips_there_are():
+    """As the blocks of an expert's rows: a condition beside that of the counter depends on data."""
+    text = LOOP.format(**UP).replace("ROOT %more = ", "%counts = ").replace("direction=LT", "direction=LT\n  {others}")
+    others = """%k = f32[4]{0} get-tuple-element(%u), index=1
+  %sooner = pred[] custom-call(%k), custom_call_target="of_data"
+  ROOT %more = pred[] and(%sooner, %counts)"""
+    module = parse_hlo(text.replace("{others}", others))
+    assert trip_count(module, module.computations["main"].instructions["loop"]) == 24
+
+
 def test_a_count_that_the_backend_knows_is_believed():
     known = 'while(%init), backend_config={"known_trip_count":{"n":"7"}}'
     module = parse_hlo(LOOP.format(**UP).replace("while(%init)", known))

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
 from meshwright.models.quantised import FORMATS, multiply
-from meshwright.models.quantised_experts import multiply_rounded
+from meshwright.models.quantised_experts import expert_product
 from meshwright.parallel import build_mesh
 
 SIZES, D, F = np.array([3, 0, 5], np.int32), 16, 24
@@ -32,7 +32,7 @@ def found(name, rows, cotangent, sizes):
     """The product, and the gradients of rows and weights."""
 
     def run(rows, weights, cotangent, sizes):
-        made, pull = jax.vjp(lambda *given: multiply_rounded(*given, sizes, name), rows, weights)
+        made, pull = jax.vjp(lambda *given: expert_product(*given, sizes, name), rows, weights)
         return made, *pull(cotangent)
 
     return jax.jit(jax.shard_map(run, in_specs=P(), out_specs=P()))(rows, WEIGHTS, cotangent, sizes)

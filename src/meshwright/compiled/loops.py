@@ -65,7 +65,7 @@ def steps_into(instruction: Instruction) -> tuple[str, ...]:
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
-    """How often a while loop's body runs; None where that depends on data.
+    """How often a while loop's body runs, at most where it may end sooner; None where that depends on data alone.
 
     From `known_trip_count` where the backend writes it (CPU, GPU), else from a condition that compares an element
     counting up or down by a constant with another constant (all that the TPU compiler prints).
@@ -102,15 +102,23 @@ def _runs_of(module: Module, instruction: Instruction, notes: list[str]) -> list
 
 
 def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
-    """The element of its tuple that a loop's condition compares, how, and with what constant."""
-    condition = loop.called("condition")[0]
-    compare = module.root(condition)
-    arguments = None
-    if compare.opcode == "fusion":
-        arguments = module.operands(compare)
-        compare = module.root(compare.called("calls")[0])
-    if compare.opcode != "compare":
-        return None
+    """The element of its tuple that a loop's condition compares, how, and with what constant.
+
+    Of several comparisons that all have to hold the one with a constant: that many trips are the most there are.
+    """
+    root, arguments = module.root(loop.called("condition")[0]), None
+    if root.opcode == "fusion":
+        root, arguments = module.root(root.called("calls")[0]), module.operands(root)
+    for compare in module.operands(root) if root.opcode == "and" else (root,):
+        if compare.opcode == "compare" and (found := _with_constant(module, compare, arguments)):
+            return found
+    return None
+
+
+def _with_constant(
+    module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
+) -> tuple[int, str, int] | None:
+    """What `_comparison` says of one comparison, in a fusion of these arguments."""
     sides = [_outside(side, arguments) for side in module.operands(compare)]
     direction = compare.attributes.get("direction", "")
     for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):

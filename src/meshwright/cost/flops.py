@@ -22,6 +22,7 @@ from meshwright.workload import (
     Strategy,
     Workload,
     active_share,
+    device_blocks,
     dropless_padding,
     leaves,
     num_query_chunks,
@@ -160,15 +161,15 @@ def _ticks_factor(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> fl
 def room_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool) -> float:
     """The flops that the program of a step says it does beyond its plan, as experts without a capacity make them.
 
-    Each of their products is one of all the rows that there is room for, of which a kernel leaves out those that no
-    routing filled. has_ragged: whether the compiler has a product whose rows are each of one expert; XLA:CPU and
-    XLA:GPU have none, and multiply every row by every expert of its device.
+    Each of their products is one of all the rows that there is room for, of which those that no routing filled are left
+    out as it runs. has_ragged: whether the compiler has a product whose rows are each of one expert; else the rows are
+    those of all blocks that some routing needs (`workload.expert_blocks`).
     """
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:
         return 0.0
     workload = of_stages(workload, mesh, strategy)
-    times = dropless_padding(workload, mesh) * (1 if has_ragged else experts.count // mesh.ep)
+    times = dropless_padding(workload, mesh) * (1 if has_ragged else device_blocks(workload, mesh, strategy).padding)
     of_experts = [item for item in _products(workload, mesh, strategy).items() if _is_of_experts(item[0])]
     planned = sum(flops * (3 + is_recomputed(path, workload.remat, strategy)) for path, flops in of_experts)
     return (times - 1) * _ticks_factor(workload.model, mesh, strategy) * planned

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import INTERMEDIATE, PRODUCT
 from meshwright.models.product import product
-from meshwright.models.quantised_experts import multiply_rounded
+from meshwright.models.quantised_experts import expert_product
 from meshwright.parallel import Layout
 from meshwright.parallel.experts import Split, visit
 from meshwright.parallel.experts_routing import Load, probabilities, route
@@ -80,7 +80,7 @@ def _mix(
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
     """`mix` on one device."""
-    times = partial(multiply_rounded, matmul_dtype=matmul_dtype)
+    times = partial(expert_product, matmul_dtype=matmul_dtype)
     if split.width and not split.tokens:
         # Every device has all tokens, and parts of experts: so gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")

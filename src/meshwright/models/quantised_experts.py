@@ -1,4 +1,5 @@
-"""Products of experts with operands in 8 bits, on one device: rounded as `quantised` says, each expert by itself.
+"""Products of experts on one device, of operands as they are or in 8 bits: rounded as `quantised` says, each expert by
+itself.
 
 A row has a scale of its own, and so has each column of each expert's weight. For the gradient of a weight fp8 rounds
 rows and cotangents, with a scale for each of their columns.
@@ -13,73 +14,70 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwright.models.quantised import FORMATS, Formats, Pair, quantisation
-from meshwright.parallel.experts import multiply
+from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
+from meshwright.parallel.experts_products import multiply, multiply_over_rows
 from meshwright.workload import MatmulDtype
 
-_OF_WEIGHTS = lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
-)
-"""[m, d] and [m, f] summed over the rows of each expert, [experts, d, f]."""
+
+def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
+    """`multiply` in the dtype of the rows, with a backward of its own; matmul_dtype: to what operands are rounded."""
+    rows, weights = _alike(rows, weights)
+    return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
 
 
-def multiply_rounded(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None) -> Array:
-    """`parallel.experts.multiply` in a `shard_map`, of operands that are rounded where a dtype is said."""
-    if matmul_dtype is None:
-        return multiply(rows, weights, sizes)
-    # The sum of what devices with other rows make of a gradient is the transpose of this.
-    others = tuple(jax.typeof(rows).manual_axis_type.varying - jax.typeof(weights).manual_axis_type.varying)
-    weights = lax.pcast(weights, others, to="varying") if others else weights
-    return _multiply(FORMATS[matmul_dtype], rows, weights, sizes)
+def _alike(rows: Array, weights: Array) -> list[Array]:
+    """Both as what devices differ in along the same axes: so a gradient is summed over those that it was whole on."""
+    over = [jax.typeof(array).manual_axis_type.varying for array in (rows, weights)]
+    missing = [tuple((over[0] | over[1]) - axes) for axes in over]
+    return [
+        lax.pcast(array, axes, to="varying") if axes else array
+        for array, axes in zip((rows, weights), missing, strict=True)
+    ]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiply(formats: Formats, rows: Array, weights: Array, sizes: Array | None) -> Array:
+def _expert_product(formats: Formats, rows: Array, weights: Array, sizes: Array | None) -> Array:
     return _product(rows, weights, sizes, formats.forward)
 
 
 def _forward(formats: Formats, rows: Array, weights: Array, sizes: Array | None) -> tuple[Array, tuple[Any, ...]]:
-    return _multiply(formats, rows, weights, sizes), (rows, weights, sizes)
+    return _expert_product(formats, rows, weights, sizes), (rows, weights, sizes)
 
 
 def _backward(formats: Formats, kept: tuple[Any, ...], cotangent: Array) -> tuple[Array, Array, None]:
     rows, weights, sizes = kept
     of_rows = _product(cotangent, jnp.swapaxes(weights, 1, 2), sizes, formats.of_x)
-    if formats.of_weight is None:
-        _, pull = jax.vjp(lambda weights: multiply(rows, weights, sizes), weights)
-        return of_rows, pull(cotangent)[0], None
-    return of_rows, _of_weights(rows, cotangent, sizes, formats.of_weight).astype(weights.dtype), None
+    of_weights = _over_rows(rows, cotangent, sizes, formats.of_weight, weights.dtype)
+    return of_rows, of_weights, None
 
 
-_multiply.defvjp(_forward, _backward)
+_expert_product.defvjp(_forward, _backward)
 
 
 def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | None) -> Array:
     """Each row times the weights of its expert, both rounded."""
     if formats is None:
-        return multiply(rows, weights, sizes)
+        return multiply(rows, weights, sizes, rows.dtype)
     left, right = _rounded(rows, formats[0], rows.ndim - 1), _rounded(weights, formats[1], 1)
-    if sizes is None:
-        product = jnp.einsum("esd,edf->esf", left.qvalue, right.qvalue, preferred_element_type=_sums(left))
-        return (product * left.scale * right.scale).astype(rows.dtype)
-    product = lax.ragged_dot(left.qvalue, right.qvalue, sizes, preferred_element_type=_sums(left))
-    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
-    return (product * left.scale * right.scale[:, 0].at[expert].get(mode="clip")).astype(rows.dtype)
+    product, scale = multiply(left.qvalue, right.qvalue, sizes, _sums(left)), right.scale
+    if sizes is not None:
+        expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
+        scale = scale[:, 0].at[expert].get(mode="clip")
+    return (product * left.scale * scale).astype(rows.dtype)
 
 
-def _of_weights(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair) -> Array:
+def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair | None, dtype: Any) -> Array:
     """The gradients of the weights of all experts, of rows and cotangents that are rounded."""
-    if sizes is None:
-        left, right = _rounded(rows, formats[0], 1), _rounded(cotangent, formats[1], 1)
-        product = jnp.einsum("esd,esf->edf", left.qvalue, right.qvalue, preferred_element_type=_sums(left))
-        return product * jnp.swapaxes(left.scale, 1, 2) * right.scale
-    # Rows beyond those of all experts are undefined, and would have a say in the scales.
-    is_row = (jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None]
-    left, right = (
-        _rounded(jnp.where(is_row, array, 0), dtype, 0) for array, dtype in zip((rows, cotangent), formats, strict=True)
-    )
-    product = lax.ragged_dot_general(left.qvalue, right.qvalue, sizes, _OF_WEIGHTS, preferred_element_type=_sums(left))
-    return product * left.scale.T * right.scale
+    if formats is None:
+        return multiply_over_rows(rows, cotangent, sizes, dtype)
+    arrays = (rows, cotangent)
+    if sizes is not None:
+        # Rows beyond those of all experts are undefined, and would have a say in the scales.
+        is_row = (jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None]
+        arrays = (jnp.where(is_row, array, 0) for array in arrays)
+    left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))
+    product = multiply_over_rows(left.qvalue, right.qvalue, sizes, _sums(left))
+    return (product * jnp.swapaxes(left.scale, -1, -2) * right.scale).astype(dtype)
 
 
 def _rounded(array: Array, dtype: Any, summed: int) -> Any:

@@ -124,13 +124,6 @@ def _go_in_slots(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axe
     return Visit(arrive(rows), arrive(shares), None, dropped, back)
 
 
-def multiply(rows: Array, weights: Array, sizes: Array | None) -> Array:
-    """Each row times the weights [experts, inner, outer] of its expert; rows and sizes are as in `Visit`."""
-    if sizes is None:
-        return jnp.einsum("esd,edf->esf", rows, weights)
-    return jax.lax.ragged_dot(rows, weights, sizes)
-
-
 def gather(x: Array, axes: Axes, *, dim: int = 0) -> Array:
     """The parts of all devices along axes, one after the other."""
     return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x

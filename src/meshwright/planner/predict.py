@@ -16,7 +16,6 @@ from meshwright.cost import (
     microbatch_seconds,
     model_flops,
     offloaded_bytes,
-    room_flops,
     step_collectives,
     step_flops,
     step_memory,
@@ -38,7 +37,7 @@ from meshwright.planner.waits import (
 )
 from meshwright.record import Bound, Collective, Phase, Record, merge
 from meshwright.units import show_bytes
-from meshwright.workload import DEFAULT, Strategy, Workload
+from meshwright.workload import DEFAULT, Strategy, Workload, device_blocks
 
 _WORKED = replace(DEFAULT, lockstep=False)
 """The default strategy, but that stages do nothing while they wait."""
@@ -84,9 +83,10 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if before := before_stages(workload, mesh, strategy):
         layers = f"{before.workload.model.num_layers} of {workload.model.num_layers}"
         notes += (f"every stage runs the plain layers before those of experts: {layers}",)
-    if system.chip.kind == "gpu" and (more := room_flops(workload, mesh, strategy, has_ragged=False)):
-        times = 1 + more / step_flops(workload, mesh, strategy).total
-        notes += (f"priced with grouped products; XLA makes none for GPUs: train executes {times:.1f}x the flops",)
+    experts = workload.model.experts
+    if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
+        size = device_blocks(workload, mesh, strategy).size
+        notes += (f"priced with grouped products; XLA has none for GPUs: train multiplies {size} rows at a time",)
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes

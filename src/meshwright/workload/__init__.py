@@ -3,7 +3,7 @@
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
 from meshwright.workload.declaration import STACKED, Parameter
 from meshwright.workload.effect import check_strategy, without_effect
-from meshwright.workload.expert_copies import dropless_padding, sent_copies, sent_tokens
+from meshwright.workload.expert_copies import device_blocks, dropless_padding, expert_blocks, sent_copies, sent_tokens
 from meshwright.workload.hugging_face import model_from_hugging_face
 from meshwright.workload.images import (
     IMAGE_RULES,
@@ -121,7 +121,9 @@ __all__ = [
     "check_strategy",
     "chunk_slots",
     "convolutions",
+    "device_blocks",
     "dropless_padding",
+    "expert_blocks",
     "flops_by_phase",
     "image_parameters",
     "is_zigzag",

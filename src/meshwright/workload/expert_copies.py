@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from meshwright.mesh import MeshShape
 from meshwright.workload.config import Experts
 from meshwright.workload.rules import token_axes
+from meshwright.workload.strategy import DEFAULT, Strategy
 from meshwright.workload.workload import Workload
 
 
@@ -34,6 +37,45 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
         return 1.0
     tokens = sent_tokens(workload, mesh)
     return mesh.ep * experts.room(tokens, mesh.ep) / sent_copies(workload, mesh)
+
+
+BLOCK_ROWS = 16, 1024
+"""The rows of a block at least, a tile of GPUs' matrix units; and at most: of so many rows a product of 16-bit operands
+takes longer than its weights take to be read, on any chip."""
+
+BLOCKS_AN_EXPERT = 4
+"""The blocks that an expert's rows are cut into in balance, or more: of the last of them half is empty, on average."""
+
+
+class Blocks(NamedTuple):
+    """The rows that the experts of a device have room for, the blocks that they are cut into, and the rows of one."""
+
+    rows: int
+    count: int
+    size: int
+
+    @property
+    def padding(self) -> float:
+        """The rows of all blocks, over those that there is room for."""
+        return self.count * self.size / self.rows
+
+
+def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
+    """The most blocks, each of one expert's rows, that any routing of so many rows needs; and the rows of a block.
+
+    Most are needed where each expert has one row more than fill its blocks.
+    """
+    least, most = BLOCK_ROWS
+    in_balance = max(1, num_rows // num_experts // BLOCKS_AN_EXPERT)
+    size = min(num_rows, most, max(least, 1 << (in_balance.bit_length() - 1)))
+    return min(num_rows, num_experts + max(0, num_rows - num_experts) // size), size
+
+
+def device_blocks(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Blocks:
+    """The blocks of a device for a microbatch, without a capacity."""
+    copies = sent_copies(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1) // strategy.num_microbatches
+    rows = round(copies * dropless_padding(workload, mesh))
+    return Blocks(rows, *expert_blocks(rows, _experts(workload).count // mesh.ep))
 
 
 def _experts(workload: Workload) -> Experts:
