@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.cost.attention import attention_share, fused_attention_time, tpu_block, tpu_kernel_share
+from meshwright.cost.attention import attention_share, fused_attention_time, tpu_block, tpu_kernel, tpu_kernel_share
 from meshwright.cost.collective import collective_seconds
 from meshwright.cost.efficiency import layer_shares
 from meshwright.cost.elementwise import layer_passes, softmax_passes
@@ -23,6 +23,21 @@ def test_forward_rates_are_those_of_the_paper():
     """FlashAttention-2 and cuDNN, causal, heads of 128, on an H100 (arXiv:2407.08608, figure 5)."""
     assert rates("flash", 16384, 128)[0] == pytest.approx(335, rel=0.1)
     assert rates("cudnn", 16384, 128)[0] > 1.4 * rates("flash", 16384, 128)[0]
+
+
+@pytest.mark.parametrize(
+    ("length", "kernel"),
+    [
+        (128, "splash"),
+        (65_536, "splash"),
+        (65_664, "flash"),
+        (1 << 20, "flash"),
+        (100, "blockwise"),
+        (192, "blockwise"),
+    ],
+)
+def test_a_tpu_takes_splash_for_whole_sequences_it_can_be_traced_for(length, kernel):
+    assert tpu_kernel(length) == kernel
 
 
 @pytest.mark.parametrize("kernel", ["flash", "cudnn"])

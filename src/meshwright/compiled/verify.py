@@ -34,6 +34,7 @@ from meshwright.cost import (
     room_flops,
     step_collectives,
 )
+from meshwright.cost.attention import tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
@@ -90,8 +91,9 @@ def beyond(plan: Plan) -> Room:
     of_flops = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches))
     said = (*of_flops, (ONCE, _summed_once(plan)), (EACH_LAYER, _gathered_each_layer(plan)))
     why = "; ".join(reason for reason, moves in of_flops if moves)
-    # Whole sequences are splash's on TPUs, whose kernels do not say their flops; parts are those of kernels that do.
-    is_splash = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
+    # Splash attention does not say its flops; our own kernels, and what goes block by block, do.
+    is_whole = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
+    is_splash = is_whole and tpu_kernel(workload.seq_len) == "splash"
     return Room(
         flops=of_experts + branch_flops(workload, mesh, strategy),
         in_kernels=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,

@@ -27,6 +27,15 @@ TPU_PRODUCTS: dict[TpuKernel, int] = {"fwd": 2, "dkv": 4, "dq": 3}
 Splash and flash attention: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2).
 """
 
+LANES = 128
+"""The width of a TPU's registers, of which blocks of its kernels are multiples."""
+
+SPLASH_LENGTH = 1 << 16
+"""The tokens of the longest sequence for splash attention, which goes through its whole mask when it is traced.
+
+That takes 16 s of one core at this length, and grows with its square (JAX 0.10.2).
+"""
+
 LONG = 16384
 """A sequence from which the rates no longer grow."""
 
@@ -47,6 +56,13 @@ def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: st
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
+
+
+def tpu_kernel(length: int) -> Literal["splash", "flash", "blockwise"]:
+    """The attention of whole sequences of `length` tokens on TPUs: splash, our own kernels, or plain JAX."""
+    if length % LANES:
+        return "blockwise"
+    return "splash" if length <= SPLASH_LENGTH else "flash"
 
 
 def tpu_block(head_dim: float) -> int:

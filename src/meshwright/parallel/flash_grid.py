@@ -18,10 +18,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from meshwright.cost.attention import LANES
 from meshwright.parallel.places import Bounds, Mask, Places, any_may_see, bounds
-
-LANES = 128
-"""The width of a TPU's registers, of which blocks are multiples."""
 
 Ref = Any
 """A block of an array inside a kernel, which is read and written in place."""

@@ -1,7 +1,7 @@
 """Attention by the kernel that a strategy names and the device has, of whole sequences and of parts of them.
 
 `flash` is a Pallas kernel on TPUs: of whole sequences splash attention, which comes with JAX and skips the blocks
-behind the mask, of parts in any order, and of sequences longer than `SPLASH_LENGTH`, those of `flash`. Elsewhere, and
+behind the mask, of parts in any order, and of sequences too long for that, those of `flash`. Elsewhere, and
 where tokens do not fill the width of a TPU's registers, it goes block by block in JAX. `cudnn` is cuDNN's, of whole
 sequences on NVIDIA GPUs. Splash and cuDNN know nothing of places: they take tokens in their order, and documents by
 segment ids.
@@ -17,22 +17,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from meshwright.cost.attention import tpu_block
+from meshwright.cost.attention import LANES, tpu_block, tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.parallel import flash
 from meshwright.parallel.blockwise import ATTENDED, Keys
-from meshwright.parallel.flash_grid import LANES
 from meshwright.parallel.places import Mask, Places
 from meshwright.parallel.ring_attention import ring_attention
 from meshwright.workload import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
-
-SPLASH_LENGTH = 1 << 16
-"""The tokens of the longest sequence for splash attention, which goes through its whole mask when it is traced.
-
-That takes 16 s of one core at this length, and grows with its square (JAX 0.10.2).
-"""
 
 
 def kernel_of(attention: Attention, query: Array, length: int, places: Places | None, mask: Mask) -> Kernel:
@@ -43,8 +36,7 @@ def kernel_of(attention: Attention, query: Array, length: int, places: Places | 
     if attention == "cudnn":
         _check_cudnn(_platform(), query, places, mask)
         return "cudnn"
-    kernel = kernel_of_parts(length)
-    return "splash" if kernel == "flash" and length <= SPLASH_LENGTH else kernel
+    return tpu_kernel(length) if _platform() == "tpu" else "blockwise"
 
 
 def kernel_of_parts(length: int) -> Kernel:
