@@ -94,7 +94,7 @@ def test_ops_are_printed_in_the_notation_with_what_they_take(capsys):
     assert "[32768, 4096] @ [4096, 2048]" in lines[start + 1]
     assert "550 Gflop" in lines[start + 1]
     assert lines[start + 2].startswith("       all-gather over fsdp of Wquery, 16.8 MB: 32,768 flops a byte, of ")
-    assert "attention is counted full" in printed
+    assert "attention is counted as computed" in printed
     first = next(place for place, line in enumerate(lines) if line.startswith("ops of a step on fsdp=4,tp=2"))
     assert max(map(len, lines[first:-1])) <= 100
 

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import pytest
 from jax import P
 
-from meshwright.compiled import PROMOTED, SLICED, SLICED_IN_PART, meant, parse_hlo, read_collectives
+from meshwright.compiled import (
+    PROMOTED,
+    SLICED,
+    SLICED_IN_PART,
+    meant,
+    parse_hlo,
+    read_collectives,
+    read_optimized,
+)
+from meshwright.compiled.worker import compile_lowered
 from meshwright.mesh import MeshShape
 from meshwright.record import merge
 
@@ -19,7 +28,8 @@ WEIGHTS = 4 * 2 * toys.EMBED * toys.MLP  # of one layer, both matrices
 
 
 def collectives_of(lowered, **degrees):
-    return read_collectives(parse_hlo(lowered.compile().as_text()), MeshShape(**degrees).layout)
+    program = compile_lowered(lowered, options={}, compiler="jaxlib", laid_by="jax.make_mesh")
+    return read_collectives(read_optimized(program), MeshShape(**degrees).layout)
 
 
 def expected_of_training(mesh: MeshShape) -> dict[tuple, int]:

@@ -50,6 +50,24 @@ ENTRY %main (a: f32[8,4]) -> (f32[], f32[4]) {
 MODULE = HEADER + BODY
 
 
+def test_an_element_of_a_tuple_may_be_named_where_it_is_taken():
+    """jaxlib 0.11 writes `%p#1` for what a get-tuple-element of %p is."""
+    module = parse_hlo(
+        "HloModule m\n\nENTRY %main (p: (f32[4], s32[])) -> f32[4] {\n"
+        "  %p = (f32[4]{0}, s32[]) parameter(0)\n  %q = s32[] negate(%p#1)\n  ROOT %r = f32[4]{0} sine(%p#0)\n}\n"
+    )
+    main = module.computations["main"]
+    found = main.instructions["p#1"]
+    assert (found.opcode, found.index, str(found.shape), found.operands) == ("get-tuple-element", 1, "s32[]", ("p",))
+    assert [user.name for user in main.users["p"]] == ["p#1", "p#0"]
+    for text in ("p#2", "p#x", "r#0"):
+        with pytest.raises(MeshwrightError, match=f"takes {text}, which no line above it makes"):
+            parse_hlo(
+                f"HloModule m\n\nENTRY %main (p: (f32[4])) -> f32[4] {{\n  %p = (f32[4]{{0}}) parameter(0)\n"
+                f"  ROOT %r = f32[4]{{0}} sine(%{text})\n}}\n"
+            )
+
+
 def test_a_module_is_read_with_its_header_its_computations_and_their_roots():
     module = parse_hlo(MODULE)
     assert (module.name, module.entry, module.num_devices) == ("jit_step", "main", 8)

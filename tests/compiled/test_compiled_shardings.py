@@ -30,6 +30,14 @@ BY_DEVICES = [
     ("{devices=[2,1,2,2]<=[8] last_tile_dims={unreduced, replicated}}", 2, XYZ, "P('x', None, unreduced={'y'})"),
     ("{devices=[2,4]0,1,2,3,4,5,6,7}", 2, XY, "P('x', 'y')"),
     ("{devices=[4,2]<=[2,2,2]T(2,0,1)}", 2, XYZ, "P(('z', 'x'), 'y')"),
+    # By the axes of a mesh that need not be ours (jaxlib 0.11).
+    ("{mesh[], replicated}", 2, XY, "P(None, None)"),
+    ("{mesh['x'=2,'y'=4], []}", 0, XY, "P()"),
+    ("{mesh['x'=2,'y'=4], [{'y', 'x'}, {?}]}", 2, XY, "P(('y', 'x'), ?)"),
+    ("{mesh['x'=2,'y'=4], [{'x', ?}, {}], unreduced={'y'}}", 2, XY, "P(?, None, unreduced={'y'})"),
+    ("{mesh['a'=8], [{'a'}]}", 1, XY, "P(('x', 'y'))"),
+    ("{mesh['a'=8], [{'a':(2)4}, {'a':(1)2}]}", 2, XY, "P('y', 'x')"),
+    ("{mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)), [{'b'}, {'a'}]}", 2, XY, "P('x', 'y')"),
 ]
 
 
@@ -48,6 +56,14 @@ NO_AXES = [
     "{devices=[2,2,2]<=[8] last_tile_dims={manual}}",
     "{devices=[2,4]<=[2,4]T(1,1)}",
     "{devices=[2,4]<=[999999999,999999999]}",
+    "{mesh['x'=2,'y'=4], manual}",
+    "{mesh['x'=2,'y'=4], [{}, {'y'}], manual={'x'}}",
+    "{mesh['a'=8], [{'a':(1)4}, {}]}",  # half an axis
+    "{mesh['x'=4], [{'x'}, {}]}",  # other devices
+    "{mesh['x'=2,'y'=4], [{'z'}, {}]}",
+    "{mesh['x'=2,'y'=4], [{'x'}]}",
+    "{mesh['x'=2,'y'=4], [{'x':(0)2}, {}]}",
+    "{mesh['x'=999999999,'y'=999999999], [{'x'}, {}]}",
 ]
 
 

@@ -75,6 +75,50 @@ def test_ticks_of_the_bubble_are_counted_but_take_no_time_of_their_own():
     )
 
 
+PLAIN = replace(PRESETS["tiny-moe-shared"], num_layers=5)
+"""One plain layer before four of experts."""
+
+
+def over_pp_alone(mesh, parts):
+    """The bytes of activations that a step of `PLAIN` moves over pp, by kind, phase and array."""
+    moves = step_collectives(replace(WORKLOAD, model=PLAIN), mesh, Strategy(num_microbatches=parts))
+    return {(m.kind, m.phase, m.array): m.bytes for m in moves if m.axes == ("pp",) and "dense" not in m.array}
+
+
+@pytest.mark.parametrize(("parts", "share"), [(4, 2), (8, 2), (16, 1)])
+def test_stages_share_the_plain_layers_before_those_of_experts_where_they_divide_the_sequences(parts, share):
+    """16 microbatches have one sequence each, which both stages have whole."""
+    assert PLAIN.experts is not None
+    alone = replace(PLAIN, num_layers=4, experts=replace(PLAIN.experts, num_dense_layers=0))
+    strategy, flops = Strategy(num_microbatches=parts), {}
+    for mesh in (MeshShape(), TWO):
+        both, staged = (step_flops(replace(WORKLOAD, model=m), mesh, strategy).total for m in (PLAIN, alone))
+        flops[mesh] = both - staged
+    assert flops[TWO] == pytest.approx(flops[MeshShape()] * (parts + 1) / parts / share)
+    notes = predict(replace(WORKLOAD, model=PLAIN), TWO, parse_system("cpu:2"), strategy).notes
+    told = [
+        note for note in notes if note.endswith("1 of 5: pp=2 does not divide a device's sequences of a microbatch, 1")
+    ]
+    assert len(told) == (share == 1)
+
+
+def test_a_stream_that_stages_share_is_scattered_and_gathered_over_pp():
+    stream = 16 * 32 * PLAIN.embed * 4
+    found = over_pp_alone(TWO, 4)
+    for kind, phase, array in (
+        ("reduce-scatter", "forward", "embedding"),
+        ("all-gather", "forward", "first stage's stream"),
+        ("reduce-scatter", "recompute", "embedding"),
+        ("reduce-scatter", "backward", "first stage's gradient"),
+        ("all-gather", "backward", "embedding"),
+    ):
+        assert found[kind, phase, array] == stream
+    whole = over_pp_alone(TWO, 16)
+    assert whole["all-reduce", "forward", "embedding"] == stream
+    assert whole["all-reduce", "backward", "first stage's gradient"] == stream
+    assert ("all-gather", "forward", "first stage's stream") not in whole
+
+
 def test_flops_are_of_every_tick_and_of_shared_logits():
     alone, two = (step_flops(WORKLOAD, mesh, Strategy(num_microbatches=4)) for mesh in (MeshShape(), MeshShape(pp=2)))
     logits = 3 * 2 * WORKLOAD.tokens * MODEL.embed * MODEL.vocab

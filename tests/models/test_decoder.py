@@ -12,6 +12,8 @@ import pytest
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
+from meshwright.models.dropout import Draws
+from meshwright.models.norm import norm
 from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
@@ -97,6 +99,26 @@ def test_the_decoder_computes_what_a_plain_one_does(model):
     assert_same(found, (float(value), jax.tree.map(np.asarray, gradients)))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
+    rng = np.random.default_rng(0)
+    x, by = (jnp.asarray(rng.normal(size=(2, 8, 64)), dtype) for _ in range(2))
+    scale = jnp.asarray(rng.uniform(size=64), jnp.float32)
+
+    def plain(x, scale):
+        wide = x.astype(jnp.float32)
+        return (wide / jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5) * scale).astype(dtype)
+
+    def gradients(function):
+        result, back = jax.vjp(function, x, scale)
+        return (result, *back(by))
+
+    for found, wanted in zip(gradients(lambda *of: norm(*of, 1e-5)), gradients(plain), strict=True):
+        assert found.dtype == wanted.dtype
+        difference = np.linalg.norm(np.asarray(found - wanted, np.float32))
+        assert difference <= (1e-6 if dtype == jnp.float32 else 5e-3) * np.linalg.norm(np.asarray(wanted, np.float32))
+
+
 @pytest.mark.slow
 def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
     """A sequence split over sp is cut into chunks that each have a share of every device's queries."""
@@ -105,6 +127,27 @@ def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
     monkeypatch.setattr("meshwright.models.attention.num_query_chunks", lambda seq_len: 4)
     assert_same(loss_and_gradients(model, MeshShape()), whole)
     assert_same(loss_and_gradients(model, MeshShape(fsdp=2, tp=2, sp=2)), whole)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_halves_of_a_sequence_attend_as_all_at_once(rate, monkeypatch):
+    """And drop the same weights, of which the first half has fewer; a quarter of the scores is never made."""
+    rng = np.random.default_rng(0)
+    query, key, value, by = (jnp.asarray(rng.normal(size=(2, 32, 2, *g, 8)), jnp.float32) for g in ((3,), (), (), (3,)))
+    draws = Draws(rate, jax.random.key(0), jnp.arange(64, dtype=jnp.uint32).reshape(2, 32)) if rate else None
+
+    def lower():
+        mixed = jax.value_and_grad(lambda *of: jnp.vdot(attend(*of, jnp.arange(32), draws), by), argnums=(0, 1, 2))
+        return jax.jit(mixed).lower(query, key, value)
+
+    with jax.set_mesh(build_mesh(MeshShape(), jax.devices()[:1])):
+        halves = lower()
+        monkeypatch.setattr("meshwright.models.attention.can_halve_queries", lambda seq_len: False)
+        whole = lower()
+        results = [jax.tree.leaves(made.compile()(query, key, value)) for made in (halves, whole)]
+    for found, wanted in zip(*results, strict=True):
+        assert np.linalg.norm(found - wanted) <= 1e-6 * np.linalg.norm(wanted)
+    assert ["2x2x3x32x32x" in made.as_text() for made in (halves, whole)] == [False, True]
 
 
 def test_masks_of_chunks_are_made_inside_their_loop():

@@ -28,6 +28,7 @@ def with_experts(name: str, **more: object) -> ModelConfig:
 
 
 SHARED = with_experts("shared", shared_mlp=32, num_dense_layers=1)
+AFTER_TWO = replace(with_experts("aftertwo", shared_mlp=32, num_dense_layers=2), num_layers=6)
 SLOTTED = with_experts("slotted", capacity_factor=4.0)
 """With a capacity of all tokens of a device for each expert, so that none is dropped wherever tokens are."""
 
@@ -172,8 +173,10 @@ STAGES = [
     Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),
     Row(MOE, MeshShape(pp=4), parts(8)),
     Row(SLOTTED, MeshShape(ep=2, tp=2, pp=2), parts(4)),
-    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe")),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(2, schedule="gpipe")),
     Row(SHARED, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(AFTER_TWO, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
     Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2)),
 ]
 
@@ -188,5 +191,8 @@ DROPOUT = [
     Row(DENSE, MeshShape(tp=2, sp=4), fused("ring", dropout=0.2), "none"),
     Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2)),
 ]
+
+REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"))]
+"""Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
 
 ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]

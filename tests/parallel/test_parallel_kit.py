@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from kit_rows import ROWS, Row
+from kit_rows import REPEATED, ROWS, Row
 
 from meshwright.compiled import compare, in_plans_terms, read_hlo
 from meshwright.compiled.verify import beyond
@@ -130,7 +130,7 @@ def text(row: Row, layout: Layout) -> dict[str, np.ndarray]:
 alone = cache(run)
 
 
-@pytest.fixture(scope="module", params=ROWS, ids=str)
+@pytest.fixture(scope="module", params=[*ROWS, *REPEATED], ids=str)
 def ran(request: pytest.FixtureRequest) -> tuple[Row, Ran]:
     """A row, and what comes of it."""
     return request.param, run(request.param)

@@ -11,8 +11,10 @@ from meshwright.workload import (
     Parameter,
     Strategy,
     Workload,
+    can_halve_queries,
     check_mesh,
     check_runnable,
+    halves_queries,
     leaves,
     load_model,
     local_parameter_shape,
@@ -199,6 +201,13 @@ def test_trees_are_mapped_by_path():
 
 def test_long_sequences_are_cut_into_whole_chunks():
     assert [num_query_chunks(s) for s in (256, 1024, 2048, 8192, 1500)] == [1, 1, 2, 8, 1]
+
+
+def test_sequences_are_halved_that_a_device_has_whole_and_in_no_chunks():
+    workload = Workload(model=PRESETS["tiny"], batch=8, seq_len=256)
+    assert halves_queries(workload, MeshShape(dp=2, tp=2))
+    assert not halves_queries(workload, MeshShape(sp=2))
+    assert [can_halve_queries(s) for s in (256, 1024, 2048, 255)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "palm-540b", "deepseek-v3", "qwen3-8b", "gemma-7b"])

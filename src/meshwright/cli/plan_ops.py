@@ -16,7 +16,7 @@ from meshwright.mesh import MeshShape
 from meshwright.notation import Multiply
 from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops
-from meshwright.workload import Op, Workload, flops_by_phase, step_ops
+from meshwright.workload import Op, Workload, flops_by_phase, halves_queries, step_ops
 
 LETTERS = (
     "B batch, S sequence, T sequence of keys, D stream, K kv heads, G query heads a kv head, H head dim, F mlp,"
@@ -86,13 +86,14 @@ def print_ops(workload: Workload, mesh: MeshShape, system: System) -> None:
     print()
     print(terms("flops", {phase: show_flops(total) for phase, total in flops_by_phase(ops, mesh).items() if total}))
     masked = sum(op.flops * op.count for op in ops if op.has_mask) / mesh.pp
+    hidden = "a third" if halves_queries(workload, mesh) else "half"
     wanted = hardware_intensity(system, dtype=workload.compute_dtype)
     print(_note(" letters ", LETTERS))
     print(
         _note(
             " note:   ",
             f"sizes, flops and bytes are of each time that an op runs; HBM: flops for each byte it moves there, of"
-            f" {wanted:,.0f} wanted; attention is counted full, {show_flops(masked)} of all: half of"
+            f" {wanted:,.0f} wanted; attention is counted as computed, {show_flops(masked)} of all: {hidden} of"
             f" that is behind the causal mask, where a fused kernel does nothing; norms, activations and the update"
             f" are no products and not listed",
         )

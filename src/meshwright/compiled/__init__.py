@@ -11,6 +11,7 @@ from meshwright.compiled.groups import axes_of_groups
 from meshwright.compiled.hbm import count_hbm_bytes
 from meshwright.compiled.hlo import CALL_KEYS, Computation, Instruction, Module, contradictions
 from meshwright.compiled.loops import Runs, count_runs
+from meshwright.compiled.optimized import read_optimized
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.phases import Description, describe, scope_of, split_op_name
 from meshwright.compiled.program import CompiledProgram, CompileRequest
@@ -82,6 +83,7 @@ __all__ = [
     "read_collectives",
     "read_hlo",
     "read_module",
+    "read_optimized",
     "read_program",
     "read_rematerialized",
     "read_shardings",

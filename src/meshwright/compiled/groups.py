@@ -115,22 +115,35 @@ def _spelled(text: str, num_devices: int) -> Groups | None:
     return None
 
 
+def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray]:
+    """The axes of a mesh that HLO prints, `'a'=4,'b'=2`, and the device at each of its positions.
+
+    devices: what its `device_ids` say, `[2,4]T(1,0)` or `6,3,0,1`; '' of devices in order.
+    """
+    degrees = {axis[1]: int(axis[2] or 0) for axis in _AXIS.finditer(mesh)}
+    _check_size(tuple(degrees.values()))
+    return degrees, np.array(_device_order(devices, math.prod(degrees.values())))
+
+
+def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]:
+    """The axes that a text names, each whole or in part: `'a','b':(2)2`."""
+    return [
+        (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
+        for axis in _AXIS.finditer(text)
+    ]
+
+
 def _along(mesh: str, devices: str, grouped: str) -> Groups:
     """One group along the axes `grouped` for each index of all others, as in `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`."""
-    degrees = {axis[1]: int(axis[2] or 0) for axis in _AXIS.finditer(mesh)}
-    parts: dict[str, list[SubAxis]] = {axis: [] for axis in degrees}
-    order: list[tuple[str, SubAxis]] = []
-    for axis in _AXIS.finditer(grouped):
-        before, size = (int(axis[3]), int(axis[4])) if axis[3] else (1, degrees[axis[1]])
-        order.append((axis[1], SubAxis(degrees[axis[1]], before, size)))
-        parts[axis[1]].append(order[-1][1])
+    degrees, order = mesh_devices(mesh, devices)
+    parts = sub_axes(grouped, degrees)
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-    _check_size(tuple(degrees.values()))
-    for position, device in enumerate(_device_order(devices, math.prod(degrees.values()))):
-        index = dict(zip(degrees, np.unravel_index(position, tuple(degrees.values())), strict=True))
-        rest = tuple(int(i) - sum(p.digit(int(i)) * p.step for p in parts[axis]) for axis, i in index.items())
-        place = tuple(part.digit(int(index[axis])) for axis, part in order)
-        groups.setdefault(rest, []).append((place, device))
+    for position, device in enumerate(order.tolist()):
+        index = dict(zip(degrees, map(int, np.unravel_index(position, tuple(degrees.values()))), strict=True))
+        digits = [part.digit(index[axis]) for axis, part in parts]
+        for (axis, part), digit in zip(parts, digits, strict=True):
+            index[axis] -= digit * part.step
+        groups.setdefault(tuple(index.values()), []).append((tuple(digits), device))
     return tuple(tuple(device for _, device in sorted(group)) for group in groups.values())
 
 

@@ -106,6 +106,8 @@ class _Parser:
         while (found := self.match(_INSTRUCTION)) is not None:
             instruction = self.instruction(found[2], name)
             for operand in instruction.operands:
+                if operand not in instructions and (element := _element(operand, name, instructions)):
+                    instructions[operand] = element
                 if operand not in instructions:
                     raise MeshwrightError(
                         f"HLO instruction {instruction.name} takes {operand}, which no line above it makes"
@@ -226,6 +228,25 @@ class _Parser:
         """Raise: a bracket stays open to the end of the text."""
         number = self.text.count("\n", 0, start) + 1
         raise MeshwrightError(f"HLO text is cut short: a bracket that opens in line {number} never closes")
+
+
+def _element(operand: str, computation: str, instructions: Mapping[str, Instruction]) -> Instruction | None:
+    """The get-tuple-element that an operand `tuple#1` stands for (jaxlib 0.11); None where there is no such element."""
+    whole, _, index = operand.rpartition("#")
+    elements = instructions[whole].shape.elements if whole in instructions else ()
+    if index not in map(str, range(len(elements))):
+        return None
+    return Instruction(
+        name=operand,
+        computation=computation,
+        shape=elements[int(index)],
+        opcode="get-tuple-element",
+        text=f"%{whole}",
+        operands=(whole,),
+        attributes={"index": index},
+        op_name="",
+        source="",
+    )
 
 
 def _operands(text: str) -> tuple[str, ...]:

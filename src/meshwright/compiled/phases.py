@@ -2,14 +2,16 @@
 
 JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general` for a forward op under
 `named_scope("layers")` and `named_scope("mlp")`; its backward op stands under `transpose(jvp(layers))`, and one that
-`jax.checkpoint` runs again has `rematted_computation` behind that.
+`jax.checkpoint` runs again has `rematted_computation` behind that. JAX 0.11 writes `eval_jaxpr` for `closed_call`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.compiled.dataflow import VIEWS
 from meshwright.compiled.hlo import Instruction, Module
 from meshwright.record import Phase
 
@@ -21,7 +23,7 @@ GRADIENTS_SCOPE = "gradients"
 
 _PLUMBING = frozenset(
     {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
-    | {"custom_jvp_call", "custom_vjp_call", "core_call", "xla_call", "call"}
+    | {"custom_jvp_call", "custom_vjp_call", "core_call", "xla_call", "call", "eval_jaxpr", "jit"}
 )
 _TRANSFORM = re.compile(r"\w+\((.*)\)", re.DOTALL)
 _XLA_REMAT = re.compile(r"\.remat\d*\b")
@@ -77,6 +79,8 @@ def described_by(module: Module, instruction: Instruction, *, moves: bool = Fals
     that computes, the other way round: a gather is made for what uses it, a sum by what it adds. After those come the
     instructions that call its computation.
     """
+    if moves and is_of_partitioner(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
+        return moved_for(module, instruction) or instruction
     while not instruction.op_name:
         for forward in (moves, not moves):
             if (found := _nearest(module, instruction, forward=forward)) is not None:
@@ -123,13 +127,68 @@ def describe(
     again = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
     joined = len(split_op_name(instruction.op_name)) == number
     if not joined and not moves and number == len(instruction.operands) > 1:
-        speakers = [described_by(module, operand) for operand in module.operands(instruction)]
+        speakers = [_in_its_loop(module, described_by(module, operand)) for operand in module.operands(instruction)]
         return tuple(Description(split_op_name(one.op_name)[0], one.source, again) for one in speakers)
     speaker = described_by(module, instruction, moves=moves)
     names = split_op_name(speaker.op_name)
     if len(names) != number or not instruction.op_name:
         names = names[:1] * number
     return tuple(Description(name, speaker.source, again) for name in names)
+
+
+def _in_its_loop(module: Module, instruction: Instruction) -> Instruction:
+    """What makes a result of a forward loop in the loop's body, where only the loop has given it a name.
+
+    1F1B's loop stands forward and goes backward too: a gradient that its last trip completes is named after it.
+    """
+    if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
+        return instruction
+    result = instruction
+    while result.opcode in VIEWS:
+        result = module.operand(result)
+    if result.opcode != "get-tuple-element" or module.operand(result).opcode != "while":
+        return instruction
+    root = module.root(module.operand(result).called("body")[0])
+    if root.opcode != "tuple" or result.index >= len(root.operands):
+        return instruction
+    made = described_by(module, module.operands(root)[result.index])
+    return made if made.op_name else instruction
+
+
+def is_of_partitioner(instruction: Instruction) -> bool:
+    """Whether XLA's partitioner made an instruction by itself, to move data or to sum it (jaxlib 0.11 says so).
+
+    It gives it the name of what is moved, which may be of another phase than what that is moved for; where an argument
+    or a result of a call is moved, that of the call, as in `…/while/body/jit` and `…/remat2`.
+    """
+    return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
+
+
+def moved_for(module: Module, instruction: Instruction) -> Instruction | None:
+    """The nearest use of what an instruction makes that is the program's own and has an op_name, also in fusions."""
+    layer, seen = [instruction], {(instruction.computation, instruction.name)}
+    for _ in range(_FURTHEST):
+        uses = [use for one in layer if one.opcode != "while" for use in _uses(module, one)]
+        layer = [use for use in uses if (use.computation, use.name) not in seen]
+        seen.update((use.computation, use.name) for use in layer)
+        for use in layer:
+            if use.op_name and use.opcode not in ("while", "parameter") and not is_of_partitioner(use):
+                return use
+    return None
+
+
+def _uses(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The instructions that take a result: of a fusion those inside of it, of its root the fusion."""
+    if instruction.name == module.computations[instruction.computation].root:
+        yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")
+    for user in module.users(instruction):
+        if user.opcode != "fusion":
+            yield user
+            continue
+        parameters = module.computations[user.called("calls")[0]].parameters
+        for number, operand in enumerate(user.operands):
+            if operand == instruction.name:
+                yield from module.users(parameters[number])
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:

@@ -11,6 +11,7 @@ from meshwright.compiled.collectives import Traffic, read_collectives
 from meshwright.compiled.flops import count_flops
 from meshwright.compiled.groups import MOST_DEVICES
 from meshwright.compiled.hlo import Module, contradictions
+from meshwright.compiled.optimized import read_optimized
 from meshwright.compiled.parser import parse_hlo
 from meshwright.compiled.program import CompiledProgram
 from meshwright.compiled.tally import Tally
@@ -27,7 +28,7 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     `fits` is None on simulated CPU devices, whose memory is the host's. A collective over axes in slices and between is
     compiled as one of each. Raises where the program is for another number of devices.
     """
-    system, module = parse_system(hardware), parse_hlo(program.hlo)
+    system, module = parse_system(hardware), read_optimized(program)
     record = read_module(module, within_slice(system, mesh.layout), hardware=hardware)
     if system.num_slices > 1:
         across = dict(zip(mesh.layout, across_slices(mesh.layout, system.num_slices), strict=True))

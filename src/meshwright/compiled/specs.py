@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.compiled.groups import MOST_DEVICES, Axes
+from meshwright.compiled.groups import MOST_DEVICES, Axes, mesh_devices, sub_axes
 
 _TILED = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))([^}]*)")
+_DEVICE_IDS = r"(?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))?"
+_NAMED = re.compile(r"\{mesh\[([^\]]*)\]" + _DEVICE_IDS + r", (?:\[([^\]]*)\]|replicated)(.*)\}")
 _LAST_DIMS = re.compile(r"last_tile_dims=\{([\w, ]*)\}?")
 _BY_AXES = re.compile(r", ?\[([^\]]*)\]([^>]*)>")
 _DIM = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r'\\?"([^"\\]+)\\?"(:\(\d+\)\d+)?')
-_UNREDUCED = re.compile(r"unreduced=\{([^{}]*)\}")
+_UNREDUCED = re.compile(r"unreduced=\w*\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The mesh axes that split each dim, outermost first; None for a dim that may be split in any way.
+    """The mesh axes that split each dim, outermost first; None for a dim that may be split in any way, or further.
 
     unreduced: the axes over which values are still to be summed.
     """
@@ -47,11 +49,14 @@ class Spec:
 def spec_by_devices(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | None:
     """The spec that an HLO `sharding` attribute means for an array of some rank on a mesh.
 
-    `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`. None of one that is no
-    product of mesh axes, of manual code, of a single device, or of other devices than the mesh's.
+    `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or by the devices of a
+    mesh of the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None of one that is
+    no product of mesh axes, of manual code, of a single device, or of other devices than the mesh's.
     """
     if text.startswith("{replicated"):
         return Spec(dims=((),) * rank)
+    if named := _NAMED.match(text):
+        return _spec_by_names(named, rank, mesh)
     found = _TILED.match(text)
     tiles = _tiles(found, math.prod(mesh.values())) if found else None
     if found is None or tiles is None or tiles.ndim < rank:
@@ -86,6 +91,43 @@ def spec_by_axes(text: str, mesh: Mapping[str, int]) -> Spec | None:
     ]
     unreduced = tuple(name for name, _ in _NAME.findall(left[1]) if name in live) if left else ()
     return Spec(dims=tuple(dims), unreduced=unreduced)
+
+
+def _spec_by_names(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
+    """The spec of a sharding that is written by the axes of a mesh, which may be another than ours of the same devices.
+
+    Axes of one device are not in it.
+    """
+    if found[3] is None:
+        return Spec(dims=((),) * rank)
+    try:
+        degrees, devices = mesh_devices(found[1], found[2] or "")
+        if "manual=" in found[4] or sorted(devices.tolist()) != list(range(math.prod(mesh.values()))):
+            return None
+        index = np.empty((len(degrees), devices.size), dtype=np.int64)
+        index[:, devices] = np.unravel_index(np.arange(devices.size), tuple(degrees.values()))
+        along = dict(zip(degrees, index, strict=True))
+        texts = [dim.strip() for dim in _DIM.findall(found[3])]
+        left = _UNREDUCED.search(found[4])
+        dims = [_axes(*_places(text, degrees, along), mesh) for text in texts]
+        unreduced = _axes(*_places(left[1] if left else "", degrees, along), mesh)
+    except (ValueError, KeyError, ZeroDivisionError):
+        return None
+    if len(dims) != rank or None in dims:
+        return None
+    return Spec(
+        dims=tuple(None if "?" in text else axes for text, axes in zip(texts, dims, strict=True)),
+        unreduced=unreduced or (),
+    )
+
+
+def _places(text: str, degrees: Mapping[str, int], index: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
+    """The place of every device along a dim that some axes split, and how many there are: `'x','y':(2)2`."""
+    places = np.zeros_like(next(iter(index.values())))
+    parts = sub_axes(text.replace("?", ""), degrees)
+    for axis, part in parts:
+        places = places * part.size + index[axis] // part.step % part.size
+    return places, math.prod(part.size for _, part in parts)
 
 
 def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:

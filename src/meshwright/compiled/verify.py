@@ -18,7 +18,7 @@ from meshwright.compiled.compare import (
     quantity_of,
 )
 from meshwright.compiled.compile import compile_all, compile_in_child
-from meshwright.compiled.parser import parse_hlo
+from meshwright.compiled.optimized import read_optimized
 from meshwright.compiled.program import CompiledProgram, CompileRequest
 from meshwright.compiled.report import read_program
 from meshwright.compiled.schedule import Schedule, simulate
@@ -154,7 +154,7 @@ def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured
     """A plan beside the program that was compiled of its step."""
     compiled = in_plans_terms(read_program(program, plan.mesh, plan.hardware))
     is_final = plan.system.chip.kind != "tpu" or effort == "default"
-    schedule = simulate(parse_hlo(program.hlo), plan.mesh.layout, plan.system) if is_final else None
+    schedule = simulate(read_optimized(program), plan.mesh.layout, plan.system) if is_final else None
     if schedule is not None:
         compiled = replace(
             compiled,

@@ -81,7 +81,7 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.ticks import all_runs, before_stages
+from meshwright.cost.ticks import all_runs, before_stages, is_shared_before
 from meshwright.cost.traffic import (
     activation_collectives,
     branch_collectives,
@@ -151,6 +151,7 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
+    "is_shared_before",
     "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",

@@ -19,6 +19,7 @@ from meshwright.workload import (
     Strategy,
     Workload,
     dropless_padding,
+    halves_queries,
     num_query_chunks,
     sent_copies,
     token_axes,
@@ -186,11 +187,12 @@ class Activations:
 
     @property
     def scores(self) -> float:
-        """The attention scores of one chunk of queries; a fused kernel makes none."""
+        """The attention scores of one chunk of queries, or of both halves of them; a fused kernel makes none."""
         if self.strategy.attention != "scores":
             return 0.0
         queries = self.tokens / num_query_chunks(self.workload.seq_len)
-        return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
+        made = 0.75 if halves_queries(self.workload, self.mesh) else 1.0
+        return made * queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
         """The bytes live where a fused attention goes block by block; a kernel of TPUs has those of blocks on the chip.

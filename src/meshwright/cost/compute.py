@@ -82,7 +82,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     """The passes of one microbatch through the slowest stage of a pipeline.
 
     That is a stage with most layers, or the last one, which has the logits beside what layers are left for it; stages
-    in lockstep share the logits, and all run the plain layers before those of experts.
+    in lockstep share the logits, and the plain layers before those of experts where they can.
     """
     staged, before = of_stages(workload, mesh, strategy), before_stages(workload, mesh, strategy)
     ops = _ops(staged, mesh, system, strategy)
@@ -92,7 +92,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
         stage = layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
         if before is None:
             return stage
-        plain, _ = _parts_seconds(replace(ops, workload=before.workload, strategy=_ops_strategy(before.strategy)))
+        plain, _ = _parts_seconds(_ops(before.workload, before.mesh, system, before.strategy))
         return stage + plain * before.workload.model.num_layers
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)

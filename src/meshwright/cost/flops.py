@@ -1,8 +1,9 @@
 """The flops of a train step: those the model needs, and those a device executes, recomputation included.
 
 Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and the optimizer are under a
-percent of them at real widths. Attention is counted full, not causal: the scores behind the mask are computed too; of
-an attention that goes block by block, the blocks that it skips are counted like the others.
+percent of them at real widths. What the model needs of attention is counted full, not causal. What a device executes of
+it has the scores behind the mask too, but for the quarter that halves of a sequence leave out; of an attention that
+goes block by block, the blocks that it skips are counted like the others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from meshwright.workload import (
     active_share,
     device_blocks,
     dropless_padding,
+    halves_queries,
     leaves,
     num_query_chunks,
     parameters,
@@ -95,8 +97,8 @@ def model_flops(workload: Workload) -> float:
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
-    Stages in lockstep go through their layers in the ticks of the bubble too, all of them through the plain layers
-    before those of experts, and GPipe's make the logits again.
+    Stages in lockstep go through their layers in the ticks of the bubble too, and through plain layers before those of
+    experts; GPipe's make the logits again.
     """
     logits = _logits(workload, mesh, strategy)
     again = logits if is_lockstep(mesh, strategy) and strategy.schedule == "gpipe" else 0.0
@@ -107,7 +109,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 def _over_layers(
     part: Callable[[Workload, MeshShape, Strategy], StepFlops], workload: Workload, mesh: MeshShape, strategy: Strategy
 ) -> StepFlops:
-    """What a part of layers takes, in those that stages share and in those that all run before them."""
+    """What a part of layers takes, in those that stages share out and in those before them."""
     found = part(of_stages(workload, mesh, strategy), mesh, strategy)
     if before := before_stages(workload, mesh, strategy):
         runs = all_runs(before.workload.model.num_layers, mesh, strategy)
@@ -145,6 +147,7 @@ def _attention(workload: Workload, mesh: MeshShape, strategy: Strategy) -> StepF
     share = SCORES_AGAIN[workload.remat]
     if strategy.attention != "scores":
         return StepFlops(forward=scores, recompute=0 if share < 1 else scores, backward=2.5 * scores)
+    scores *= 0.75 if halves_queries(workload, mesh) else 1.0
     # Each chunk makes its scores, half of attention's products, once more.
     chunked = 0.5 if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention" else 0.0
     return StepFlops(forward=scores, recompute=scores * (share + chunked), backward=2 * scores)

@@ -3,8 +3,8 @@
 Stages of one program go through every tick together (`Strategy.lockstep`), on zeros where a schedule has nothing for
 them: what is in a layer runs in all ticks of a pass, the lookup before them in all ticks too, the loss from the tick on
 in which the first microbatch is through. With virtual stages lookup and loss are left out of the ticks that have none.
-Plain layers before those of experts run with the lookup, on all stages alike (`workload.stages`), and again for
-backward.
+Plain layers before those of experts run with the lookup, and again for backward, on all stages: on a share of the
+sequences each, or where these are too few on all of them (`workload.stages`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from meshwright.cost.pipeline import Schedule
 from meshwright.mesh import MeshShape
-from meshwright.workload import Parameter, Strategy, Workload, chunk_slots, num_staged_layers
+from meshwright.workload import (
+    RULES,
+    Parameter,
+    Strategy,
+    Workload,
+    batch_before_stages,
+    chunk_slots,
+    num_staged_layers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,7 @@ def is_lockstep(mesh: MeshShape, strategy: Strategy) -> bool:
 
 
 class Before(NamedTuple):
-    """Layers that all stages run with the lookup, as a step of them alone on one stage."""
+    """Layers that run with the lookup, as a step of them alone; where stages share it, on as many times dp."""
 
     workload: Workload
     mesh: MeshShape
@@ -60,7 +68,14 @@ def before_stages(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Be
         return None
     plain = replace(model, experts=None, num_layers=model.num_dense_layers)
     again = replace(strategy, virtual_stages=1, reruns_blocks=plain.num_layers > 1)
-    return Before(replace(workload, model=plain, remat="block"), replace(mesh, pp=1), again)
+    copies = mesh.pp if "pp" in batch_before_stages(workload.batch, mesh, strategy) else 1
+    return Before(replace(workload, model=plain, remat="block"), replace(mesh, dp=mesh.dp * copies, pp=1), again)
+
+
+def is_shared_before(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether there are layers of `before_stages`, and each stage runs them for a share of the sequences."""
+    before = before_stages(workload, mesh, strategy)
+    return before is not None and before.mesh.dp > mesh.dp
 
 
 @lru_cache(maxsize=1 << 12)
@@ -84,6 +99,12 @@ def slots_of(parameter: Parameter, mesh: MeshShape, strategy: Strategy) -> int:
     if not parameter.is_stacked or _is_before(parameter, mesh, strategy):
         return parameter.num_layers
     return stage_slots(parameter.num_layers, mesh, strategy)
+
+
+def batch_axes(parameter: Parameter, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """The mesh axes that split the sequences of what a parameter multiplies, outermost first."""
+    is_split = _is_before(parameter, mesh, strategy) and is_shared_before(workload, mesh, strategy)
+    return ("pp", *RULES["batch"]) if is_split else RULES["batch"]
 
 
 def _is_before(parameter: Parameter, mesh: MeshShape, strategy: Strategy) -> bool:

@@ -24,8 +24,10 @@ from meshwright.cost.ticks import (
     Counted,
     Runs,
     all_runs,
+    batch_axes,
     before_stages,
     is_lockstep,
+    is_shared_before,
     of_stages,
     runs_of,
     slots_of,
@@ -62,7 +64,6 @@ from meshwright.workload import (
     sent_copies,
     sent_tokens,
     spec,
-    token_axes,
 )
 
 
@@ -95,14 +96,15 @@ def activation_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = worked_runs
 ) -> tuple[Collective, ...]:
     """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
-    before, workload = before_stages(workload, mesh, strategy), of_stages(workload, mesh, strategy)
+    before, is_shared = before_stages(workload, mesh, strategy), is_shared_before(workload, mesh, strategy)
+    workload = of_stages(workload, mesh, strategy)
     layers, parts = workload.model.num_layers, strategy.num_microbatches
     runs = counted(layers, mesh, strategy)
     # What is for all tokens runs for each microbatch in turn: as many bytes, more often. Layers are counted already.
     groups = (
         (_inside(workload, mesh, strategy), runs.layers, stage_layers(layers, mesh)),
         (_inside(*before) if before else (), runs.first, 1),
-        (first_moves(workload, mesh, strategy, is_again=before is not None), runs.first, 1),
+        (first_moves(workload, mesh, strategy, is_again=before is not None, is_shared=is_shared), runs.first, 1),
         (last_moves(workload, mesh, strategy), runs.last, 1),
     )
     moves = (
@@ -189,10 +191,12 @@ def _weight(
         stored = ()
     if "vocab" in parameter.axes and is_lockstep(mesh, strategy):
         shard = shard / mesh.pp
+    batch = batch_axes(parameter, workload, mesh, strategy)
     if "norm" not in parameter.axes:
         yield from _uses(path, parameter, workload, mesh, strategy, runs, stored, size * shard)
         # A router works on the stream as it is split between blocks.
-        tokens = _stream_axes(strategy) if "router" in parameter.axes else token_axes()
+        along = rules_of(strategy)["residual_sequence" if "router" in parameter.axes else "sequence"]
+        tokens = (*batch, *along)
         copies = tuple(axis for axis in tokens if axis not in stored and not any(axis in dim for dim in split))
         count = slots_of(parameter, mesh, strategy)
         yield times(count, "all-reduce", copies, "backward", _widened(strategy, size) * size * shard, path)
@@ -201,7 +205,7 @@ def _weight(
         count = runs.layers if parameter.is_stacked else runs.last
         if mesh.pp > 1 and not strategy.lockstep:
             count //= strategy.num_microbatches
-        for axes in (rules_of(strategy)["residual_sequence"], RULES["batch"]):
+        for axes in (rules_of(strategy)["residual_sequence"], batch):
             yield times(count, "all-reduce", axes, "backward", 4 * shard, path)
     yield from update_moves(path, parameter, split, mesh, strategy)
 

@@ -21,20 +21,29 @@ KEPT_INPUTS = "kept inputs"
 
 
 def first_moves(
-    workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_again: bool = False
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_again: bool = False, is_shared: bool = False
 ) -> Iterator[Collective]:
-    """What moves for the lookup before the layers, for all tokens of a device; again for layers that begin with it."""
-    size = _stream_bytes(workload, mesh)
+    """What moves for the lookup before the layers, for all tokens of a device, and for the stream to the first stage.
+
+    is_again: for layers that begin with the lookup. is_shared: whether each stage has a share of the sequences there.
+    """
+    size, share = _stream_bytes(workload, mesh), _stream_bytes(workload, mesh) / _shares(mesh, strategy)
+    # What is looked up is summed onto shares of the sequence, then of the sequences, over other axes onto copies.
+    split = {"tp": size} if strategy.sequence_parallel else {}
+    split |= {"pp": share} if is_shared else {}
+    copied = tuple(axis for axis in vocab_axes(mesh, strategy) if axis not in split)
     phases: tuple[Phase, ...] = ("forward", "recompute") if is_again else ("forward",)
     for phase in phases:
-        if not strategy.sequence_parallel:
-            yield times(1, "all-reduce", vocab_axes(mesh, strategy), phase, size, "embedding")
-            continue
-        yield times(1, "reduce-scatter", ("tp",), phase, size, "embedding")
-        if is_lockstep(mesh, strategy):
-            yield times(1, "all-reduce", ("pp",), phase, size / mesh.tp, "embedding")
-    if strategy.sequence_parallel:
-        yield times(1, "all-gather", ("tp",), "backward", size, "embedding")
+        for axis, whole in split.items():
+            yield times(1, "reduce-scatter", (axis,), phase, whole, "embedding")
+        yield times(1, "all-reduce", copied, phase, share / (mesh.pp if is_shared else 1), "embedding")
+    for axis, whole in split.items():
+        yield times(1, "all-gather", (axis,), "backward", whole, "embedding")
+    if is_shared:
+        yield times(1, "all-gather", ("pp",), "forward", share, "first stage's stream")
+    if is_lockstep(mesh, strategy):
+        kind = "reduce-scatter" if is_shared else "all-reduce"
+        yield times(1, kind, ("pp",), "backward", share, "first stage's gradient")
 
 
 def last_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[Collective]:
@@ -86,7 +95,6 @@ def stage_moves(workload: Workload, mesh: MeshShape, strategy: Strategy, runs: R
     is_seen = ticks == schedule.ticks and schedule.kind == "1f1b" and schedule.warm_up == 1
     yield times(ticks, "collective-permute", ("pp",), "forward", share, "stream")
     yield times(ticks - is_seen, "collective-permute", ("pp",), "backward", share, "stream")
-    yield times(ticks, "all-reduce", ("pp",), "backward", share, "first stage's gradient")
     if schedule.is_balanced:
         slots = chunk_slots(workload.model.num_layers, mesh.pp, 1)
         yield times(ticks, "collective-permute", ("pp",), "forward", slots * share, KEPT_INPUTS)

@@ -15,6 +15,7 @@ from meshwright.compiled import (
     describe,
     parse_hlo,
     read_module,
+    read_optimized,
     scope_of,
     simulate,
     within_slice,
@@ -84,7 +85,8 @@ def read(
 
     is_scheduled: whether its schedule is the one that will run, so that a simulated step says something.
     """
-    module, within = parse_hlo(hlo), within_slice(system, mesh) if system else dict(mesh)
+    module = read_optimized(program) if program else parse_hlo(hlo)
+    within = within_slice(system, mesh) if system else dict(mesh)
     record = read_module(module, within, hardware=hardware)
     schedule = simulate(module, mesh, system) if system and is_scheduled else None
     subject = Subject(

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.dropout import Draws, dropped_weights
 from meshwright.parallel import cotangent_spec
 from meshwright.parallel.blockwise import ATTENDED
-from meshwright.workload import ModelConfig, num_query_chunks
+from meshwright.workload import ModelConfig, can_halve_queries, num_query_chunks
 
 INTERMEDIATE = "intermediate"
 """The name of what products read, which the remat policies `none` and `attention` keep for backward."""
@@ -92,12 +92,13 @@ def attend(query: Array, key: Array, value: Array, positions: Array, draws: Draw
     """Causal attention: query [b, s, kv_heads, group, head_dim] over key, value [b, t, kv_heads, head_dim].
 
     `positions` [s] are the places of the queries among the t keys, which start at 0; a query sees keys up to its own.
+    As many queries as keys are a whole sequence in order.
     Scores and softmax are float32; `draws` say which weights are dropped. Returns an array of the query's shape and
     dtype, named `INTERMEDIATE`.
     """
     num_chunks = num_query_chunks(query.shape[1])
     if num_chunks == 1:
-        return _mixed(query, key, value, positions, draws)
+        return _mixed_by_half(query, key, value, positions, draws)
     # Chunk j takes every num_chunks-th query from j: so a sequence split over a mesh axis is split evenly in each.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
@@ -105,6 +106,24 @@ def attend(query: Array, key: Array, value: Array, positions: Array, draws: Draw
     tokens = draws and jnp.moveaxis(draws.tokens.reshape(b, s // num_chunks, num_chunks), 2, 0)
     mixed = _mixed_by_chunk(Chunks(chunks, places, tokens), key, value, draws)
     return checkpoint_name(jnp.moveaxis(mixed, 0, 2).reshape(query.shape), INTERMEDIATE)
+
+
+def _mixed_by_half(query: Array, key: Array, value: Array, positions: Array, draws: Draws | None) -> Array:
+    """`_mixed`, each half of a whole sequence for itself: the first sees no key of the second, a quarter of all scores.
+
+    In more parts still less is made, in products so small that little is won.
+    """
+    length = query.shape[1]
+    # Shards of a sequence are one program, in which none may leave out what another needs.
+    is_whole = length == key.shape[1] and jax.typeof(query).sharding.spec[1] is None
+
+    def mixed(start: int, stop: int) -> Array:
+        own = draws and replace(draws, tokens=draws.tokens[:, start:stop])
+        return _mixed(query[:, start:stop], key[:, :stop], value[:, :stop], positions[start:stop], own)
+
+    if not (is_whole and can_halve_queries(length)):
+        return _mixed(query, key, value, positions, draws)
+    return jnp.concatenate([mixed(0, length // 2), mixed(length // 2, length)], axis=1)
 
 
 @jax.custom_vjp

@@ -20,6 +20,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.attention import INTERMEDIATE, PRODUCT, SCORES, Turns, attend, rotate, turns
 from meshwright.models.dropout import ATTENTION, MLP, Draws, dropped
 from meshwright.models.experts import load_of_layers, mix
+from meshwright.models.norm import norm
 from meshwright.models.product import product
 from meshwright.models.stream import GATHERED, RESIDUAL, gathered, off_stream, onto_stream
 from meshwright.parallel import Layout, sequence
@@ -134,11 +135,17 @@ def layers(
 
 
 def embed(params: Weights, tokens: Array, layout: Layout, dtype: Any) -> tuple[Array, Array]:
-    """The residual stream that `tokens` [b, s] start as, and the gathered table it was looked up in."""
+    """The residual stream that `tokens` [b, s] start as, and the gathered table it was looked up in.
+
+    Each device looks up what rows it has: over axes that split these, it has the tokens of all.
+    """
     table = table_in_use(params, layout, dtype)
     axes = layout.axes("vocab")
-    along_sequence = tuple(axis for axis in axes if axis in layout.axes("residual_sequence"))
-    copied = tuple(axis for axis in axes if axis not in along_sequence)
+    dims = {
+        dim: tuple(axis for axis in axes if axis in layout.axes(name))
+        for dim, name in ((1, "residual_sequence"), (0, "batch"))
+    }
+    copied = tuple(axis for axis in axes if not any(axis in split for split in dims.values()))
     if not axes:
         return layout.place(table.at[tokens].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL), table
 
@@ -147,11 +154,11 @@ def embed(params: Weights, tokens: Array, layout: Layout, dtype: Any) -> tuple[A
         local = tokens - jax.lax.axis_index(axes) * table.shape[0]
         here = (local >= 0) & (local < table.shape[0])
         rows = jnp.where(here[..., None], table[jnp.where(here, local, 0)], 0)
-        if along_sequence:
-            rows = jax.lax.psum_scatter(rows, along_sequence, scatter_dimension=1, tiled=True)
+        for dim, split in dims.items():
+            rows = jax.lax.psum_scatter(rows, split, scatter_dimension=dim, tiled=True) if split else rows
         return jax.lax.psum(rows, copied) if copied else rows
 
-    specs = (jax.typeof(table).sharding.spec, layout.spec("batch", "sequence"))
+    specs = (jax.typeof(table).sharding.spec, jax.typeof(tokens).sharding.spec)
     return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens), table
 
 
@@ -191,7 +198,7 @@ def attended(
 ) -> tuple[Array, Cache]:
     """The residual stream x [b, s, d] after a layer's attention, and all keys and values attended to."""
     with jax.named_scope("attention"):
-        h = norm(x, weights["attention_norm"], model)
+        h = norm(x, weights["attention_norm"], model.norm_epsilon)
         added, seen = attention(h, weights, where, model, layout, cache, strategy, draws)
         return x + dropped(checkpoint_name(added, PRODUCT), draws, layout, ATTENTION), seen
 
@@ -201,7 +208,7 @@ def fed_forward(
 ) -> tuple[Array, Array | None]:
     """The residual stream x [b, s, d] after a layer's mlp or experts, and the load of these, as `mix` has it."""
     with jax.named_scope("mlp"):
-        h = norm(x, weights["mlp_norm"], model)
+        h = norm(x, weights["mlp_norm"], model.norm_epsilon)
         if model.experts is None or "router" not in weights:
             return x + dropped(mlp(h, weights, layout, strategy), draws, layout, MLP), None
         added, load = mix(h, weights, model.experts, layout, strategy.matmul_dtype)
@@ -268,16 +275,9 @@ def mlp(h: Array, weights: Weights, layout: Layout, strategy: Strategy, *, prefi
     return onto_stream("bsf,df->bsd", jax.nn.silu(gate) * up, down, ("mlp",), layout, strategy)
 
 
-def norm(x: Array, scale: Array, model: ModelConfig) -> Array:
-    """RMSNorm (arXiv:1910.07467) of x [b, s, d] in float32, in the dtype of x."""
-    wide = x.astype(jnp.float32)
-    normal = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + model.norm_epsilon)
-    return (normal * scale).astype(x.dtype)
-
-
 def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: Layout) -> Array:
     """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
-    h = gathered(norm(x, params["final_norm"], model), layout, "vocab")
+    h = gathered(norm(x, params["final_norm"], model.norm_epsilon), layout, "vocab")
     if model.tied_embeddings:
         return product("bsd,vd->bsv", h, table, dtype=jnp.float32)
     table = _weight(params["unembedding"], layout, h.dtype, "embed", "vocab")

@@ -30,7 +30,14 @@ from meshwright.parallel import Layout, Pipeline, alternating_loss, held, pipeli
 from meshwright.parallel.copies import in_rows, of_rows
 from meshwright.parallel.experts_routing import Load
 from meshwright.parallel.pipeline import Made
-from meshwright.workload import ModelConfig, Remat, Strategy, check_stage_remat, num_staged_layers
+from meshwright.workload import (
+    ModelConfig,
+    Remat,
+    Strategy,
+    batch_before_stages,
+    check_stage_remat,
+    num_staged_layers,
+)
 
 
 def staged_loss_and_load(
@@ -53,7 +60,8 @@ def staged_loss_and_load(
     """
     check_stage_remat(remat, layout.mesh, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
-    pipeline = _pipeline(specs, model, layout, strategy, dtype, remat)
+    before = layout_before_stages(layout, batch["tokens"].shape[0], strategy) if "dense_layers" in params else layout
+    pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat)
     ends = jax.tree.map(lambda weights: in_rows(weights, 0), _without(params, "layers"))
     stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
     count = strategy.num_microbatches
@@ -66,10 +74,24 @@ def staged_loss_and_load(
     return loss, None if loads is None else _load(loads, pipeline)
 
 
+def layout_before_stages(layout: Layout, batch: int, strategy: Strategy) -> Layout:
+    """How the plain layers before those of experts lie in a step of so many sequences."""
+    return replace(layout, rules={**layout.rules, "batch": batch_before_stages(batch, layout.mesh, strategy)})
+
+
 def _pipeline(
-    specs: Mapping[str, Any], model: ModelConfig, layout: Layout, strategy: Strategy, dtype: Any, remat: Remat
+    specs: Mapping[str, Any],
+    model: ModelConfig,
+    layout: Layout,
+    before: Layout,
+    strategy: Strategy,
+    dtype: Any,
+    remat: Remat,
 ) -> Pipeline:
-    """The decoder as a pipeline over rows of its parameters, which lie as `specs` say."""
+    """The decoder as a pipeline over rows of its parameters, which lie as `specs` say.
+
+    before: the layout of what stands before its stages.
+    """
     schedule = Schedule(
         stages=layout.mesh.pp,
         microbatches=strategy.num_microbatches,
@@ -86,8 +108,8 @@ def _pipeline(
 
     def first(ends: Weights, part: Weights) -> Array:
         ends, part = whole(ends, part)
-        x, _ = embed(ends, part["tokens"], layout, dtype)
-        return _through_dense(ends["dense_layers"], x, part, model, layout, strategy) if has_dense else x
+        x, _ = embed(ends, part["tokens"], before, dtype)
+        return _through_dense(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
 
     def layer(weights: Weights, x: Array, part: Weights, number: Array) -> Made:
         weights = {name: of_rows(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()}
@@ -110,7 +132,8 @@ def _pipeline(
 def _through_dense(
     weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: Layout, strategy: Strategy
 ) -> Array:
-    """The stream after the plain layers before those of experts, which all stages run."""
+    """The stream after the plain layers before those of experts, of those sequences that are a stage's own."""
+    part = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, part)
     where = places_of(part, model)
 
     def layer(x: Array, own: tuple[Weights, Array]) -> tuple[Array, None]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
@@ -77,9 +77,6 @@ def multiply(
         kept = [dim for dim, letter in enumerate(letters) if letter in result]
         return qwix.quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 
-    def local(*arrays: Array) -> Array:
-        return qwix.einsum(subscripts, *map(rounded, arrays, letters, formats)).astype(dtype)
-
     # No gradient is taken of these, so that their types need not say how it will be summed.
     specs = tuple(P(*jax.typeof(array).sharding.spec.partitions) for array in (left, right))
     arrays = [jax.reshard(array, spec) for array, spec in zip((left, right), specs, strict=True)]
@@ -87,6 +84,12 @@ def multiply(
         pairs = (pair for name, spec in zip(letters, specs, strict=True) for pair in zip(name, spec, strict=True))
         axes = dict(pairs)
         out_sharding = P(*(axes[letter] for letter in result))
+    summed = tuple(out_sharding.unreduced)
+
+    def local(*arrays: Array) -> Array:
+        part = qwix.einsum(subscripts, *map(rounded, arrays, letters, formats)).astype(dtype)
+        return lax.pcast(part, summed, to="unreduced")
+
     if layout is None:
         return jax.shard_map(local, in_specs=specs, out_specs=out_sharding)(*arrays)
     return on_shards(local, layout, in_specs=specs, out_specs=out_sharding)(*arrays)

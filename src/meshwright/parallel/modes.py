@@ -93,7 +93,8 @@ def _per_device(steps: Sequence[PairedStep], operands: Operands, result: Sharded
 
     def body(*shards: Array) -> Array:
         held = [shard.squeeze(term_dims(array)) for shard, array in zip(shards, operands, strict=True)]
-        return _carry_out(steps, operands, held, _do_locally)
+        made = _carry_out(steps, operands, held, _do_locally)
+        return lax.pcast(made, result.unreduced, to="unreduced")
 
     specs = tuple(spec_of_terms(array) for array in operands)
     return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=spec(result))

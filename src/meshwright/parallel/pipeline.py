@@ -3,7 +3,8 @@
 The stages are one more dim of every array, split over the axis and mapped over: all devices run one program in
 lockstep, with no branch that only some take, and a layer keeps its own shardings over the other axes of an explicit
 mesh. A device that has nothing to do works on zeros, in time in which it would wait. What stands before and after the
-layers is computed by all stages for each microbatch, on what the last stage broadcasts.
+layers is computed by all stages for each microbatch: before them by each for a share of it, or for all; after them on
+what the last stage broadcasts.
 
 With the schedule `gpipe` JAX makes backward of what is here; `pipeline_1f1b` goes forward and backward in turn.
 """
@@ -22,6 +23,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.cost.pipeline import Number, Schedule, Unit, chunk_layers
+from meshwright.parallel.pipeline_entry import nothing_on, on_first
 from meshwright.parallel.shards import STAGES
 
 Tree = Any
@@ -51,9 +53,9 @@ class Turn(NamedTuple):
 class Pipeline:
     """What a pipeline runs, in which order; its functions work on arrays that know nothing of stages.
 
-    first: (ends, input) -> x, what a microbatch starts as. layer: (weights, x, input, number) -> what the layer of this
-    number makes of x, finite for zeros. last: (ends, x, input) -> the scalar loss of a microbatch. ends: the parameters
-    of what stands before and after the layers.
+    first: (ends, input) -> x, what a microbatch starts as, whose first dim the stages may split. layer: (weights, x,
+    input, number) -> what the layer of this number makes of x, finite for zeros. last: (ends, x, input) -> the scalar
+    loss of a microbatch. ends: the parameters of what stands before and after the layers.
     """
 
     first: Callable[[Tree, Tree], Array]
@@ -141,15 +143,11 @@ def entered(pipeline: Pipeline, given: Given, arriving: Array, begun: Unit) -> A
     begun: the unit of the first stage.
     """
 
-    def first() -> Array:
-        return pipeline.first(given.ends, pick(given.inputs, begun.microbatch))
-
-    def nothing() -> Array:
-        return jnp.zeros(arriving.shape[1:], arriving.dtype, out_sharding=P(*jax.typeof(arriving).sharding.spec[1:]))
+    def joined() -> Array:
+        return on_first(pipeline.first(given.ends, pick(given.inputs, begun.microbatch)), arriving)
 
     is_always = pipeline.schedule.virtual_stages == 1
-    x = first() if is_always else lax.cond(begun.chunk == 0, first, nothing)
-    return jnp.where(beside((pipeline.stages == 0) & (begun.chunk == 0), arriving), x[None], arriving)
+    return joined() if is_always else lax.cond(begun.chunk == 0, joined, lambda: arriving)
 
 
 class Sums(NamedTuple):
@@ -264,8 +262,7 @@ def from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
 def no_stream(pipeline: Pipeline, given: Given) -> Array:
     """Zeros [p, ...] like the stream of a microbatch on every stage."""
     like = jax.eval_shape(pipeline.first, given.ends, pick(given.inputs, 0))
-    spec = P(STAGES, *like.sharding.spec)
-    return jnp.zeros((pipeline.schedule.stages, *like.shape), like.dtype, out_sharding=spec)
+    return nothing_on(like, pipeline.schedule.stages)
 
 
 def by_chunk(layers: Tree, pipeline: Pipeline) -> Tree:

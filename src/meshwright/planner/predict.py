@@ -13,6 +13,7 @@ from meshwright.cost import (
     contention_seconds,
     host_bytes,
     is_round_ring,
+    is_shared_before,
     microbatch_seconds,
     model_flops,
     offloaded_bytes,
@@ -37,7 +38,7 @@ from meshwright.planner.waits import (
 )
 from meshwright.record import Bound, Collective, Phase, Record, merge
 from meshwright.units import show_bytes
-from meshwright.workload import DEFAULT, Strategy, Workload, device_blocks
+from meshwright.workload import DEFAULT, RULES, Strategy, Workload, device_blocks
 
 _WORKED = replace(DEFAULT, lockstep=False)
 """The default strategy, but that stages do nothing while they wait."""
@@ -81,8 +82,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     """What there is to say of a prediction beside its figures."""
     notes = (SIMULATED,) if system.chip.kind == "cpu" else ()
     if before := before_stages(workload, mesh, strategy):
-        layers = f"{before.workload.model.num_layers} of {workload.model.num_layers}"
-        notes += (f"every stage runs the plain layers before those of experts: {layers}",)
+        notes += _repeated(before.workload.model.num_layers, workload, mesh, strategy)
     experts = workload.model.experts
     if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
         size = device_blocks(workload, mesh, strategy).size
@@ -90,6 +90,17 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes
+
+
+def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """That every stage runs the plain layers before those of experts, so many, where they cannot share them."""
+    if is_shared_before(workload, mesh, strategy):
+        return ()
+    ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
+    return (
+        f"every stage runs the plain layers before those of experts, {count} of {workload.model.num_layers}:"
+        f" pp={mesh.pp} does not divide a device's sequences of a microbatch, {ours}",
+    )
 
 
 def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:

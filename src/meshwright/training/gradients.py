@@ -19,7 +19,7 @@ from jax import Array
 
 from meshwright.models import loss_and_load, staged_loss_and_load
 from meshwright.models.dropout import Draws, numbers_of
-from meshwright.models.pipelined import microbatches
+from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.parallel import DTYPES, Layout
 from meshwright.parallel.experts_routing import Load
 from meshwright.workload import Parameter, Strategy, Workload, parameters
@@ -70,10 +70,11 @@ def _in_parts(
     stage, dtype = strategy.zero_stage, DTYPES[workload.compute_dtype]
     sums = layout.gradient_dtype or dtype
     wide = jnp.promote_types(DTYPES[workload.param_dtype], sums)
-    lent = shards = _shards(params, layout, workload)
+    lent = shards = _shards(params, layout, workload, strategy)
     scattered: Callable[[Any], tuple[Any]] = _unchanged
     if stage in (1, 2):
-        lent, scattered = _gathered(shards, layout, workload, dtype), _scatter(shards, layout, workload, sums)
+        lent = _gathered(shards, layout, workload, strategy, dtype)
+        scattered = _scatter(shards, layout, workload, strategy, sums)
         if layout.mesh.pp > 1:
             # A pipeline adds up gradients in the dtype that it is lent weights in.
             lent = _in_dtype(lent, workload, wide)
@@ -90,7 +91,7 @@ def _in_parts(
         value, gradients = jax.value_and_grad(share, has_aux=True)(ours)
         return value, scattered(gradients)[0] if stage == 2 else gradients
 
-    _, summed = jax.vjp(lambda params: _shards(_in_dtype(params, workload, sums), layout, workload), params)
+    _, summed = jax.vjp(lambda params: _shards(_in_dtype(params, workload, sums), layout, workload, strategy), params)
     # The phase of collectives that no differentiation names.
     with jax.named_scope("gradients"):
         value, gradients = _sum(part, batch, count, layout, wide)
@@ -115,11 +116,19 @@ def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Layout,
     return jax.lax.scan(add, zeros, batches)[0]
 
 
-def _shards(params: Any, layout: Layout, workload: Workload) -> Any:
+def _shards(params: Any, layout: Layout, workload: Workload, strategy: Strategy) -> Any:
     """The parameters as stored, typed so that the sum of their gradients over copies is yet to come."""
-    return _map(
-        lambda array, parameter: layout.shard(array, *parameter.axes, along=_along(parameter)), params, workload
-    )
+
+    def stored(array: Array, parameter: Parameter) -> Array:
+        return _layout_of(parameter, layout, workload, strategy).shard(array, *parameter.axes, along=_along(parameter))
+
+    return _map(stored, params, workload)
+
+
+def _layout_of(parameter: Parameter, layout: Layout, workload: Workload, strategy: Strategy) -> Layout:
+    """The layout of what a parameter multiplies: stages may share the tokens of the layers before theirs."""
+    is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
+    return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
 
 
 def _along(parameter: Parameter) -> str:
@@ -127,15 +136,21 @@ def _along(parameter: Parameter) -> str:
     return "residual_sequence" if "router" in parameter.axes else "sequence"
 
 
-def _gathered(shards: Any, layout: Layout, workload: Workload, dtype: Any) -> Any:
+def _gathered(shards: Any, layout: Layout, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
     """The weights as products use them."""
-    return _map(lambda array, parameter: layout.weight(array, *parameter.axes, dtype=dtype), shards, workload)
+
+    def whole(array: Array, parameter: Parameter) -> Array:
+        return _layout_of(parameter, layout, workload, strategy).weight(array, *parameter.axes, dtype=dtype)
+
+    return _map(whole, shards, workload)
 
 
-def _scatter(shards: Any, layout: Layout, workload: Workload, dtype: Any) -> Callable[[Any], tuple[Any]]:
+def _scatter(
+    shards: Any, layout: Layout, workload: Workload, strategy: Strategy, dtype: Any
+) -> Callable[[Any], tuple[Any]]:
     """What scatters gradients of whole weights onto the shards: the transpose of their gather, in `dtype`."""
     alone = replace(layout, gradient_dtype=None)
-    _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, dtype), shards)
+    _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, strategy, dtype), shards)
     return lambda gradients: back(_in_dtype(gradients, workload, dtype))
 
 

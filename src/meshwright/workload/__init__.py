@@ -41,7 +41,7 @@ from meshwright.workload.rules import (
     token_axes,
     used_shape,
 )
-from meshwright.workload.sequence import BLOCK, check_sequence, is_zigzag, sequence_method
+from meshwright.workload.sequence import BLOCK, check_sequence, halves_queries, is_zigzag, sequence_method
 from meshwright.workload.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
@@ -56,6 +56,7 @@ from meshwright.workload.serving import (
 )
 from meshwright.workload.stages import (
     STAGE_REMATS,
+    batch_before_stages,
     check_stage_remat,
     check_stages,
     chunk_slots,
@@ -64,7 +65,15 @@ from meshwright.workload.stages import (
 )
 from meshwright.workload.step_ops import NEVER_RECOMPUTED, step_ops
 from meshwright.workload.strategy import DEFAULT, Attention, MatmulDtype, Optimizer, SequenceMethod, Strategy
-from meshwright.workload.workload import REMATS, Dtype, Remat, Workload, num_query_chunks, workload_from_data
+from meshwright.workload.workload import (
+    REMATS,
+    Dtype,
+    Remat,
+    Workload,
+    can_halve_queries,
+    num_query_chunks,
+    workload_from_data,
+)
 
 __all__ = [
     "BLOCK",
@@ -108,7 +117,9 @@ __all__ = [
     "Tree",
     "Workload",
     "active_share",
+    "batch_before_stages",
     "cache_axes",
+    "can_halve_queries",
     "check_image_mesh",
     "check_mesh",
     "check_positions",
@@ -125,6 +136,7 @@ __all__ = [
     "dropless_padding",
     "expert_blocks",
     "flops_by_phase",
+    "halves_queries",
     "image_parameters",
     "is_zigzag",
     "leaves",

@@ -28,8 +28,8 @@ class Op:
     """One product of a step, or one move of an array.
 
     used: the operands as they are multiplied; none of a move. count: how often it runs in a step of the whole model, in
-    each of its layers where `is_in_layers`. has_mask: of attention's scores, half of which a causal mask hides; they
-    are counted full, as without a fused kernel all of them are computed.
+    each of its layers where `is_in_layers`. has_mask: of attention's scores, half of which a causal mask hides; those
+    that are computed without a fused kernel are counted.
     """
 
     name: str

@@ -7,6 +7,7 @@ from meshwright.mesh import MeshShape, check_divides
 from meshwright.workload.config import ModelConfig
 from meshwright.workload.rules import RULES
 from meshwright.workload.strategy import SequenceMethod, Strategy
+from meshwright.workload.workload import Workload, can_halve_queries
 
 HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
 """The mesh axes that split heads inside Ulysses."""
@@ -29,6 +30,11 @@ def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
     """
     is_less = mesh.sp > 1 + model.num_heads / model.num_kv_heads
     return "ulysses" if is_less and model.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"
+
+
+def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
+    """Whether attention through scores makes three quarters of them: a device has the whole sequence, in halves."""
+    return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:

@@ -2,7 +2,8 @@
 
 Stages are one program, so all run as many layers of one kind. The few plain layers before those of experts would leave
 slots for them empty in all stages but the first, and take time there nonetheless. So they stand with the lookup: every
-stage has them and runs them for each microbatch, and nothing of them is kept or sent.
+stage has them and runs them for its share of the sequences of each microbatch, or for all where the stages do not
+divide these; and nothing of them is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshwright.mesh import MeshShape
 from meshwright.workload.config import ModelConfig
 from meshwright.workload.declaration import Parameter
 from meshwright.workload.parameters import Tree, leaves, map_leaves, parameters
-from meshwright.workload.rules import local_parameter_shape, rules_of
+from meshwright.workload.rules import RULES, local_parameter_shape, rules_of
 from meshwright.workload.strategy import Strategy
 from meshwright.workload.workload import Remat
 
@@ -35,6 +36,15 @@ def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
 def num_staged_layers(model: ModelConfig) -> int:
     """The layers that the stages of a pipeline share: all but the plain ones before those of experts."""
     return model.num_layers - (model.num_dense_layers if model.experts else 0)
+
+
+def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """The mesh axes that split the sequences of a step of so many in the plain layers before those of experts.
+
+    Stages are among them, where they divide what each device has of a microbatch.
+    """
+    axes = (*RULES["batch"], "pp")
+    return axes if batch % (mesh.degree(axes) * strategy.num_microbatches) == 0 else RULES["batch"]
 
 
 def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -> Tree[Parameter]:

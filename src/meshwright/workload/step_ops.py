@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.errors import MeshwrightError
@@ -16,6 +16,7 @@ from meshwright.workload.op_arrays import INPUTS, LETTERS, RESULTS, Dim, Dims, i
 from meshwright.workload.ops import Op, OpPhase
 from meshwright.workload.parameters import leaves, parameters
 from meshwright.workload.rules import IN_USE, RULES, token_axes
+from meshwright.workload.sequence import halves_queries
 from meshwright.workload.workload import REMATS, Workload, num_query_chunks
 
 NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedding")
@@ -197,26 +198,35 @@ class _Part:
         yield op.move("backward", gradient, stored(f"dW{name}", dims))
 
     def scores(self) -> Iterator[Op]:
-        """Queries with keys, and what comes of that with values; each with the gradients of both operands."""
+        """Queries with keys, and what comes of that with values; each with the gradients of both operands.
+
+        Of a sequence in halves these are products of one half with one, three of them: the first queries see no later
+        keys.
+        """
         step, model = self.step, self.step.workload.model
+        parts, times = (2, 3) if halves_queries(step.workload, step.mesh) else (1, 1)
+        B, S = step.tokens
+        tokens = B, S._replace(size=S.size // parts)
         heads = (Dim("K", model.num_kv_heads, step.live(RULES["kv_heads"])), Dim("G", model.num_groups))
         # Keys and values are split as the sequence is until a product wants all of them.
-        T = Dim("T", step.workload.seq_len, (), step.live(RULES["sequence"]))
-        query, value = (*step.tokens, *heads, Dim("H", model.query_key_dim)), Dim("H", model.value_dim)
-        yield from self._attend("scores", "query", "key", "scores", query, T)
-        yield from self._attend("values", "weights", "value", "mixed", (*step.tokens, *heads, T), value)
+        T = Dim("T", step.workload.seq_len // parts, (), step.live(RULES["sequence"]))
+        query, value = (*tokens, *heads, Dim("H", model.query_key_dim)), Dim("H", model.value_dim)
+        yield from self._attend("scores", "query", "key", "scores", query, T, times)
+        yield from self._attend("values", "weights", "value", "mixed", (*tokens, *heads, T), value, times)
 
-    def _attend(self, name: str, left: str, right: str, result: str, dims: Dims, new: Dim) -> Iterator[Op]:
+    def _attend(self, name: str, left: str, right: str, result: str, dims: Dims, new: Dim, times: int) -> Iterator[Op]:
         """One of attention's products: of an array with `dims` and one of keys or values, which brings the dim `new`.
 
-        The second has the dims of batch and kv heads, T, and H, of which `dims` and `new` have one each.
+        The second has the dims of batch and kv heads, T, and H, of which `dims` and `new` have one each. times: how
+        often a layer makes it.
         """
         workload = self.step.workload
         B, K, last = dims[0], dims[2], dims[-1]
         T, H = (new, last) if new.letter == "T" else (last, new)
         whole, split = (B, T, K, H), (B, T._replace(used=T.stored), K, H)
         made = (*dims[:-1], new)
-        op = self._op(name, (*dims, new), has_mask=True)
+        once = self._op(name, (*dims, new), has_mask=True)
+        op = replace(once, count=times * once.count)
         X, held, Y = used(left, dims), used(right, whole), used(result, made)
         dX, dY = used(f"d{left}", dims), used(f"d{result}", made)
         yield op.product("forward", X, used(right, split), Y, held)

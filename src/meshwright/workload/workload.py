@@ -76,6 +76,15 @@ def num_query_chunks(seq_len: int) -> int:
     return 1 if seq_len % QUERY_CHUNK else seq_len // QUERY_CHUNK
 
 
+def can_halve_queries(seq_len: int) -> bool:
+    """Whether attention through scores makes none of the first half's queries for keys of the second half.
+
+    Those are a quarter of all, and behind a causal mask, where a device has the whole sequence. Chunks of queries are
+    gone through in a loop, in which all are alike and so have every key.
+    """
+    return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
+
+
 def workload_from_data(data: dict[str, Any]) -> Workload:
     """The workload that `dataclasses.asdict` took apart."""
     rest = {key: value for key, value in data.items() if key != "model"}
