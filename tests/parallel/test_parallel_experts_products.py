@@ -69,7 +69,7 @@ def test_there_are_blocks_for_every_routing_and_no_more(rows, experts):
 
 
 @pytest.mark.parametrize(
-    ("rows", "experts", "size"), [(128, 8, 16), (4096, 8, 128), (16_384, 8, 512), (65_536, 8, 1024), (8, 1, 8)]
+    ("rows", "experts", "size"), [(128, 8, 16), (4096, 8, 128), (16_384, 8, 512), (65_536, 8, 2048), (8, 1, 8)]
 )
 def test_a_block_is_a_quarter_of_an_experts_rows_within_bounds(rows, experts, size):
     assert expert_blocks(rows, experts)[1] == size

@@ -165,17 +165,20 @@ def room_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """The flops that the program of a step says it does beyond its plan, as experts without a capacity make them.
 
     Each of their products is one of all the rows that there is room for, of which those that no routing filled are left
-    out as it runs. has_ragged: whether the compiler has a product whose rows are each of one expert; else the rows are
-    those of all blocks that some routing needs (`workload.expert_blocks`).
+    out as it runs; in blocks (`workload.expert_blocks`) of all that some routing needs. So are the gradients of weights
+    everywhere. has_ragged: whether the compiler has a product whose rows are each of one expert, which the others are.
     """
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:
         return 0.0
     workload = of_stages(workload, mesh, strategy)
-    times = dropless_padding(workload, mesh) * (1 if has_ragged else device_blocks(workload, mesh, strategy).padding)
-    of_experts = [item for item in _products(workload, mesh, strategy).items() if _is_of_experts(item[0])]
-    planned = sum(flops * (3 + is_recomputed(path, workload.remat, strategy)) for path, flops in of_experts)
-    return (times - 1) * _ticks_factor(workload.model, mesh, strategy) * planned
+    room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
+    more = 0.0
+    for path, flops in _products(workload, mesh, strategy).items():
+        if _is_of_experts(path):
+            of_rows = 2 + is_recomputed(path, workload.remat, strategy)
+            more += flops * (of_rows * (room * (1 if has_ragged else padding) - 1) + room * padding - 1)
+    return _ticks_factor(workload.model, mesh, strategy) * more
 
 
 def branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:

@@ -1,8 +1,8 @@
 """Products of rows, each with the weights of its expert; and of two arrays of rows, summed over those of each expert.
 
-XLA:TPU has such products of rows in groups. XLA:CPU and XLA:GPU multiply every row by the weights of every group (JAX
-0.10.2). There rows are multiplied block by block, each of one expert (MegaBlocks, arXiv:2211.15841, section 5): as many
-blocks as any routing could need, of which those that it does not need are left out as the program runs.
+XLA:TPU has the first, of rows in groups. For the others compilers multiply all rows for every group (JAX 0.10.2, libtpu
+0.0.42.1). There rows are multiplied block by block, each of one expert (MegaBlocks, arXiv:2211.15841, section 5): as
+many blocks as any routing could need, of which those that it does not need are left out as the program runs.
 
 To be called inside `jax.shard_map`. rows [m, d] are sorted by expert, `sizes` [experts] of them for each; with slots
 [experts, slots, d], and `sizes` is None.
@@ -19,11 +19,6 @@ from jax import Array, lax
 
 from meshwright.workload import expert_blocks
 
-_OVER_ROWS = lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
-)
-"""[m, d] and [m, f] summed over the rows of each expert, [experts, d, f]."""
-
 
 def multiply(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:
     """Each row times the weights [experts, d, f] of its expert, in `dtype`; rows beyond `sizes` become anything."""
@@ -39,8 +34,7 @@ def multiply_over_rows(left: Array, right: Array, sizes: Array | None, dtype: An
     """left [m, d] and right [m, f] summed over the rows of each expert, [experts, d, f] in `dtype`."""
     if sizes is None:
         return jnp.einsum("esd,esf->edf", left, right, preferred_element_type=dtype)
-    in_groups = partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=_OVER_ROWS, preferred_element_type=dtype)
-    return lax.platform_dependent(left, right, sizes, tpu=in_groups, default=partial(_sum_in_blocks, dtype=dtype))
+    return _sum_in_blocks(left, right, sizes, dtype)
 
 
 class Block(NamedTuple):
@@ -80,7 +74,7 @@ def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any
     return _over_blocks(fill, nothing, _blocks(sizes, count, size))
 
 
-def _sum_in_blocks(left: Array, right: Array, sizes: Array, *, dtype: Any) -> Array:
+def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array:
     """`multiply_over_rows`; the sum of an expert's blocks so far is in float32, or what integers are summed in."""
     count, size = expert_blocks(left.shape[0], sizes.shape[0])
     of_sums = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype

@@ -39,9 +39,9 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
     return mesh.ep * experts.room(tokens, mesh.ep) / sent_copies(workload, mesh)
 
 
-BLOCK_ROWS = 16, 1024
+BLOCK_ROWS = 16, 2048
 """The rows of a block at least, a tile of GPUs' matrix units; and at most: of so many rows a product of 16-bit operands
-takes longer than its weights take to be read, on any chip."""
+takes longer than to add it to the gradient of its weights, on any chip."""
 
 BLOCKS_AN_EXPERT = 4
 """The blocks that an expert's rows are cut into in balance, or more: of the last of them half is empty, on average."""
