@@ -18,10 +18,9 @@ from meshwright.workload import (
     RULES,
     Strategy,
     Workload,
-    dropless_padding,
-    halves_queries,
+    expert_rows,
     num_query_chunks,
-    sent_copies,
+    scores_made,
     token_axes,
 )
 
@@ -175,10 +174,7 @@ class Activations:
     @property
     def _expert_rows(self) -> float:
         """The rows that the experts of a device have room for: copies of tokens, those of all devices of tp."""
-        if self.workload.model.experts is None:
-            return 0.0
-        copies = sent_copies(self.workload, self.mesh) * (self.mesh.tp if self.mesh.ep > 1 else 1)
-        return copies * dropless_padding(self.workload, self.mesh) / self.strategy.num_microbatches
+        return expert_rows(self.workload, self.mesh, self.strategy) if self.workload.model.experts else 0.0
 
     @property
     def first_products(self) -> float:
@@ -191,8 +187,8 @@ class Activations:
         if self.strategy.attention != "scores":
             return 0.0
         queries = self.tokens / num_query_chunks(self.workload.seq_len)
-        made = 0.75 if halves_queries(self.workload, self.mesh) else 1.0
-        return made * queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
+        queries *= scores_made(self.workload, self.mesh)
+        return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
         """The bytes live where a fused attention goes block by block; a kernel of TPUs has those of blocks on the chip.

@@ -25,10 +25,10 @@ from meshwright.workload import (
     active_share,
     device_blocks,
     dropless_padding,
-    halves_queries,
     leaves,
     num_query_chunks,
     parameters,
+    scores_made,
     sent_copies,
     sent_tokens,
     token_axes,
@@ -147,7 +147,7 @@ def _attention(workload: Workload, mesh: MeshShape, strategy: Strategy) -> StepF
     share = SCORES_AGAIN[workload.remat]
     if strategy.attention != "scores":
         return StepFlops(forward=scores, recompute=0 if share < 1 else scores, backward=2.5 * scores)
-    scores *= 0.75 if halves_queries(workload, mesh) else 1.0
+    scores *= scores_made(workload, mesh)
     # Each chunk makes its scores, half of attention's products, once more.
     chunked = 0.5 if num_query_chunks(workload.seq_len) > 1 and workload.remat != "attention" else 0.0
     return StepFlops(forward=scores, recompute=scores * (share + chunked), backward=2 * scores)

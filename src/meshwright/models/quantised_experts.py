@@ -1,5 +1,4 @@
-"""Products of experts on one device, of operands as they are or in 8 bits: rounded as `quantised` says, each expert by
-itself.
+"""Products of experts on one device, of operands as they are or in 8 bits, each expert's rounded as `quantised` says.
 
 A row has a scale of its own, and so has each column of each expert's weight. For the gradient of a weight fp8 rounds
 rows and cotangents, with a scale for each of their columns.
@@ -12,27 +11,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
 from meshwright.parallel.experts_products import multiply, multiply_over_rows
+from meshwright.parallel.shards import alike
 from meshwright.workload import MatmulDtype
 
 
 def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
     """`multiply` in the dtype of the rows, with a backward of its own; matmul_dtype: to what operands are rounded."""
-    rows, weights = _alike(rows, weights)
+    rows, weights = alike(rows, weights)
     return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
-
-
-def _alike(rows: Array, weights: Array) -> list[Array]:
-    """Both as what devices differ in along the same axes: so a gradient is summed over those that it was whole on."""
-    over = [jax.typeof(array).manual_axis_type.varying for array in (rows, weights)]
-    missing = [tuple((over[0] | over[1]) - axes) for axes in over]
-    return [
-        lax.pcast(array, axes, to="varying") if axes else array
-        for array, axes in zip((rows, weights), missing, strict=True)
-    ]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -22,6 +22,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
+from meshwright.parallel.shards import alike
 
 BROUGHT = "brought by a ring"
 """The name of what a ring has gathered, by which a remat policy keeps it for backward; else it is gathered again."""
@@ -106,7 +107,7 @@ def gather_products(
     """
     ring = Ring(_as_tuple(axes), dim, is_two_way)
     einsums = tuple(_read(formula, dim, of="left") for formula in formulas)
-    shard, *others = _alike(ring, shard, *others)
+    shard, *others = alike(shard, *others, axes=ring.axes)
     return _gather_products(einsums, ring, shard, tuple(others))
 
 
@@ -119,7 +120,7 @@ def product_scatter(
     """
     ring = Ring(_as_tuple(axes), dim, is_two_way)
     einsum = _read(formula, dim, of="out")
-    left, right = _alike(ring, left, right)
+    left, right = alike(left, right, axes=ring.axes)
     size, degree = _size(_Product(einsum, left, right), ring), lax.axis_size(ring.axes)
     if size % degree:
         raise MeshwrightError(
@@ -312,13 +313,6 @@ def _lanes(size: int, ring: Ring) -> tuple[_Lane, ...]:
     forward = (size + 1) // 2 if ring.is_two_way else size
     lanes = (_Lane(0, forward, 1), _Lane(forward, size - forward, -1))
     return tuple(lane for lane in lanes if lane.size)
-
-
-def _alike(ring: Ring, *values: Array) -> list[Array]:
-    """The values, as varying over the same mesh axes: a gradient is then of the type that its operand has."""
-    axes = {*ring.axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
-    missing = [tuple(axes - jax.typeof(value).manual_axis_type.varying) for value in values]
-    return [lax.pcast(v, m, to="varying") if m else v for v, m in zip(values, missing, strict=True)]
 
 
 def _size(product: _Product, ring: Ring) -> int:

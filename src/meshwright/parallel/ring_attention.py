@@ -20,6 +20,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.parallel import blockwise
 from meshwright.parallel.blockwise import ATTENDED, Gradients, Keys, Seen, held
 from meshwright.parallel.places import Mask, Places, is_seen
+from meshwright.parallel.shards import alike
 
 Tree = TypeVar("Tree")
 
@@ -183,9 +184,4 @@ def _shift(tree: Tree, axis: str | None) -> Tree:
 def _varying(keys: Keys) -> Keys:
     """Keys whose places are typed as varying over every mesh axis that they vary over, as what comes round is."""
     axes = jax.typeof(keys.key).manual_axis_type.varying
-
-    def varying(x: Array) -> Array:
-        missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return keys._replace(places=jax.tree.map(varying, keys.places))
+    return keys._replace(places=jax.tree.map(lambda x: alike(x, axes=axes)[0], keys.places))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -55,6 +55,16 @@ def on_shards(
         return made, jax.tree.map(lambda _: True, made)
 
     return mapped
+
+
+def alike(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
+    """The values, in a `shard_map`, typed as varying over the same mesh axes: those of any of them, and `axes`.
+
+    A gradient is then of the type that its operand has, and summed over the axes that were added.
+    """
+    every = {*axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
+    missing = [tuple(every - jax.typeof(value).manual_axis_type.varying) for value in values]
+    return [lax.pcast(v, m, to="varying") if m else v for v, m in zip(values, missing, strict=True)]
 
 
 def _of_stages(spec: P) -> P:

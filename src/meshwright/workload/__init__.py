@@ -3,7 +3,14 @@
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
 from meshwright.workload.declaration import STACKED, Parameter
 from meshwright.workload.effect import check_strategy, without_effect
-from meshwright.workload.expert_copies import device_blocks, dropless_padding, expert_blocks, sent_copies, sent_tokens
+from meshwright.workload.expert_copies import (
+    device_blocks,
+    dropless_padding,
+    expert_blocks,
+    expert_rows,
+    sent_copies,
+    sent_tokens,
+)
 from meshwright.workload.hugging_face import model_from_hugging_face
 from meshwright.workload.images import (
     IMAGE_RULES,
@@ -41,7 +48,7 @@ from meshwright.workload.rules import (
     token_axes,
     used_shape,
 )
-from meshwright.workload.sequence import BLOCK, check_sequence, halves_queries, is_zigzag, sequence_method
+from meshwright.workload.sequence import BLOCK, check_sequence, halves_queries, is_zigzag, scores_made, sequence_method
 from meshwright.workload.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
@@ -135,6 +142,7 @@ __all__ = [
     "device_blocks",
     "dropless_padding",
     "expert_blocks",
+    "expert_rows",
     "flops_by_phase",
     "halves_queries",
     "image_parameters",
@@ -154,6 +162,7 @@ __all__ = [
     "parameters",
     "pooled_size",
     "rules_of",
+    "scores_made",
     "sent_copies",
     "sent_tokens",
     "sequence_method",

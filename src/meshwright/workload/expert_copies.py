@@ -39,6 +39,12 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
     return mesh.ep * experts.room(tokens, mesh.ep) / sent_copies(workload, mesh)
 
 
+def expert_rows(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
+    """The rows of a microbatch that the experts of a device have room for: copies of tokens, of all devices of tp."""
+    copies = sent_copies(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1)
+    return copies * dropless_padding(workload, mesh) / strategy.num_microbatches
+
+
 BLOCK_ROWS = 16, 2048
 """The rows of a block at least, a tile of GPUs' matrix units; and at most: of so many rows a product of 16-bit operands
 takes longer than to add it to the gradient of its weights, on any chip."""
@@ -73,8 +79,7 @@ def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
 
 def device_blocks(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Blocks:
     """The blocks of a device for a microbatch, without a capacity."""
-    copies = sent_copies(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1) // strategy.num_microbatches
-    rows = round(copies * dropless_padding(workload, mesh))
+    rows = round(expert_rows(workload, mesh, strategy))
     return Blocks(rows, *expert_blocks(rows, _experts(workload).count // mesh.ep))
 
 

@@ -37,6 +37,11 @@ def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 
+def scores_made(workload: Workload, mesh: MeshShape) -> float:
+    """The share of all queries with all keys that attention through scores makes scores of."""
+    return 0.75 if halves_queries(workload, mesh) else 1.0
+
+
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether tokens lie in zigzag order, so that causal work is even; a batch then has their positions beside them.
 
