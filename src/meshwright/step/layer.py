@@ -178,6 +178,31 @@ class Slice:
     size: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """Rows of the table `name` [rows, columns] at integer ids, onto the residual stream.
+
+    is_positional: rows are looked up by position and added, and every device has all of them.
+    """
+
+    name: str
+    rows: tuple[str, int]
+    columns: tuple[str, int]
+    target: str = STREAM
+    is_positional: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """The mean loss in nats of logits `source` for integer targets; a split vocab is summed over, never gathered."""
+
+    source: str
+    softcap: float | None = None
+
+
+EndOp = Lookup | Norm | Linear | CrossEntropy
+"""What stands before and after the layers."""
+
 LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Add | Slice
 
 
@@ -201,3 +226,12 @@ class Stack:
     def ops(self) -> tuple[LayerOp, ...]:
         """The ops of one layer in order."""
         return tuple(op for block in self.blocks for op in block.ops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A model's forward pass: what is before its layers, its stacks of layers, and what makes the loss of them."""
+
+    embedding: tuple[EndOp, ...]
+    stacks: tuple[Stack, ...]
+    logits: tuple[EndOp, ...]
