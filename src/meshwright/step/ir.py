@@ -190,7 +190,7 @@ class Communicate:
     """A collective over `axes`; bytes are those of `array` (`record.Collective`).
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight or
-    sums its gradient. padded: whether dropless experts make room for any routing in it. name: as records show it.
+    sums its gradient. skipped: runs that a compiler leaves out of those executed. name: as records show it.
     """
 
     name: str
@@ -200,6 +200,7 @@ class Communicate:
     region: Region
     array: Array
     times: int = 1
+    skipped: int = 0
     is_ring: bool = False
     of_weight: bool = False
 

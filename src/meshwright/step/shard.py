@@ -482,12 +482,13 @@ class _BlockSharder:
 
     def _add(self, op: Add) -> Iterator[Node]:
         """What a block adds to the residual stream."""
+        partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)
         passes = [PassOver(kind="residual", array=stream)]
         if self.layout.dropout:
             passes.append(PassOver(kind="dropout", array=stream))
-        reads = (STREAM, *(name if self.arrays[name].dims == stream.dims else "added" for name in op.sources), "added")
+        reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))
         yield self._node(*passes, reads=reads, writes=op.target)
 
 
