@@ -22,6 +22,8 @@ FLOORS = (
     "record",
     "notation",
     "hardware",
+    "step",
+    "families",
     "workload",
     "cost",
     "planner",

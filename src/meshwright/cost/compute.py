@@ -294,9 +294,14 @@ class _Ops:
         return PassSeconds(time.forward, again, time.backward)
 
     def _window_share(self) -> float:
-        """The share of the keys up to its own that a query sees through the model's window: (2 w / s) (1 - w / 2 s)."""
-        seen = min(1.0, (self.workload.model.sliding_window or self.workload.seq_len) / self.workload.seq_len)
-        return seen * (2 - seen)
+        """The share of the keys before it that a query attends to, the mean over layers: (2 w / s) (1 - w / 2 s)."""
+        length = self.workload.seq_len
+
+        def share(window: int | None) -> float:
+            seen = min(1.0, (window or length) / length)
+            return seen * (2 - seen)
+
+        return self.workload.model.mean_over_layers(share)
 
     def _scores(self, pairs: float) -> PassSeconds:
         """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""

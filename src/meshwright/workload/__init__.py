@@ -1,7 +1,17 @@
 """What is computed: models, their parameters as declarations, and the rules that shard them."""
 
+from meshwright.step.parameters import (
+    STACKED,
+    Parameter,
+    Tree,
+    active_share,
+    leaves,
+    map_leaves,
+    num_active_parameters,
+    num_parameters,
+    parameters,
+)
 from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
-from meshwright.workload.declaration import STACKED, Parameter
 from meshwright.workload.effect import check_strategy, without_effect
 from meshwright.workload.expert_copies import (
     device_blocks,
@@ -26,15 +36,6 @@ from meshwright.workload.images import (
 )
 from meshwright.workload.legality import check_mesh, check_positions, check_runnable, limits
 from meshwright.workload.ops import Op, OpPhase, flops_by_phase, ops_collectives
-from meshwright.workload.parameters import (
-    Tree,
-    active_share,
-    leaves,
-    map_leaves,
-    num_active_parameters,
-    num_parameters,
-    parameters,
-)
 from meshwright.workload.presets import PRESETS, SEQ_LENS, load_model, usual_seq_len
 from meshwright.workload.rules import (
     IN_USE,
