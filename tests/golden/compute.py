@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, get_args, get_type_hints
 
-from meshwright.compiled import compare, in_plans_terms, read_hlo
-from meshwright.compiled.verify import beyond
+from meshwright.hlo import read_hlo
+from meshwright.verification.compare import compare, in_plans_terms
+from meshwright.verification.verify import beyond
 from meshwright.cost import (
-    all_runs,
     argument_bytes,
     attention_flops,
-    branch_collectives,
-    branch_flops,
+    untaken_branch_collectives,
+    untaken_branch_flops,
     host_bytes,
     image_collectives,
     image_step_flops,
     model_flops,
     offloaded_bytes,
-    room_collectives,
-    room_flops,
+    dropless_padding_collectives,
+    dropless_padding_flops,
     serving_collectives,
     serving_flops,
     step_collectives,
@@ -72,14 +72,14 @@ def _train(case: Case) -> dict[str, Any]:
         "attention flops by phase": asdict(attention_flops(workload, mesh, strategy)),
         "model flops": model_flops(workload),
         "dropless padding flops": {
-            "ragged": room_flops(workload, mesh, strategy, has_ragged=True),
-            "blocks": room_flops(workload, mesh, strategy, has_ragged=False),
+            "ragged": dropless_padding_flops(workload, mesh, strategy, has_ragged=True),
+            "blocks": dropless_padding_flops(workload, mesh, strategy, has_ragged=False),
         },
         "useful collectives": _unmerged(step_collectives(workload, mesh, strategy)),
-        "executed collectives": _unmerged(step_collectives(workload, mesh, strategy, counted=all_runs)),
+        "executed collectives": _unmerged(step_collectives(workload, mesh, strategy, counted="executed")),
         "dropless padding collectives": {
-            "ragged": _unmerged(room_collectives(workload, mesh, strategy, is_ragged=True)),
-            "padded": _unmerged(room_collectives(workload, mesh, strategy, is_ragged=False)),
+            "ragged": _unmerged(dropless_padding_collectives(workload, mesh, strategy, is_ragged=True)),
+            "padded": _unmerged(dropless_padding_collectives(workload, mesh, strategy, is_ragged=False)),
         },
         "memory": step_memory(workload, mesh, strategy, kind=kind),
         "argument bytes": argument_bytes(workload, mesh, strategy, kind=kind),
@@ -88,8 +88,8 @@ def _train(case: Case) -> dict[str, Any]:
         "hbm bytes by phase": step_traffic(workload, mesh),
     }
     if mesh.pp > 1 and strategy.lockstep:
-        found["untaken branch flops"] = branch_flops(workload, mesh, strategy)
-        found["untaken branch collectives"] = _unmerged(branch_collectives(workload, mesh, strategy))
+        found["untaken branch flops"] = untaken_branch_flops(workload, mesh, strategy)
+        found["untaken branch collectives"] = _unmerged(untaken_branch_collectives(workload, mesh, strategy))
     for name, choices in case["search"].items():
         found[name] = _ranked(rank(workload, system, top=4, **choices))
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import gathered_elements, parameter_elements
-from meshwright.cost.traffic import stage_layers
+from meshwright.step.pipeline import stage_layers
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.workload import Remat, Workload

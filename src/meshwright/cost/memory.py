@@ -9,7 +9,7 @@ from typing import Literal
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States, gathered_elements
 from meshwright.cost.ticks import before_stages, is_lockstep, kept_layers, of_stages, stage_slots, vocab_axes
-from meshwright.cost.traffic import stage_layers
+from meshwright.step.pipeline import stage_layers
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.workload import DEFAULT, Strategy, Workload, is_zigzag, token_axes

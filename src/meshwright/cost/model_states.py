@@ -14,6 +14,7 @@ from itertools import permutations
 from meshwright.cost.ticks import is_lockstep
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
+from meshwright.step.optimizer import factored_dims
 from meshwright.workload import (
     DEFAULT,
     IN_USE,
@@ -37,9 +38,6 @@ Lion has one (arXiv:2302.06675). sgd is without momentum. Of Adafactor, without 
 
 COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1}
 """The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
-
-FACTORED_FROM = 128
-"""The size from which on Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
 
 BLOCK_OF_8BIT = 256
 """The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
@@ -121,17 +119,6 @@ def factored_elements(model: ModelConfig, mesh: MeshShape) -> int:
         else:
             count += size + 2
     return count
-
-
-def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The second largest and the largest dim of a parameter, over which Adafactor takes means; None where it does not.
-
-    Of equal ones the later counts as the larger.
-    """
-    by_size = sorted(range(len(shape)), key=shape.__getitem__)
-    if len(shape) < 2 or shape[by_size[-2]] < FACTORED_FROM:
-        return None
-    return by_size[-2], by_size[-1]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from meshwright.cost import (
     PassSeconds,
-    all_runs,
     before_stages,
     buffer_seconds,
     contention_seconds,
@@ -55,7 +54,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
-    in_ticks = step_collectives(workload, mesh, strategy, counted=all_runs)
+    in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(moves, workload, mesh, system, strategy)
     waited = waits(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, waited)

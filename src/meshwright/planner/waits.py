@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.cost import (
-    KEPT_INPUTS,
     activation_collectives,
     collective_efficiency,
     collective_seconds,
@@ -20,6 +19,7 @@ from meshwright.cost import (
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Kind, Phase
+from meshwright.step.pipeline import KEPT_INPUTS
 from meshwright.workload import DEFAULT, RULES, Strategy, Workload
 
 CRITICAL = frozenset({"tp", "sp", "ep", "pp"})

@@ -33,7 +33,7 @@ def _forward(node: Node, phase: Phase) -> Iterator[Op]:
             case Exchange() if phase in work.phases and not work.is_end:
                 yield _exchanged(work, node.region, phase)
             case PassOver():
-                yield Elementwise(kind=work.kind, phase=phase, region=node.region, block=node.block, array=work.array)
+                yield Elementwise(kind=work.kind, phase=phase, region=node.region, block=node.block, arrays=work.arrays)
             case _:
                 pass
 
@@ -60,7 +60,7 @@ def _backward(node: Node) -> Iterator[Op]:
                 yield _exchanged(work, node.region, "backward")
             case PassOver():
                 yield Elementwise(
-                    kind=work.kind, phase="backward", region=node.region, block=node.block, array=work.array
+                    kind=work.kind, phase="backward", region=node.region, block=node.block, arrays=work.arrays
                 )
             case _:
                 pass
@@ -92,7 +92,8 @@ def sums(work: Vector, region: Region) -> Iterator[Communicate]:
     for axes in work.pending:
         if axes:
             yield Communicate(
-                name=work.name, kind="all-reduce", axes=axes, phase="backward", region=region, array=work.array
+                name=work.name, kind="all-reduce", axes=axes, phase="backward", region=region, array=work.array,
+                of_weight=True,
             )
 
 
@@ -100,6 +101,7 @@ def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
     """A product in one of its roles."""
     return Matmul(
         name=work.name,
+        target=node.writes,
         phase=phase,
         region=node.region,
         block=node.block,
@@ -141,6 +143,7 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
         phase=phase,
         region=region,
         array=work.array,
+        times=work.times,
         is_ring=work.is_ring,
     )
 

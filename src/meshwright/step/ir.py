@@ -58,7 +58,7 @@ class Array:
     def notation(self) -> ShardedArray:
         """This array in the notation."""
         letters, axes = tuple(dim.letter for dim in self.dims), tuple(dim.axes for dim in self.dims)
-        return ShardedArray(self.name, letters, axes, self.unreduced)
+        return ShardedArray(self.name.replace(" ", "_"), letters, axes, self.unreduced)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +134,7 @@ class Matmul:
     """
 
     name: str
+    target: str
     phase: Phase
     region: Region
     block: Block
@@ -145,7 +146,6 @@ class Matmul:
     is_summed: bool = False
     is_rounded: bool = False
     is_ring: bool = False
-    in_layers: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +167,7 @@ class AttentionOp:
     value_dim: int
     windows: tuple[int | None, ...]
     share: float = 1.0
+    is_of_chunks: bool = False
 
 
 Pass = Literal[
@@ -176,21 +177,21 @@ Pass = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise:
-    """A pass over memory: what is between products. `elements` are counted of one array."""
+    """A pass over memory: what is between products, over the elements of some arrays."""
 
     kind: Pass
     phase: Phase
     region: Region
     block: Block
-    array: Array
+    arrays: tuple[Array, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Communicate:
     """A collective over `axes`; bytes are those of `array` (`record.Collective`).
 
-    is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight or
-    sums its gradient. skipped: runs that a compiler leaves out of those executed. name: as records show it.
+    is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
+    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those executed. name: as records show it.
     """
 
     name: str

@@ -38,4 +38,4 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
 
 def gradient_sums(work: Weight, region: Region, block: Block) -> Iterator[Elementwise]:
     """The gradient of each microbatch is added to those before: both are read, the sum is written."""
-    yield Elementwise(kind="accumulate", phase="backward", region=region, block=block, array=work.used)
+    yield Elementwise(kind="accumulate", phase="backward", region=region, block=block, arrays=(work.used,))

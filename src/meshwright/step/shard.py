@@ -12,11 +12,13 @@ from enum import Enum
 from functools import lru_cache
 from typing import Literal
 
+from meshwright.mesh import LAYOUT
 from meshwright.notation import Communicate as Inferred
-from meshwright.notation import Sizes, reshard
+from meshwright.notation import Sizes
+from meshwright.notation.reshard import reshard
 from meshwright.record import Kind
 from meshwright.step.ir import Array, Block, Dim, Pass, Region
-from meshwright.step.layer import STREAM, Add, Attention, Combine, Dispatch, Gated, Linear, Norm, Rotary, Slice, Stack
+from meshwright.step.layer import STREAM, Add, Attention, Combine, Concat, Dispatch, Gated, Linear, Norm, Rotary, Slice, Stack
 from meshwright.step.layer import Block as LayerBlock
 
 LETTERS = {
@@ -163,16 +165,17 @@ class Exchange:
     axes: tuple[str, ...]
     array: Array
     phases: tuple[Literal["forward", "recompute", "backward"], ...]
+    times: int = 1
     is_ring: bool = False
     is_end: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassOver:
-    """An elementwise pass over an array."""
+    """An elementwise pass over the elements of some arrays."""
 
     kind: Pass
-    array: Array
+    arrays: tuple[Array, ...]
 
 
 Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
@@ -216,6 +219,11 @@ def _inferred(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...],
     return tuple(found)
 
 
+def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
+    """Mesh axes in the order in which they are laid over devices."""
+    return tuple(sorted(axes, key=LAYOUT.index))
+
+
 def shard_stack(stack: Stack, layout: Layout) -> tuple[Node, ...]:
     """The nodes of one layer of a stack."""
     region = Region(stack.name)
@@ -236,6 +244,7 @@ class _BlockSharder:
         self.block = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.arrays: _Layouts = {}
         self.entries: dict[tuple[str, str], str] = {}
+        self.parts: set[str] = set()
 
     def nodes(self) -> Iterator[Node]:
         """A node for each op, with moves between."""
@@ -259,10 +268,11 @@ class _BlockSharder:
                     yield from self._add(op)
                 case Slice():
                     source = self.arrays[op.source]
-                    self.arrays[op.target] = replace(
-                        source, name=op.target, dims=(*source.dims[:-1], source.dims[-1]._replace(size=op.size))
-                    )
+                    self.arrays[op.target] = _resized(source, op.target, op.size)
+                    self.parts.add(op.target)
                     yield self._node(reads=(op.source,), writes=op.target)
+                case Concat():
+                    yield self._concat(op)
 
     def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
               tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
@@ -290,7 +300,7 @@ class _BlockSharder:
         source = self._array(op.source)
         self.arrays[op.target] = replace(source, name=op.target)
         kind: Pass = "layer_norm" if op.kind == "layer" else "norm"
-        work: list[Work] = [PassOver(kind=kind, array=source), self._vector(op.name, (("norm", op.size),), source)]
+        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, (("norm", op.size),), source)]
         if op.has_bias:
             work.append(self._vector(f"{op.name}_bias", (("norm", op.size),), source))
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
@@ -299,10 +309,9 @@ class _BlockSharder:
         """A parameter that is added to or multiplied into a value: its gradient is summed over what splits its tokens."""
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
-        along, batch = (
-            tuple(axis for dim in on.dims if dim.letter in letters for axis in dim.axes if axis not in split)
-            for letters in (("S",), ("B",))
-        )
+        batch, *others = ([axis for axis in dim.axes if axis not in split] for dim in on.dims)
+        along = outermost_first(axis for axes in others for axis in axes)
+        batch = outermost_first(batch)
         return Vector(name=f"{self.stack}.{name}", array=Array(name, used, width="float32"), pending=(along, batch))
 
     def _linear(self, op: Linear) -> Iterator[Node]:
@@ -318,13 +327,14 @@ class _BlockSharder:
         path = f"{self.stack}.{op.name}"
         weight = Weight(name=path, stored=Array(op.name, stored), used=Array(op.name, used), pending=tokens)
         partial = tuple(axis for dim in inner for axis in dim.axes)
-        self.arrays[op.target] = Array(op.target, (*lead, *columns), partial)
+        experts = used[:1] if op.num_experts else ()
+        self.arrays[op.target] = Array(op.target, (*experts, *lead, *columns), partial)
         product = Product(
             name=path,
             rows=lead,
             inner=inner,
             columns=columns,
-            experts=used[:1] if op.num_experts else (),
+            experts=experts,
             is_summed=columns[-1].letter == "D",
             is_rounded=op.is_rounded,
             is_ring=self._has_rings(op),
@@ -344,9 +354,9 @@ class _BlockSharder:
     def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
         """The axes that split what a weight works on, over which each device has a part of its gradient."""
         if not op.num_experts:
-            return tuple(axis for dim in lead for axis in dim.axes)
+            return outermost_first(axis for dim in lead for axis in dim.axes)
         experts = self.layout.axes("expert")
-        return tuple(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
+        return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
 
     def _has_rings(self, op: Linear) -> bool:
         """Whether a product goes round tp in steps beside its collective."""
@@ -386,9 +396,11 @@ class _BlockSharder:
 
     def _rotary(self, op: Rotary) -> Iterator[Node]:
         """Rotation of queries and keys in place."""
+        # What is only a part of a value is rotated as the whole is written (`_concat`).
+        whole = tuple(self.arrays[value] for value in op.values if value not in self.parts)
         for value in op.values:
-            array = self.arrays[value]
-            yield self._node(PassOver(kind="rotary", array=array), reads=(value,), writes=value, tag=Tag.READ)
+            passes = (PassOver(kind="rotary", arrays=whole),) if whole and value == op.values[0] else ()
+            yield self._node(*passes, reads=(value,), writes=value, tag=Tag.READ)
 
     def _attention(self, op: Attention) -> Iterator[Node]:
         """Keys and values brought to their queries, and attention itself."""
@@ -420,7 +432,7 @@ class _BlockSharder:
         self.arrays[op.target] = output
         heads = Dim("N", op.num_heads, self.layout.axes("kv_heads"))
         core = Core(op=op, query=query, key=key, value=value, output=output, num_heads=heads)
-        branch = PassOver(kind="branch", array=self._stream(STREAM))
+        branch = PassOver(kind="branch", arrays=(self._stream(STREAM),))
         yield self._node(
             core, branch, branch, *work, reads=names, writes=op.target, saved=(*names, op.target), tag=Tag.READ
         )
@@ -438,12 +450,19 @@ class _BlockSharder:
             yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
         yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
 
+    def _concat(self, op: Concat) -> Node:
+        """Values with their last dims in a row; they lie as the first does."""
+        sources = [self.arrays[name] for name in op.sources]
+        self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
+        rotated = PassOver(kind="rotary", arrays=(self.arrays[op.target],))
+        return self._node(rotated, reads=op.sources, writes=op.target)
+
     def _gated(self, op: Gated) -> Iterator[Node]:
-        """An MLP's activation. The gradient of the input that gate and up share is a pass of its own."""
+        """An MLP's activation."""
         first = self.arrays[op.sources[0]]
         self.arrays[op.target] = replace(first, name=op.target)
         kind: Pass = "gated" if len(op.sources) > 1 else "activation"
-        yield self._node(PassOver(kind=kind, array=first), reads=op.sources, writes=op.target, saved=op.sources)
+        yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
         """Rows to their experts: exchanged over ep and gathered over tp, or the stream gathered where ep is 1."""
@@ -485,11 +504,22 @@ class _BlockSharder:
         partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)
-        passes = [PassOver(kind="residual", array=stream)]
+        # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
+        kinds: list[Pass] = ["residual"]
         if self.layout.dropout:
-            passes.append(PassOver(kind="dropout", array=stream))
+            kinds.append("dropout")
+        kinds *= 2 if self.name == "block" else 1
+        if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
+            # The gradient of the input that gate and up share.
+            kinds.append("branch")
+        passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]
         reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))
         yield self._node(*passes, reads=reads, writes=op.target)
+
+
+def _resized(array: Array, name: str, size: int) -> Array:
+    """An array with a last dim of another size."""
+    return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))
 
 
 def _bias_dims(op: Linear) -> tuple[tuple[str, int], ...]:
@@ -557,6 +587,5 @@ def _routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange
         yield Exchange(name="routing shares", kind="all-reduce", axes=tp, array=array, phases=("backward",))
         return
     name = "routing experts and shares"
-    for _ in range(2):
-        yield Exchange(name=name, kind="all-gather", axes=tp, array=array, phases=("forward", "recompute"))
+    yield Exchange(name=name, kind="all-gather", axes=tp, array=array, phases=("forward", "recompute"), times=2)
     yield Exchange(name="routing shares", kind="reduce-scatter", axes=tp, array=array, phases=("backward",))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.step.ir import Array, Block, Dim, Region
 from meshwright.step.layer import CrossEntropy, EndOp, Linear, Lookup, Norm
-from meshwright.step.shard import Exchange, Layout, Move, Node, Product, Vector, Weight, Work
+from meshwright.step.shard import Exchange, Layout, Move, Node, PassOver, Product, Vector, Weight, Work, outermost_first
 
 EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 
@@ -45,7 +45,7 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
 
 def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
     """The final norm, the logits, and the loss, of a split vocab each token's maximum, sum and target's logit."""
-    vocab = layout.axes("vocab")
+    vocab, logits = layout.axes("vocab"), None
     for op in ops:
         match op:
             case Norm():
@@ -60,22 +60,23 @@ def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
                 product = Product(
                     name=op.name, rows=layout.tokens, inner=layout.used(op.inputs), columns=layout.used(op.outputs)
                 )
+                logits = Array(op.target, (*product.rows, *product.columns), width="float32")
                 yield _node(LOGITS, Block.LOGITS, entry, weight, product, writes=op.target)
             case CrossEntropy():
-                yield from _loss(layout, vocab)
+                assert logits, "a loss has logits before it"
+                yield from _loss(layout, vocab, logits)
             case _:
                 pass
 
 
-def _loss(layout: Layout, vocab: tuple[str, ...]) -> Iterator[Node]:
+def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array) -> Iterator[Node]:
     """The softmax over a split vocab, and the mean over tokens. The target's logit is not needed again for backward."""
     tokens = Array("softmax", layout.tokens, width="float32")
-    again = ("forward", "recompute")
-    work: list[Work] = []
+    work: list[Work] = [PassOver(kind="loss", arrays=(logits,))]
     if vocab:
         work += [
-            Exchange(name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=phases)
-            for phases in (again, again, ("forward",))
+            Exchange(name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=(phase,), times=times)
+            for phase, times in (("forward", 3), ("recompute", 2))
         ]
     total = Array("loss", (Dim("loss", None),), width="float32")
     work += [
@@ -90,7 +91,7 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
     """The scale and bias of a norm of the residual stream; the pass itself is counted with the logits'."""
     for name in (op.name, *((f"{op.name}_bias",) if op.has_bias else ())):
         along = layout.residual
-        yield Vector(name=name, array=Array(name, (Dim("N", op.size),), width="float32"), pending=(along, layout.batch))
+        yield Vector(name=name, array=Array(name, (Dim("N", op.size),), width="float32"), pending=(along, outermost_first(layout.batch)))
 
 
 def _weight(
@@ -109,7 +110,7 @@ def _weight(
 
 def _over_tokens(dims: tuple[Dim, ...]) -> tuple[str, ...]:
     """The axes that split tokens."""
-    return tuple(axis for dim in dims for axis in dim.axes)
+    return outermost_first(axis for dim in dims for axis in dim.axes)
 
 
 def _node(region: Region, block: Block, *work: Work, writes: str) -> Node:

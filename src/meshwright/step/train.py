@@ -27,7 +27,8 @@ from meshwright.step.ir import (
 )
 from meshwright.step.layer import Dispatch, Program, Stack
 from meshwright.step.microbatch import extents_of, gradient_sums
-from meshwright.step.model import ModelConfig, program
+from meshwright.step.blocks import program
+from meshwright.step.model import ModelConfig
 from meshwright.step.optimizer import update_moves
 from meshwright.step.parameters import leaves, parameters
 from meshwright.step.pipeline import (
@@ -39,7 +40,7 @@ from meshwright.step.pipeline import (
     stage_moves,
 )
 from meshwright.step.rematerialize import recomputed
-from meshwright.step.shard import Core, Exchange, Layout, Node, Vector, Weight, shard_stack
+from meshwright.step.shard import Core, Exchange, Layout, Node, Product, Vector, Weight, shard_stack
 from meshwright.step.shard_ends import embedding_nodes, logits_nodes
 from meshwright.workload import (
     DEFAULT,
@@ -107,7 +108,7 @@ def _ops(
     found, mesh = program(model), stages[0] if stages else MeshShape()
     layout = layout_of(model, live, mesh, strategy, is_pair=is_pair)
     before = pre_pipeline_stack(found, mesh, strategy)
-    ahead = replace(layout, batch=("pp", *layout.batch)) if is_shared else layout
+    ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     ops += build.ends(embedding_nodes(found.embedding, ahead), is_again=before is not None)
@@ -264,7 +265,7 @@ class _Builder:
                     yield op
                 elif not is_repeated and not is_used:
                     yield replace(op, region=once)
-            if self.strategy.num_microbatches > 1:
+            if self.strategy.num_microbatches > 1 and any(isinstance(other, Product) for other in node.work):
                 yield from gradient_sums(work, region, node.block)
 
 
