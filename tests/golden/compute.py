@@ -30,7 +30,7 @@ from meshwright.cost import (
     step_collectives,
     step_flops,
     step_memory,
-    step_traffic,
+    hbm_bytes,
 )
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_mesh
@@ -85,7 +85,7 @@ def _train(case: Case) -> dict[str, Any]:
         "argument bytes": argument_bytes(workload, mesh, strategy, kind=kind),
         "host bytes": host_bytes(workload, mesh, strategy),
         "offloaded bytes": offloaded_bytes(workload, mesh, strategy),
-        "hbm bytes by phase": step_traffic(workload, mesh),
+        "hbm bytes by phase": hbm_bytes(workload, mesh),
     }
     if mesh.pp > 1 and strategy.lockstep:
         found["untaken branch flops"] = untaken_branch_flops(workload, mesh, strategy)

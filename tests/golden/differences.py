@@ -50,13 +50,27 @@ def _by_kind(moves: list[list[Any]] | None) -> dict[str, dict[str, Any]]:
 
 
 def _other_collectives(case: str, was: list[Any], now: list[Any], quantity: str) -> Iterator[Difference]:
-    """Collectives that only one of two lists has; what arrays are called does not matter."""
+    """Collectives that only one of two lists has; what arrays are called does not matter.
+
+    Those of one kind, axes and phase that move arrays of one name are one, whichever uses of it they are for.
+    """
+    was, now = _added_up(was), _added_up(now)
     ours, theirs = (Counter(tuple(move[:5]) for move in moves) for moves in (was, now))
     arrays = {tuple(move[:5]): move[5] for move in (*was, *now)}
     for move in sorted((ours - theirs) + (theirs - ours)):
         kind, axes, phase, size, count = move
         name = f"{quantity}/{kind} {axes} {phase} {arrays[move]} {size} B x{count}"
         yield Difference(case, name, ours[move], theirs[move])
+
+
+def _added_up(moves: list[list[Any]]) -> list[list[Any]]:
+    """Collectives with those of one kind, axes, phase and array added up."""
+    sums: dict[tuple[Any, ...], list[Any]] = {}
+    for kind, axes, phase, size, count, array in moves:
+        found = sums.setdefault((kind, axes, phase, array), [kind, axes, phase, 0, 0, array])
+        found[3] += size
+        found[4] += count
+    return list(sums.values())
 
 
 def _is_equal(was: Any, now: Any) -> bool:

@@ -25,7 +25,7 @@ from meshwright.cost.flops import (
     step_flops,
     untaken_branch_flops,
 )
-from meshwright.cost.hbm_traffic import step_traffic
+from meshwright.cost.hbm_bytes import hbm_bytes
 from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
 from meshwright.cost.images import (
     IMAGE_AXES,
@@ -96,7 +96,6 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.ticks import before_stages, is_shared_before
 from meshwright.cost.whole_sums import is_summed_whole
 
 __all__ = [
@@ -119,10 +118,7 @@ __all__ = [
     "argument_bytes",
     "attention_flops",
     "batch_of_equal_reads",
-    "before_stages",
     "best_fsdp_degree",
-    "untaken_branch_collectives",
-    "untaken_branch_flops",
     "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",
@@ -138,11 +134,14 @@ __all__ = [
     "decode_seconds",
     "decode_tokens_per_second",
     "device_cache_bytes",
+    "dropless_padding_collectives",
+    "dropless_padding_flops",
     "evicted_tokens",
     "feedforward_texts",
     "free_bytes",
     "gather_bytes_per_second",
     "hardware_intensity",
+    "hbm_bytes",
     "hit_experts",
     "host_bytes",
     "image_collectives",
@@ -155,7 +154,6 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
-    "is_shared_before",
     "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",
@@ -181,8 +179,6 @@ __all__ = [
     "product_time",
     "read_cache_bytes",
     "ring_work",
-    "dropless_padding_collectives",
-    "dropless_padding_flops",
     "sequence_cache_bytes",
     "serving_collectives",
     "serving_flops",
@@ -193,10 +189,11 @@ __all__ = [
     "step_collectives",
     "step_flops",
     "step_memory",
-    "step_traffic",
     "straggling_seconds",
     "token_cache_bytes",
     "training_seconds",
+    "untaken_branch_collectives",
+    "untaken_branch_flops",
     "update_seconds",
     "utilisation",
     "wasted_share",

@@ -11,23 +11,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from meshwright.cost.ticks import is_lockstep
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step.optimizer import factored_dims
+from meshwright.step.pipeline import is_lockstep
 from meshwright.workload import (
     DEFAULT,
-    IN_USE,
-    RULES,
     ModelConfig,
-    Parameter,
     Strategy,
     Workload,
     chunk_slots,
     leaves,
     local_parameter_shape,
     parameters,
-    used_shape,
 )
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
@@ -213,23 +209,3 @@ class States:
     def _kept_on(self) -> MeshShape:
         """The mesh that shards what stays from step to step."""
         return replace(self.mesh, dp=1) if self.strategy.zero_stage else replace(self.mesh, dp=1, fsdp=1, sp=1)
-
-
-@lru_cache(maxsize=1 << 12)
-def gathered_elements(model: ModelConfig, tp: int, ep: int, names: tuple[str, ...]) -> float:
-    """The elements of some weights as one device multiplies by them, for one layer where they are stacked.
-
-    names: the last parts of their paths; empty for all weights of a layer. Once gathered, a weight is split over tp and
-    ep alone.
-    """
-    mesh = MeshShape(tp=tp, ep=ep)
-    return sum(
-        math.prod(used_shape(parameter, mesh, path)) / parameter.num_layers
-        for path, parameter in leaves(parameters(model))
-        if (path.rpartition(".")[2] in names if names else "." in path) and _is_gathered(parameter)
-    )
-
-
-def _is_gathered(parameter: Parameter) -> bool:
-    """Whether a parameter is stored in shards that its use gathers; norms and biases are kept whole."""
-    return "norm" not in parameter.axes and any(name in IN_USE and RULES[name] for name in parameter.axes)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from meshwright.cost.achieved import HBM_SHARE, product_seconds
 from meshwright.cost.attention import fused_attention_time
+from meshwright.cost.comm_volume import is_of_weights, weight_collectives
 from meshwright.cost.efficiency import gpu_figures, layer_shares
 from meshwright.cost.elementwise import (
     LOGITS_BYTES,
@@ -21,7 +22,6 @@ from meshwright.cost.elementwise import (
     softmax_passes,
 )
 from meshwright.cost.model_states import parameter_elements
-from meshwright.cost.comm_volume import is_of_weights, weight_collectives
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
@@ -143,9 +143,7 @@ class _Timed:
         return found.attention * (1 / self.shares["attention"]) + found.rest * (1 / self.shares["rest"])
 
 
-def _timed(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1
-) -> _Timed:
+def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
     """The times of one microbatch, by what they depend on alone: a search meets each of them many times."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     return _time(workload, MeshShape(tp=mesh.tp, ep=mesh.ep), system, _of_ops(strategy), tokens)
@@ -196,9 +194,7 @@ class OpTimer:
         attention = [op for op in ops if isinstance(op, AttentionOp)]
         rest = [op for op in ops if not isinstance(op, AttentionOp)]
         queries = {op.query.name for op in attention}
-        of_queries = [
-            op for op in rest if isinstance(op, Matmul) and op.target in queries and op.phase == "backward"
-        ]
+        of_queries = [op for op in rest if isinstance(op, Matmul) and op.target in queries and op.phase == "backward"]
         accumulated = [
             op for op in rest
             if isinstance(op, Elementwise) and op.kind == "accumulate"
@@ -237,7 +233,9 @@ class OpTimer:
             return seconds + self._cast(rounded, count * rows, count * inner * columns, inner, columns, is_forward=True)
         if op.role == "input_gradient":
             seconds = count * self._product(rows, columns, inner, rounded, steps)
-            return seconds + self._cast(rounded, count * rows, count * inner * columns, inner, columns, is_forward=False)
+            return seconds + self._cast(
+                rounded, count * rows, count * inner * columns, inner, columns, is_forward=False
+            )
         # int8 training multiplies for gradients of weights as it would without (`models.quantised`).
         dtype = self.workload.compute_dtype if rounded == "int8" else rounded
         # A weight that adds to the stream has its gradient summed over what comes round; of others all is there.

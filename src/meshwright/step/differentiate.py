@@ -69,9 +69,7 @@ def _backward(node: Node) -> Iterator[Op]:
 def gathers(work: Weight, region: Region, phase: Phase) -> Iterator[Communicate]:
     """A weight from where it is stored to its use."""
     for kind, axes, array in moves_between(work.stored, work.used):
-        yield Communicate(
-            name=work.name, kind=kind, axes=axes, phase=phase, region=region, array=array, of_weight=True
-        )
+        yield Communicate(name=work.name, kind=kind, axes=axes, phase=phase, region=region, array=array, of_weight=True)
 
 
 def scatters(work: Weight, region: Region) -> Iterator[Communicate]:
@@ -92,7 +90,12 @@ def sums(work: Vector, region: Region) -> Iterator[Communicate]:
     for axes in work.pending:
         if axes:
             yield Communicate(
-                name=work.name, kind="all-reduce", axes=axes, phase="backward", region=region, array=work.array,
+                name=work.name,
+                kind="all-reduce",
+                axes=axes,
+                phase="backward",
+                region=region,
+                array=work.array,
                 of_weight=True,
             )
 

@@ -209,7 +209,7 @@ class Communicate:
 Op = Matmul | AttentionOp | Elementwise | Communicate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ops:
     """The ops of a step, symbolic: they depend on which mesh axes are larger than 1, and not on degrees or the batch."""
 
@@ -217,6 +217,28 @@ class Ops:
     attention: tuple[AttentionOp, ...] = ()
     elementwise: tuple[Elementwise, ...] = ()
     communication: tuple[Communicate, ...] = ()
+
+    @cached_property
+    def forward(self) -> Mapping[str, ForwardOps]:
+        """The ops of each region in the forward pass that compute."""
+        names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
+        return {
+            name: ForwardOps(
+                *(
+                    tuple(op for op in ops if op.region.name == name and op.phase == "forward")
+                    for ops in (self.matmuls, self.attention, self.elementwise)
+                )
+            )
+            for name in names
+        }
+
+
+class ForwardOps(NamedTuple):
+    """What a region computes in the forward pass."""
+
+    matmuls: tuple[Matmul, ...]
+    attention: tuple[AttentionOp, ...]
+    elementwise: tuple[Elementwise, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

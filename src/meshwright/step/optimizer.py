@@ -55,6 +55,12 @@ def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Ite
 def _sum(name: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
     """An all-reduce of the update."""
     return Communicate(
-        name=name, kind="all-reduce", axes=axes, phase="update", region=Region("update"), array=array, times=times,
+        name=name,
+        kind="all-reduce",
+        axes=axes,
+        phase="update",
+        region=Region("update"),
+        array=array,
+        times=times,
         of_weight=True,
     )

@@ -110,6 +110,19 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
     return found
 
 
+def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
+    """The layers of microbatches that a device in lockstep keeps something of for backward, at once.
+
+    GPipe: those of all ticks. 1F1B: those of the microbatches in its slots, those of one on their way between stages
+    that keep for each other, and those that it works on.
+    """
+    schedule = schedule_of(mesh, strategy)
+    chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
+    if schedule.kind == "gpipe":
+        return chunk * schedule.ticks
+    return chunk * (schedule.kept + schedule.is_balanced + 1)
+
+
 def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
     """The stream from stage to stage and its gradient back, and inputs that stages keep for each other.
 

@@ -70,5 +70,3 @@ def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
             found.setdefault((i, name), last.get(name))
     assert all(name == STREAM or writer is not None for (_, name), writer in found.items()), found
     return found
-
-

@@ -18,7 +18,20 @@ from meshwright.notation import Sizes
 from meshwright.notation.reshard import reshard
 from meshwright.record import Kind
 from meshwright.step.ir import Array, Block, Dim, Pass, Region
-from meshwright.step.layer import STREAM, Add, Attention, Combine, Concat, Dispatch, Gated, Linear, Norm, Rotary, Slice, Stack
+from meshwright.step.layer import (
+    STREAM,
+    Add,
+    Attention,
+    Combine,
+    Concat,
+    Dispatch,
+    Gated,
+    Linear,
+    Norm,
+    Rotary,
+    Slice,
+    Stack,
+)
 from meshwright.step.layer import Block as LayerBlock
 
 LETTERS = {
@@ -249,6 +262,9 @@ class _BlockSharder:
     def nodes(self) -> Iterator[Node]:
         """A node for each op, with moves between."""
         for op in self.ops:
+            if isinstance(op, Norm) and op.source == STREAM and self.arrays:
+                # Of parallel blocks the second one begins.
+                self.block = Block.MLP
             match op:
                 case Norm():
                     yield from self._norm(op)

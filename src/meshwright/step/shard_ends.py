@@ -39,7 +39,10 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
         left = tuple(axis for axis in split if axis not in layout.residual)
         middle = Array("embedding", (lead[0], at_sequence, columns), left)
         after = Array("embedding", (Dim("B", None, layout.batch), at_sequence, columns))
-        work += [Move(name="embedding", before=before, after=middle), Move(name="embedding", before=middle, after=after)]
+        work += [
+            Move(name="embedding", before=before, after=middle),
+            Move(name="embedding", before=middle, after=after),
+        ]
     return _node(EMBEDDING, Block.EMBEDDING, *work, writes=op.target)
 
 
@@ -91,12 +94,14 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
     """The scale and bias of a norm of the residual stream; the pass itself is counted with the logits'."""
     for name in (op.name, *((f"{op.name}_bias",) if op.has_bias else ())):
         along = layout.residual
-        yield Vector(name=name, array=Array(name, (Dim("N", op.size),), width="float32"), pending=(along, outermost_first(layout.batch)))
+        yield Vector(
+            name=name,
+            array=Array(name, (Dim("N", op.size),), width="float32"),
+            pending=(along, outermost_first(layout.batch)),
+        )
 
 
-def _weight(
-    name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pending: tuple[str, ...]
-) -> Weight:
+def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pending: tuple[str, ...]) -> Weight:
     """A table on its way to its use."""
     used = layout.used(dims)
     split = {axis for dim in used for axis in dim.axes}

@@ -1,6 +1,6 @@
 """The train step of a model on a mesh: built once from its ops, every pass in order, as one `Step`.
 
-    program (families) -> shard -> differentiate -> rematerialize -> ZeRO, microbatch -> pipeline -> optimizer
+program (families) -> shard -> differentiate -> rematerialize -> ZeRO, microbatch -> pipeline -> optimizer
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
+from meshwright.step.blocks import program
 from meshwright.step.differentiate import backward_ops, forward_ops, gathers, scatters, sums
 from meshwright.step.ir import (
     Array,
@@ -18,7 +19,6 @@ from meshwright.step.ir import (
     Communicate,
     Dim,
     Elementwise,
-    Extents,
     Matmul,
     Op,
     Ops,
@@ -27,7 +27,6 @@ from meshwright.step.ir import (
 )
 from meshwright.step.layer import Dispatch, Program, Stack
 from meshwright.step.microbatch import extents_of, gradient_sums
-from meshwright.step.blocks import program
 from meshwright.step.model import ModelConfig
 from meshwright.step.optimizer import update_moves
 from meshwright.step.parameters import leaves, parameters

@@ -17,12 +17,12 @@ from meshwright.compiler import (
 from meshwright.cost import (
     argument_bytes,
     attention_flops,
-    untaken_branch_collectives,
-    untaken_branch_flops,
-    model_flops,
     dropless_padding_collectives,
     dropless_padding_flops,
+    model_flops,
     step_collectives,
+    untaken_branch_collectives,
+    untaken_branch_flops,
 )
 from meshwright.cost.attention import tpu_kernel
 from meshwright.errors import MeshwrightError
