@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -243,9 +243,17 @@ class ForwardOps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols."""
+    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols.
+
+    stages: what stages hand on to each other, which depends on the schedule.
+    """
 
     ops: Ops
+    stages: tuple[Communicate, ...] = ()
     repeats: Mapping[str, Repeat]
     extents: Extents
-    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def communication(self) -> tuple[Communicate, ...]:
+        """Every collective of the step."""
+        return self.ops.communication + self.stages

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from meshwright.mesh import LAYOUT
@@ -62,9 +62,11 @@ class Tag(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
     """What the shard pass knows of a mesh and a strategy: live axes, and the rules by which arrays lie on them.
+
+    Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
 
     batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
     2. parts: whether there are several microbatches.
@@ -80,12 +82,16 @@ class Layout:
     is_pair: bool
     collective_matmul: bool
     sequence_parallel: bool
-    is_dropless: bool
     dropout: bool
+
+    @cached_property
+    def live_rules(self) -> Mapping[str, tuple[str, ...]]:
+        """The live axes of each rule."""
+        return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The live axes of a rule."""
-        return tuple(axis for axis in self.rules[name] if axis in self.live)
+        return self.live_rules[name]
 
     @property
     def tokens(self) -> tuple[Dim, Dim]:
@@ -194,9 +200,9 @@ class PassOver:
 Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """One forward op: what it reads and writes by name, and its work.
+    """One forward op: what it reads and writes by name, and its work. Equal only to itself.
 
     saved: the values that its backward reads. tag: what a remat policy calls its result.
     """
@@ -237,6 +243,7 @@ def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(axes, key=LAYOUT.index))
 
 
+@lru_cache(maxsize=1 << 10)
 def shard_stack(stack: Stack, layout: Layout) -> tuple[Node, ...]:
     """The nodes of one layer of a stack."""
     region = Region(stack.name)

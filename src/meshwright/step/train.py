@@ -53,24 +53,25 @@ from meshwright.workload import (
 )
 
 
+STAGED = MeshShape(pp=2)
+"""A mesh with stages, for what depends on whether there are some."""
+
+
 @lru_cache(maxsize=1 << 10)
 def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
     """A train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
     model = workload.model
     found = program(model)
     shared = is_shared_before(found, workload.batch, mesh, strategy)
-    ops = _ops(
-        model,
-        workload.remat,
-        num_query_chunks(workload.seq_len) > 1,
-        _live(mesh),
-        mesh.sp == 2,
-        _of_pipeline(mesh, strategy),
-        _without_counts(strategy),
-        shared,
-    )
+    live = _live(mesh)
+    plain = _without_counts(strategy, has_stages=mesh.pp > 1)
+    has_chunks = num_query_chunks(workload.seq_len) > 1
+    stages = ()
+    if mesh.pp > 1:
+        stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
     return Step(
-        ops=ops,
+        ops=_ops(model, workload.remat, has_chunks, live, mesh.sp == 2, plain, shared),
+        stages=stages,
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
     )
@@ -81,15 +82,20 @@ def _live(mesh: MeshShape) -> frozenset[str]:
     return frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
 
 
-def _of_pipeline(mesh: MeshShape, strategy: Strategy) -> tuple[MeshShape, Strategy] | None:
-    """What of a mesh and a strategy a pipeline's moves depend on; None without stages."""
-    return (MeshShape(pp=mesh.pp), replace(strategy, zero_stage=3)) if mesh.pp > 1 else None
+@lru_cache(maxsize=1 << 14)
+def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
+    """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
+    schedule = strategy.schedule if has_stages else "1f1b"
+    parts = min(strategy.num_microbatches, 2)
+    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule)
 
 
 @lru_cache(maxsize=1 << 12)
-def _without_counts(strategy: Strategy) -> Strategy:
-    """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
-    return replace(strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1)
+def _of_layout(strategy: Strategy) -> Strategy:
+    """What of a strategy says how arrays lie."""
+    names = ("lockstep", "sequence_parallel", "overlaps_tp", "attention", "sequence", "dropout")
+    kept = {name: getattr(strategy, name) for name in names}
+    return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -99,13 +105,12 @@ def _ops(
     has_chunks: bool,
     live: frozenset[str],
     is_pair: bool,
-    stages: tuple[MeshShape, Strategy] | None,
     strategy: Strategy,
     is_shared: bool,
 ) -> Ops:
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
-    found, mesh = program(model), stages[0] if stages else MeshShape()
-    layout = layout_of(model, live, mesh, strategy, is_pair=is_pair)
+    found, mesh = program(model), STAGED if "pp" in live else MeshShape()
+    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
@@ -124,9 +129,7 @@ def _ops(
             name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
             array=array,
         ))  # fmt: skip
-    if stages:
-        ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-        ops += stage_moves(found, mesh, stages[1], layout)
+    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
     ops += _update(model, layout, mesh, strategy)
     return Ops(
         matmuls=tuple(op for op in ops if isinstance(op, Matmul)),
@@ -136,9 +139,8 @@ def _ops(
     )
 
 
-def layout_of(
-    model: ModelConfig, live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False
-) -> Layout:
+@lru_cache(maxsize=1 << 12)
+def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
     vocab = ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
@@ -158,7 +160,6 @@ def layout_of(
         is_pair=is_pair,
         collective_matmul=strategy.overlaps_tp and strategy.sequence_parallel and "tp" in live,
         sequence_parallel=strategy.sequence_parallel,
-        is_dropless=model.experts is not None and model.experts.capacity_factor is None,
         dropout=strategy.dropout > 0,
     )
 
