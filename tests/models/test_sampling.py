@@ -7,8 +7,10 @@ import pytest
 
 from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
-from meshwright.models.decoder import layers, placed
+from meshwright.models.context import position_info
+from meshwright.models.decoder import layers
 from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.step import blocks
 from meshwright.workload import DEFAULT, PRESETS, parameters
 
 MODEL = PRESETS["tiny"]
@@ -23,8 +25,10 @@ def greedy_without_cache(num_tokens):
         params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
         text = PROMPT
         for _ in range(num_tokens):
-            x, table = embed(params, jnp.asarray(text[None]), layout, jnp.float32)
-            x, _ = layers(params["layers"], x, placed(jnp.arange(len(text)), MODEL), MODEL, layout, "block", DEFAULT)
+            positions = position_info(jnp.arange(len(text)), MODEL)
+            x, table = embed(params, jnp.asarray(text[None]), positions, MODEL, layout, jnp.float32)
+            (stack,) = blocks.layers(MODEL)
+            x, _ = layers(stack, params["layers"], x, positions, layout, "block", DEFAULT)
             scores = logits(params, x, table, MODEL, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]

@@ -14,12 +14,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.models import decoder, sample, sampling_layout
-from meshwright.models.experts import load_of_layers, mix
+from meshwright.models import decoder, layer, sample, sampling_layout
+from meshwright.models.linear import router_logits
+from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.runtime import Layout, build_mesh, initialise
 from meshwright.runtime.experts_routing import Load, route
+from meshwright.step.blocks import moe_block
 from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step
 from meshwright.training.step import abstract_batch
 from meshwright.verification import in_plans_terms
@@ -75,6 +77,13 @@ def dense(h, weights, num_active, kept=True):
     return jnp.einsum("bsed,bse->bsd", made, shares), chosen, scores
 
 
+def moe(h, weights, experts, layout):
+    """What experts add to the stream, from their router on, and their load."""
+    _, _, dispatch, gate, up, hidden, down, *_ = moe_block(MODEL, experts).ops
+    logits = router_logits(h, weights["router"], layout)
+    return moe_layer(h, logits, weights, MoeOps(dispatch, (gate, up), hidden, down), layout)
+
+
 def on_mesh(shape, experts, weights=None, h=None):
     """What experts add to the stream, its gradients, and their load, on the first devices."""
     drawn, stream, gradient, axes = draw()
@@ -86,7 +95,7 @@ def on_mesh(shape, experts, weights=None, h=None):
 
         @jax.jit
         def run(weights, h):
-            added, back, load = jax.vjp(lambda w, h: mix(h, w, experts, layout), weights, h, has_aux=True)
+            added, back, load = jax.vjp(lambda w, h: moe(h, w, experts, layout), weights, h, has_aux=True)
             return added, back(gradient), load_of_layers(load[None])
 
         return jax.tree.map(np.asarray, run(placed, h))
@@ -229,9 +238,10 @@ def decoder_loss(model, *, remat="block"):
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-def dense_mix(h, weights, experts, layout, matmul_dtype=None):
-    """`mix` by every expert on every token, on one device."""
-    del layout, matmul_dtype
+def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None):
+    """`moe_layer` by every expert on every token, on one device."""
+    del logits, layout, matmul_dtype
+    experts = ops.experts
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
     return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])[None]
@@ -248,7 +258,7 @@ def test_a_decoder_of_experts_computes_what_one_of_dense_experts_does(name, monk
     """On one device, to which `kit_rows.py` holds every mesh."""
     model = replace(MODEL, experts=VARIANTS[name])
     found, of_weights = decoder_loss(model)
-    monkeypatch.setattr(decoder, "mix", dense_mix)
+    monkeypatch.setattr(layer, "moe_layer", dense_moe_layer)
     value, gradients = decoder_loss(model, remat="none")
     assert found == pytest.approx(value, rel=1e-6)
     assert_near(of_weights, gradients)

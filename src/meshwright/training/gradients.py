@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.models import loss_and_load, staged_loss_and_load
-from meshwright.models.dropout import Draws, numbers_of
+from meshwright.models.dropout import DropoutRng, token_numbers
 from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.runtime import DTYPES, Layout
 from meshwright.runtime.experts_routing import Load
@@ -39,17 +39,15 @@ def loss_and_gradients(
     if strategy.dropout:
         key = jax.random.wrap_key_data(batch["draws"], impl="threefry2x32")
         batch = {name: array for name, array in batch.items() if name != "draws"}
-        batch |= {"numbers": numbers_of(batch["tokens"].shape, layout, strategy)}
+        batch |= {"numbers": token_numbers(batch["tokens"].shape, layout, strategy)}
     is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
-        draws = Draws(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
+        rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
         run = staged_loss_and_load if is_staged else loss_and_load
-        return run(
-            params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, draws=draws
-        )
+        return run(params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
         return jax.value_and_grad(loss_of, has_aux=True)(params, batch)
