@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.dropout import Draws, dropped_weights
 from meshwright.runtime import cotangent_spec
-from meshwright.runtime.blockwise import ATTENDED
+from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
 from meshwright.workload import ModelConfig, can_halve_queries, num_query_chunks
 
 INTERMEDIATE = "intermediate"
@@ -173,7 +173,7 @@ def _forward_by_chunk(chunks: Chunks, key: Array, value: Array, draws: Draws | N
         total = jnp.sum(weights, axis=-1, keepdims=True)
         return _mix(weights, total, value, chunk.draws(draws), chunk.query.dtype), top + jnp.log(total)
 
-    mixed, log_total = checkpoint_name(jax.lax.map(mix, chunks), ATTENDED)
+    mixed, log_total = checkpoint_name(jax.lax.map(mix, chunks), ATTENTION_RESIDUALS)
     return mixed, (chunks, key, value, draws, mixed, log_total)
 
 

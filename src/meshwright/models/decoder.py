@@ -23,19 +23,19 @@ from meshwright.models.experts import load_of_layers, mix
 from meshwright.models.norm import norm
 from meshwright.models.product import product
 from meshwright.models.stream import GATHERED, RESIDUAL, gathered, off_stream, onto_stream
-from meshwright.runtime import Layout, sequence
-from meshwright.runtime.blockwise import ATTENDED
+from meshwright.runtime import ShardingContext, sequence
+from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
+from meshwright.runtime.collective_matmul import GATHERED_BY_RING
 from meshwright.runtime.experts_routing import Load
-from meshwright.runtime.overlapped import BROUGHT
-from meshwright.runtime.places import Mask, Places
+from meshwright.runtime.segments import Mask, Segments
 from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
 
 STREAM = "stream"
 """The name of a layer's input, which the remat policy `offload` keeps in host memory."""
 
 KEPT: Mapping[Remat, tuple[str, ...]] = {
-    "none": (PRODUCT, INTERMEDIATE, BROUGHT, ATTENDED, SCORES),
-    "attention": (PRODUCT, INTERMEDIATE, BROUGHT, ATTENDED),
+    "none": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS, SCORES),
+    "attention": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS),
     "matmuls": (PRODUCT,),
     "block": (),
 }
@@ -50,7 +50,7 @@ Weights = Mapping[str, Any]
 class Placed(NamedTuple):
     """Where tokens stand, [s] where they lie in order, and the turns of heads there: the same in every layer."""
 
-    places: Array | Places
+    places: Array | Segments
     turns: Turns
 
 
@@ -71,7 +71,7 @@ def loss_and_load(
     params: Weights,
     batch: Weights,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     *,
     dtype: Any,
     remat: Remat,
@@ -100,15 +100,15 @@ def loss_and_load(
 def places_of(batch: Weights, model: ModelConfig) -> Placed:
     """Where the tokens of a batch stand; heads turn where these are, so turns are split as the tokens are."""
     if "positions" in batch:
-        return placed(Places(batch["positions"], batch.get("segments")), model)
+        return placed(Segments(batch["positions"], batch.get("segments")), model)
     tokens = jax.typeof(batch["tokens"])
     whole = jnp.arange(tokens.shape[1])
     return Placed(whole, turns(jax.reshard(whole, P(tokens.sharding.spec[1])), model))
 
 
-def placed(places: Array | Places, model: ModelConfig) -> Placed:
+def placed(places: Array | Segments, model: ModelConfig) -> Placed:
     """Places as layers take them, with the turns there worked out: sines made once, which cost more than their use."""
-    return Placed(places, turns(places.positions if isinstance(places, Places) else places, model))
+    return Placed(places, turns(places.positions if isinstance(places, Segments) else places, model))
 
 
 def layers(
@@ -116,7 +116,7 @@ def layers(
     x: Array,
     where: Placed,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     remat: Remat,
     strategy: Strategy,
     draws: Draws | None = None,
@@ -134,7 +134,7 @@ def layers(
     return x, None if loads is None else load_of_layers(loads)
 
 
-def embed(params: Weights, tokens: Array, layout: Layout, dtype: Any) -> tuple[Array, Array]:
+def embed(params: Weights, tokens: Array, layout: ShardingContext, dtype: Any) -> tuple[Array, Array]:
     """The residual stream that `tokens` [b, s] start as, and the gathered table it was looked up in.
 
     Each device looks up what rows it has: over axes that split these, it has the tokens of all.
@@ -162,7 +162,7 @@ def embed(params: Weights, tokens: Array, layout: Layout, dtype: Any) -> tuple[A
     return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens), table
 
 
-def table_in_use(params: Weights, layout: Layout, dtype: Any) -> Array:
+def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
     """The embedding table as lookups and tied logits use it."""
     return _weight(params["embedding"], layout, dtype, "vocab", "embed")
 
@@ -172,7 +172,7 @@ def block(
     weights: Weights,
     where: Placed,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     cache: Cache | None = None,
     *,
     strategy: Strategy = DEFAULT,
@@ -190,7 +190,7 @@ def attended(
     weights: Weights,
     where: Placed,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     cache: Cache | None = None,
     *,
     strategy: Strategy,
@@ -204,7 +204,12 @@ def attended(
 
 
 def fed_forward(
-    x: Array, weights: Weights, model: ModelConfig, layout: Layout, strategy: Strategy, draws: Draws | None = None
+    x: Array,
+    weights: Weights,
+    model: ModelConfig,
+    layout: ShardingContext,
+    strategy: Strategy,
+    draws: Draws | None = None,
 ) -> tuple[Array, Array | None]:
     """The residual stream x [b, s, d] after a layer's mlp or experts, and the load of these, as `mix` has it."""
     with jax.named_scope("mlp"):
@@ -222,7 +227,7 @@ def attention(
     weights: Weights,
     where: Placed,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     cache: Cache | None,
     strategy: Strategy,
     draws: Draws | None = None,
@@ -242,7 +247,7 @@ def attention(
     if cache is not None:
         seen = cache.extended(seen, places[0])
     if cache is None and strategy.attention != "scores":
-        known = places if isinstance(places, Places) else None
+        known = places if isinstance(places, Segments) else None
         mixed = sequence.attend(
             query, key, value, known, layout, method=strategy.sequence, mask=Mask(), attention=strategy.attention
         )
@@ -254,10 +259,10 @@ def attention(
 
 
 def with_scores(
-    query: Array, seen: Cache, positions: Array | Places, layout: Layout, draws: Draws | None = None
+    query: Array, seen: Cache, positions: Array | Segments, layout: ShardingContext, draws: Draws | None = None
 ) -> Array:
     """What attention mixes by scores that go through memory; every query has the keys of the whole sequence there."""
-    if isinstance(positions, Places):
+    if isinstance(positions, Segments):
         raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
     whole = ("batch", "activation", "kv_heads", "head_dim")
     key, value = (
@@ -266,7 +271,7 @@ def with_scores(
     return attend(query, key, value, positions, draws)
 
 
-def mlp(h: Array, weights: Weights, layout: Layout, strategy: Strategy, *, prefix: str = "") -> Array:
+def mlp(h: Array, weights: Weights, layout: ShardingContext, strategy: Strategy, *, prefix: str = "") -> Array:
     """What the SwiGLU block adds to the stream, of which h is normed, as it lies between blocks."""
     used = [_weight(weights[f"{prefix}{name}"], layout, h.dtype, "embed", "mlp") for name in ("gate", "up")]
     made = off_stream(("bsd,df->bsf",) * 2, h, used, (("mlp",),) * 2, layout, strategy)
@@ -275,7 +280,7 @@ def mlp(h: Array, weights: Weights, layout: Layout, strategy: Strategy, *, prefi
     return onto_stream("bsf,df->bsd", jax.nn.silu(gate) * up, down, ("mlp",), layout, strategy)
 
 
-def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: Layout) -> Array:
+def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
     """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
     h = gathered(norm(x, params["final_norm"], model.norm_epsilon), layout, "vocab")
     if model.tied_embeddings:
@@ -309,7 +314,7 @@ def _turned(stored: Array) -> Array:
     return stored.T
 
 
-def _weight(stored: Array, layout: Layout, dtype: Any, *names: str) -> Array:
+def _weight(stored: Array, layout: ShardingContext, dtype: Any, *names: str) -> Array:
     """A parameter as products use it, narrowed before it is gathered."""
     return layout.weight(stored, *names, dtype=dtype)
 

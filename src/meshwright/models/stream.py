@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.attention import INTERMEDIATE
 from meshwright.models.product import product
-from meshwright.runtime import Layout, gather_products, product_scatter
+from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.shards import on_shards
 from meshwright.workload import Strategy
 
@@ -29,7 +29,7 @@ def off_stream(
     h: Array,
     weights: Sequence[Array],
     outs: Sequence[tuple[str, ...]],
-    layout: Layout,
+    layout: ShardingContext,
     strategy: Strategy,
 ) -> list[Array]:
     """The products of the stream h [b, s, d], as it lies between blocks, with weights that tp splits.
@@ -46,7 +46,7 @@ def off_stream(
         ]
 
     def local(h: Array, *weights: Array) -> tuple[Array, ...]:
-        return gather_products(subscripts, h, weights, axes=ring, dim="s", is_two_way=_is_torus())
+        return all_gather_matmuls(subscripts, h, weights, axes=ring, dim="s", is_two_way=_is_torus())
 
     made = tuple(layout.spec("batch", "sequence", *dims) for dims in outs)
     read = (layout.spec(*RESIDUAL), *map(_spec, weights))
@@ -54,7 +54,7 @@ def off_stream(
 
 
 def onto_stream(
-    subscripts: str, x: Array, weight: Array, dims: tuple[str, ...], layout: Layout, strategy: Strategy
+    subscripts: str, x: Array, weight: Array, dims: tuple[str, ...], layout: ShardingContext, strategy: Strategy
 ) -> Array:
     """The product of x [b, s, ...] with a weight, summed over tp, as the stream lies between blocks.
 
@@ -68,13 +68,13 @@ def onto_stream(
         return layout.place(added, *RESIDUAL)
 
     def local(x: Array, weight: Array) -> Array:
-        return product_scatter(subscripts, x, weight, axes=ring, dim="s", is_two_way=_is_torus())
+        return matmul_reduce_scatter(subscripts, x, weight, axes=ring, dim="s", is_two_way=_is_torus())
 
     specs = (layout.spec("batch", "sequence", *dims), _spec(weight))
     return on_shards(local, layout, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(x, weight)
 
 
-def gathered(h: Array, layout: Layout, splits: str) -> Array:
+def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
     """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that.
 
     In two steps where some of those axes hold copies of the stream: so backward each device has its share of the sum
@@ -87,7 +87,7 @@ def gathered(h: Array, layout: Layout, splits: str) -> Array:
     return checkpoint_name(layout.place(h, *GATHERED, reduced=over), INTERMEDIATE)
 
 
-def _ring(layout: Layout, splits: str, strategy: Strategy) -> tuple[str, ...]:
+def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
     """The mesh axes over which products that split a logical axis are done as rings; () where none are."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.overlaps_tp else ()
