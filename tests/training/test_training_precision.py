@@ -16,7 +16,7 @@ from meshwright.planner import make_plan, predict
 from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
 from meshwright.training.gradients import loss_and_gradients
-from meshwright.verification import in_plans_terms, verify
+from meshwright.verification import Difference, in_plans_terms, verify
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, leaves, parameters, rules_of
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)
@@ -175,5 +175,7 @@ def test_compilers_of_accelerators_multiply_in_8_bits(hardware, dtype, wanted):
     narrow = {kinds: count for kinds, count in found.items() if not {"bf16", "f32"}.intersection(kinds)}
     assert (narrow if isinstance(wanted, dict) else narrow.keys()) == wanted
     assert all(
-        row.is_equal or "phase" in row.reason for row in verified.rows if row.unit == "B" and "all-" in row.quantity
+        row.is_equal or Difference.OTHER_PHASE in {cause.difference for cause in row.causes}
+        for row in verified.rows
+        if row.unit == "B" and "all-" in row.quantity
     )
