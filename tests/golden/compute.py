@@ -13,33 +13,33 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from meshwright.hlo import read_hlo
-from meshwright.verification.compare import compare, in_plans_terms
-from meshwright.verification.verify import beyond
 from meshwright.cost import (
     argument_bytes,
     attention_flops,
-    untaken_branch_collectives,
-    untaken_branch_flops,
+    dropless_padding_collectives,
+    dropless_padding_flops,
+    hbm_bytes,
     host_bytes,
     image_collectives,
     image_step_flops,
     model_flops,
     offloaded_bytes,
-    dropless_padding_collectives,
-    dropless_padding_flops,
     serving_collectives,
     serving_flops,
     step_collectives,
     step_flops,
     step_memory,
-    hbm_bytes,
+    untaken_branch_collectives,
+    untaken_branch_flops,
 )
 from meshwright.hardware import parse_system
+from meshwright.hlo import read_hlo
 from meshwright.mesh import parse_mesh
 from meshwright.planner import Plan, make_plan, make_serving_plan, rank, rank_serving
 from meshwright.planner.images import plan_image_mesh, rank_images
 from meshwright.record import Collective, Record, record_from_json
+from meshwright.verification.compare import compare, in_plans_terms
+from meshwright.verification.verify import beyond
 from meshwright.workload import (
     DEFAULT,
     PRESETS,
@@ -239,8 +239,8 @@ def strategy_fields() -> dict[str, tuple[Any, set[Any]]]:
 def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     """The program of a row of `kit_rows.py` on simulated CPU devices as a record, and its HLO text."""
     import jax
-
     from meshwright.parallel import Layout, build_mesh
+
     from meshwright.training import Optimizer, abstract_state, train_step
     from meshwright.training.step import abstract_batch
     from meshwright.workload import check_runnable, rules_of
