@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/memory.py [--json]
 
 Two dozen steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
-(10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiled` defines it beside the
+(10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiler` defines it beside the
 predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
 widths.
 """
@@ -16,11 +16,11 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from meshwright.compiled import CompileRequest, compile_in_child
-from meshwright.compiled.verify import TRAIN_STEP
+from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.cost import step_memory
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
+from meshwright.verification.verify import TRAIN_STEP
 from meshwright.workload import ModelConfig, Remat, Strategy, Workload
 
 GIB = 2**30

@@ -7,8 +7,8 @@ effort, for hardware that need not be there (pip install meshwright[tpu-compiler
 schedule it counts the collectives that are asynchronous, and for each the partial products that stand between its start
 and its done: with none there, nothing hides it. Nothing is run, so nothing is timed.
 
-plain: `jax.jit(jnp.einsum)` with shardings. one way, two ways: `parallel.gather_product` and
-`parallel.product_scatter`, each shard whole in one direction, or in halves in both. A switch has no two directions, and
+plain: `jax.jit(jnp.einsum)` with shardings. one way, two ways: `runtime.gather_product` and
+`runtime.product_scatter`, each shard whole in one direction, or in halves in both. A switch has no two directions, and
 XLA keeps one collective of a GPU in flight: there, one way does all.
 """
 
@@ -29,8 +29,9 @@ from jax import P
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from meshwright.cli.tables import console, show, table
-from meshwright.compiled import CompileRequest, Instruction, Module, compile_in_child, parse_hlo
-from meshwright.parallel import gather_product, product_scatter
+from meshwright.compiler import CompileRequest, compile_in_child
+from meshwright.hlo import Instruction, Module, parse_hlo
+from meshwright.runtime import gather_product, product_scatter
 
 SIZES = {"b": 4, "s": 8192, "d": 8192, "f": 28672}
 """Sequences, tokens of each, and the width and hidden size of Llama-3-70B (config.json of meta-llama/Meta-Llama-3-70B

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.compiled import compile_in_child, parse_hlo, read_buffers, simulate
-from meshwright.compiled.verify import step_request
+from meshwright.compiler import compile_in_child
 from meshwright.cost import model_flops
 from meshwright.hardware import parse_system
+from meshwright.hlo import parse_hlo
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
+from meshwright.simulate import read_buffers, simulate
+from meshwright.verification.verify import step_request
 from meshwright.workload import PRESETS, ModelConfig, Remat, Strategy, Workload
 
 CHIPS = 256

@@ -116,7 +116,9 @@ def held_bytes(model: ModelConfig, length: int, degree: int, method: SequenceMet
 
 def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
     """Compile attention for v5e and print what it moves over sp beside what is planned, and what its schedule says."""
-    from meshwright.compiled import CompileRequest, compile_in_child, parse_hlo, read_program, simulate
+    from meshwright.compiler import CompileRequest, compile_in_child, read_program
+    from meshwright.hlo import parse_hlo
+    from meshwright.simulate import simulate
 
     on = "v5e:2x4" if degree == 8 else "v5e:4x4"
     mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sequence=method)
@@ -147,9 +149,9 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     import jax
     import jax.numpy as jnp
 
-    from meshwright.parallel import Layout, attend
-    from meshwright.parallel.places import Mask, Places
-    from meshwright.parallel.sequence import KEYS, QUERIES, TOKENS
+    from meshwright.runtime import Layout, attend
+    from meshwright.runtime.places import Mask, Places
+    from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS
 
     asked, way = workload_from_data(workload), Strategy(**strategy)
     model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))

@@ -11,9 +11,10 @@ import argparse
 import gzip
 from pathlib import Path
 
-from meshwright.compiled import Schedule, parse_hlo, read_buffers, simulate, write_trace
 from meshwright.hardware import parse_system
+from meshwright.hlo import parse_hlo
 from meshwright.mesh import parse_mesh
+from meshwright.simulate import Schedule, read_buffers, simulate, write_trace
 
 
 def main() -> None:

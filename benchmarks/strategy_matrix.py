@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/strategy_matrix.py [--on h100 | v5e] [--only moe …] [--effort default]
 
-The rows are those of `tests/parallel/kit_rows.py`, on v5e those of 4 and 8 devices, their models widened to sizes that
+The rows are those of `tests/runtime/kit_rows.py`, on v5e those of 4 and 8 devices, their models widened to sizes that
 hardware is for: four layers 1024 wide, 16 sequences of 1024 tokens, bf16. Needs jax-cuda13-plugin or libtpu, and none
 of the hardware; where nothing is cached 8 to 25 seconds of one core a row for H100s, a minute for v5e. Prints for each
 row how many of the flops, the memory and the collectives by kind, axes and phase are equal, of each that is not what
@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parallel"))
 from kit_rows import ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show
 
-from meshwright.compiled import Verification, verify_all
 from meshwright.errors import MeshwrightError
-from meshwright.findings import Finding
-from meshwright.findings.inspection import read
 from meshwright.hardware import parse_system
+from meshwright.inspection import Finding
+from meshwright.inspection.inspection import read
 from meshwright.planner import Plan, make_plan
+from meshwright.verification import Verification, verify_all
 from meshwright.workload import ModelConfig, Workload
 
 HARDWARE = {

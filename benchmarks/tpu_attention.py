@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/tpu_attention.py [--chips v5e v6e …]
 
-Compiles the kernels of `parallel/kernels.py` (JAX's splash attention), forward and backward, causal, for one device of
+Compiles the kernels of `runtime/kernels.py` (JAX's splash attention), forward and backward, causal, for one device of
 each chip, with libtpu and no TPU; a minute or two each. A TPU runs one bundle of instructions a cycle, in order, and
 the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of scores, those of
 each step of the grid, made or skipped, and those that begin and end a row of blocks. A block takes no fewer cycles than
@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiled.targets import environment
+from meshwright.compiler.targets import environment
 from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, tpu_block
 from meshwright.hardware import load_chip, make_system
 
@@ -115,9 +115,9 @@ def compile_kernels(chip: str, head_dim: int) -> None:
     import jax.numpy as jnp
     from jax.experimental import topologies
 
-    from meshwright.compiled.targets import topology
-    from meshwright.parallel.kernels import whole_attention
-    from meshwright.parallel.places import Mask
+    from meshwright.compiler.targets import topology
+    from meshwright.runtime.kernels import whole_attention
+    from meshwright.runtime.places import Mask
 
     described = topologies.get_topology_desc(**topology(make_system(load_chip(chip), (1,))))
     device = jax.sharding.SingleDeviceSharding(described.devices[0])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tpu_products import one_chip
 
-from meshwright.compiled.targets import environment
+from meshwright.compiler.targets import environment
 from meshwright.cost.compute import layer_parts
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
@@ -71,7 +71,7 @@ def compile_layer(system: System) -> None:
     import jax
     import jax.numpy as jnp
 
-    from meshwright.compiled.devices import system_devices
+    from meshwright.compiler.devices import system_devices
 
     where = jax.sharding.SingleDeviceSharding(system_devices(system)[0])
     embed, mlp, heads, size = MODEL.embed, MODEL.mlp, MODEL.num_heads, MODEL.query_key_dim

@@ -23,7 +23,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from meshwright.compiled.targets import environment
+from meshwright.compiler.targets import environment
 from meshwright.hardware import System, load_chip, make_system
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +110,7 @@ def compile_products(system: System, sizes: tuple[tuple[int, int, int], ...]) ->
     import jax
     import jax.numpy as jnp
 
-    from meshwright.compiled.devices import system_devices
+    from meshwright.compiler.devices import system_devices
 
     where = jax.sharding.SingleDeviceSharding(system_devices(system)[0])
     for m, k, n in sizes:

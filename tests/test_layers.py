@@ -1,8 +1,11 @@
-"""The house: each package imports only from those below it, and those on the ground floor need no JAX."""
+"""The house: a package imports only from those below it, no modules import each other, planning needs no JAX."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import meshwright
 
 ROOT = Path(meshwright.__file__).parent
 
-# From the ground up. Before `parallel` nothing imports JAX, so that `meshwright plan` answers at once.
+# From the ground up. Before `runtime` nothing imports JAX, so that `meshwright plan` answers at once.
 FLOORS = (
     "errors",
     "units",
@@ -22,53 +25,150 @@ FLOORS = (
     "workload",
     "cost",
     "planner",
-    "parallel",
+    "runtime",
     "models",
-    "compiled",
-    "findings",
     "training",
-    "pictures",
-    "pages",
+    "hlo",
+    "compiler",
+    "simulate",
+    "verification",
+    "inspection",
+    "viz",
     "cli",
 )
-WITHOUT_JAX = FLOORS[: FLOORS.index("parallel")]
+WITHOUT_JAX = FLOORS[: FLOORS.index("runtime")]
+
+# Packages of use to any JAX user: all that they may import of meshwright.
+NEEDS = {"hlo": {"errors", "record", "hlo"}}
+
+# A module, or a function in one, that a string names: for import_module, a table of lazy names, or a child's `-m`.
+NAMED = re.compile(r"meshwright((?:\.\w+)+)\.?(?::\w+)?")
 
 
-def imported(path):
-    """The top-level packages that a file imports: (package, whether of meshwright)."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "meshwright" and len(parts) > 1:
-                yield parts[1], True
-            elif parts[0] != "meshwright":
-                yield parts[0], False
+def module_name(path: Path) -> str:
+    """The dotted name of a file, a package's for its `__init__.py`."""
+    parts = ("meshwright", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def floor_of(path):
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+FILES = sorted(path for path in MODULES.values() if path != ROOT / "__init__.py")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def import_statements(path: Path) -> Iterator[tuple[str, str]]:
+    """Every imported (module, name), in functions and under TYPE_CHECKING too; the name is '' for `import module`."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}:{node.lineno} imports relatively"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def named_in_strings(path: Path) -> Iterator[str]:
+    """Every module of meshwright that a whole string names, or the beginning of an f-string."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (found := NAMED.fullmatch(node.value)):
+            yield f"meshwright{found[1]}"
+
+
+def packages_of(path: Path) -> set[str]:
+    """The packages of meshwright, and its single modules on the top level, that a file depends on."""
+    names = [f"{module}.{name}" for module, name in import_statements(path)] + list(named_in_strings(path))
+    parts = [name.split(".") for name in names]
+    return {part[1] for part in parts if part[0] == "meshwright" and part[1] in FLOORS}
+
+
+def floor_of(path: Path) -> str:
     """The floor a file stands on."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+def home(module: str, name: str) -> str:
+    """The module that an import really needs: a package's own names are followed to where they are defined."""
+    if f"{module}.{name}" in MODULES:
+        return f"{module}.{name}"
+    if module in MODULES and MODULES[module].name == "__init__.py":
+        for source, exported in import_statements(MODULES[module]):
+            if exported == name:
+                return home(source, name)
+    return module
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of imports as text for each module that can reach itself, the shortest."""
+    found = []
+    for start in graph:
+        paths = {start: [start]}
+        queue = [start]
+        while queue:
+            module = queue.pop(0)
+            for after in sorted(graph.get(module, ())):
+                if after == start:
+                    found.append(" -> ".join([*paths[module], start]))
+                    queue.clear()
+                    break
+                if after not in paths:
+                    paths[after] = [*paths[module], after]
+                    queue.append(after)
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_imports_from_its_own_floor_and_those_below(path):
     here = FLOORS.index(floor_of(path))
-    for name, is_ours in imported(path):
-        if is_ours and name in FLOORS:
-            assert FLOORS.index(name) <= here, f"{path.name} imports {name}, which is above {floor_of(path)}"
+    for name in packages_of(path):
+        assert FLOORS.index(name) <= here, f"{path.name} imports {name}, which is above {floor_of(path)}"
+
+
+@pytest.mark.parametrize("package", NEEDS)
+def test_a_package_for_any_jax_user_needs_little_else(package):
+    needed = set().union(*(packages_of(path) for path in FILES if floor_of(path) == package))
+    assert needed <= NEEDS[package]
+
+
+def test_no_modules_import_each_other():
+    graph = {
+        name: {target for module, imported in import_statements(path) if (target := home(module, imported)) in MODULES}
+        for name, path in MODULES.items()
+        if path.name != "__init__.py"
+    }
+    assert circles(graph) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_the_modules_of_its_own_package_not_the_package(path):
+    own = module_name(path.parent / "__init__.py")
+    for module, name in import_statements(path):
+        assert module != own or f"{own}.{name}" in MODULES, f"{path.name} imports {name} from its own package"
+
+
+def test_circles_are_seen():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}
+    assert circles(graph) == ["a -> b -> c -> a", "b -> c -> a -> b", "c -> a -> b -> c"]
+
+
+def test_imports_in_functions_and_in_strings_are_seen(tmp_path):
+    path = tmp_path / "hidden.py"
+    path.write_text(
+        "def f(name):\n    import meshwright.cli.main\n    from meshwright.viz import show\n"
+        '    run(["-m", "meshwright.compiler.worker"])\n    import_module(f"meshwright.training.{name}")\n'
+        'HOMES = {"f": ("meshwright.verification", "f"), "g": "meshwright.inspection.lower:g"}\n'
+    )
+    assert packages_of(path) == {"cli", "viz", "compiler", "training", "verification", "inspection"}
 
 
 @pytest.mark.parametrize(
     "path", [p for p in FILES if floor_of(p) in WITHOUT_JAX], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_the_ground_floor_names_no_jax(path):
-    assert not {name for name, is_ours in imported(path) if not is_ours} & {"jax", "jaxlib", "flax", "optax", "numpy"}
+    outside = {module.split(".")[0] for module, _ in import_statements(path)}
+    assert not outside & {"jax", "jaxlib", "flax", "optax", "numpy"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -86,3 +186,9 @@ def test_planning_loads_neither_jax_nor_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "set()"
+
+
+def test_reading_hlo_loads_no_jax():
+    code = "import sys, meshwright.hlo, meshwright.hlo.text; print({'jax', 'jaxlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -9,20 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.compiled.verify import verify as verify
-    from meshwright.findings.inspect import inspect as inspect
-    from meshwright.pictures import show as show
+    from meshwright.inspection import inspect as inspect
     from meshwright.planner.search import rank as plan
     from meshwright.training.loop import train as train
+    from meshwright.verification import verify as verify
+    from meshwright.viz import show as show
 
 __all__ = ["inspect", "plan", "show", "train", "verify"]
 
 _HOMES = {
-    "inspect": ("meshwright.findings", "inspect"),
+    "inspect": ("meshwright.inspection", "inspect"),
     "plan": ("meshwright.planner", "rank"),
-    "show": ("meshwright.pictures", "show"),
+    "show": ("meshwright.viz", "show"),
     "train": ("meshwright.training", "train"),
-    "verify": ("meshwright.compiled", "verify"),
+    "verify": ("meshwright.verification", "verify"),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshwright.cli.main import COMMANDS, main
-from meshwright.compiled.compare import IN_KERNELS
+from meshwright.verification.compare import IN_KERNELS
 
 TRAIN = ["train", "tiny", "--on", "cpu:8", "--seq-len", "256"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.cost.pipeline import Schedule
-from meshwright.pictures import show_pipeline
+from meshwright.viz import show_pipeline
 
 ASKED = ["show", "pipeline", "--stages", "2", "--microbatches", "4"]
 

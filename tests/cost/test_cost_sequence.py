@@ -1,17 +1,17 @@
-"""What methods over a split sequence cost beyond what `tests/parallel/kit_rows.py` holds: memory, long rings, TPUs."""
+"""What methods over a split sequence cost beyond what `tests/runtime/kit_rows.py` holds: memory, long rings, TPUs."""
 
 from dataclasses import asdict, replace
 
 import jax
 import pytest
 
-from meshwright.compiled import verify
 from meshwright.cost import PassSeconds, RingWork, step_memory
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.parallel import build_mesh
 from meshwright.planner import make_plan
+from meshwright.runtime import build_mesh
 from meshwright.training import lower_train_step
+from meshwright.verification import verify
 from meshwright.workload import PRESETS, Strategy, Workload
 
 TINY = Workload(

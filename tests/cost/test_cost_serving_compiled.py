@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax import P
 
-from meshwright.compiled import meant, parse_hlo, read_collectives
 from meshwright.cost import serving_collectives
+from meshwright.hlo import meant, parse_hlo, read_collectives
 from meshwright.mesh import MeshShape
-from meshwright.parallel import build_mesh
 from meshwright.record import merge
+from meshwright.runtime import build_mesh
 from meshwright.workload import ModelConfig, Serving, ServingLayout
 
 B, S, D, K, G, H, F = 8, 16, 64, 2, 2, 16, 128

@@ -5,14 +5,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.compiled import compare, in_plans_terms, read_hlo
 from meshwright.cost import argument_bytes, model_flops, step_collectives, step_flops
 from meshwright.hardware import parse_system
+from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.parallel import build_mesh
 from meshwright.planner import predict
 from meshwright.record import merge
+from meshwright.runtime import build_mesh
 from meshwright.training import lower_train_step
+from meshwright.verification import compare, in_plans_terms
 from meshwright.workload import PRESETS, REMATS, Workload, num_parameters
 
 TINY = Workload(
@@ -29,7 +30,7 @@ STEPS = [
 
 @pytest.mark.parametrize(("mesh_dim", "workload"), STEPS, ids=lambda v: v if isinstance(v, str) else v.remat)
 def test_flops_arguments_and_every_collective_are_what_the_compiler_makes(mesh_dim, workload):
-    """To the flop and to the byte, by kind, mesh axes and phase, as of every row of `tests/parallel/kit_rows.py`."""
+    """To the flop and to the byte, by kind, mesh axes and phase, as of every row of `tests/runtime/kit_rows.py`."""
     shape = parse_mesh(mesh_dim, num_devices=math.prod(map(int, mesh_dim.split(","))))
     compiled = lower_train_step(build_mesh(shape, _devices(shape)), workload=asdict(workload)).compile()
     hardware = f"cpu:{shape.num_devices}"

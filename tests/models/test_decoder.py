@@ -1,4 +1,4 @@
-"""The decoder against a plain one on one device; on every mesh it is held to that in `tests/parallel/kit_rows.py`."""
+"""The decoder against a plain one on one device; on every mesh it is held to that in `tests/runtime/kit_rows.py`."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
 from meshwright.models.dropout import Draws
 from meshwright.models.norm import norm
-from meshwright.parallel import Layout, build_mesh, initialise
+from meshwright.runtime import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models.dropout import ATTENTION, MLP, Draws, dropped, dropped_weights, numbers_of
 from meshwright.models.pipelined import microbatches
-from meshwright.parallel import Layout, build_mesh, order
+from meshwright.runtime import Layout, build_mesh, order
 from meshwright.workload import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64

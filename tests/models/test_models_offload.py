@@ -4,9 +4,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.compiled import CompileRequest, compile_in_child
-from meshwright.compiled.verify import TRAIN_STEP
+from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.mesh import MeshShape
+from meshwright.verification.verify import TRAIN_STEP
 from meshwright.workload import PRESETS, Workload
 
 TINY = Workload(model=replace(PRESETS["tiny"], num_layers=4), batch=4, seq_len=256, remat="offload")

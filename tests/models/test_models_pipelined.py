@@ -10,7 +10,7 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load, staged_loss_and_load
-from meshwright.parallel import Layout, build_mesh, initialise
+from meshwright.runtime import Layout, build_mesh, initialise
 from meshwright.workload import PRESETS, Strategy, check_runnable, leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], num_layers=4, embed=32, mlp=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab=64)

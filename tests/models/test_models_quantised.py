@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models.product import product
 from meshwright.models.quantised import FORMATS, multiply
-from meshwright.parallel import build_mesh
+from meshwright.runtime import build_mesh
 from meshwright.workload import PRESETS, Strategy, check_runnable
 
 X = np.array(jax.random.normal(jax.random.key(0), (4, 8, 64)))

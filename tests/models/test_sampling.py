@@ -8,7 +8,7 @@ import pytest
 from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
 from meshwright.models.decoder import layers, placed
-from meshwright.parallel import Layout, build_mesh, initialise
+from meshwright.runtime import Layout, build_mesh, initialise
 from meshwright.workload import DEFAULT, PRESETS, parameters
 
 MODEL = PRESETS["tiny"]

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, build_mesh
+from meshwright.runtime import Layout, build_mesh
 from meshwright.training import (
     Checkpoints,
     Optimizer,

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiled import in_plans_terms, parse_hlo, read_hlo, verify
 from meshwright.hardware import parse_system
+from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, build_mesh, initialise
 from meshwright.planner import make_plan, predict
+from meshwright.runtime import Layout, build_mesh, initialise
 from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
 from meshwright.training.gradients import loss_and_gradients
+from meshwright.verification import in_plans_terms, verify
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, leaves, parameters, rules_of
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)

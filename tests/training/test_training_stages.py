@@ -10,7 +10,7 @@ import pytest
 from meshwright.cost.pipeline import slot_layers
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, build_mesh
+from meshwright.runtime import Layout, build_mesh
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
 from meshwright.training.generate import generate
 from meshwright.training.slots import in_order, to_order, to_slots

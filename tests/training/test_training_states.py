@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost import argument_bytes
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, build_mesh
+from meshwright.runtime import Layout, build_mesh
 from meshwright.training import Optimizer, abstract_state
 from meshwright.training.step import abstract_batch
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, rules_of

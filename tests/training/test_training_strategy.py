@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, build_mesh
+from meshwright.runtime import Layout, build_mesh
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_config, train, train_step
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, check_runnable
 

@@ -7,8 +7,8 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout
 from meshwright.planner import as_run, make_plan
+from meshwright.runtime import Layout
 from meshwright.workload import DEFAULT, PRESETS, RULES, Experts, Strategy, Workload, check_mesh
 
 TINY = PRESETS["tiny"]

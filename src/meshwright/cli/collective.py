@@ -160,7 +160,7 @@ def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:
     """The median time of the collective on the devices that are there, float32, after one run that compiles."""
-    from meshwright.parallel import build_exchange
+    from meshwright.runtime import build_exchange
 
     claim_devices(system)
     exchange, array = build_exchange(KINDS[args.kind], degrees, axes, nbytes)
@@ -185,7 +185,7 @@ def _print_measured(found: CollectiveTime, placement: Placement, measured: float
 
 def _show(kind: str, degree: int) -> None:
     """The collective on small numbers, really run on simulated devices, and its ring where it has one."""
-    from meshwright.pictures import show_collective, show_ring
+    from meshwright.viz import show_collective, show_ring
 
     if degree > 8:
         raise MeshwrightError(f"--run shows up to 8 devices; {degree} would fill the screen: take a smaller mesh")

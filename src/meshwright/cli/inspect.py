@@ -24,7 +24,7 @@ from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.findings import Finding, Inspection
+    from meshwright.inspection import Finding, Inspection
 
 _MOST_SCOPES = 12
 _MOST_ROWS = 30
@@ -62,7 +62,8 @@ def run(args: Args) -> int:
     check_page(args.html)
     found = _inspection(args)
     if args.html is not None:
-        from meshwright.pages import inspection_page, write_page
+        from meshwright.viz.document import write_page
+        from meshwright.viz.inspected import inspection_page
 
         write_page(args.html, inspection_page(found))
     if args.json:
@@ -76,7 +77,7 @@ def _inspection(args: Args) -> Inspection:
     """The inspection that the arguments mean."""
     mesh, file = parse_axes(args.mesh), Path(args.subject)
     if file.is_file():
-        from meshwright.findings import inspect_text
+        from meshwright.inspection import inspect_text
 
         return inspect_text(_text(file), mesh=mesh, on=args.on, name=file.name)
     if ":" not in args.subject:
@@ -85,7 +86,7 @@ def _inspection(args: Args) -> Inspection:
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     from jax.sharding import AxisType
 
-    from meshwright.findings import inspect_named
+    from meshwright.inspection import inspect_named
 
     on, types = (
         args.on or f"cpu:{math.prod(mesh.values())}",

@@ -22,8 +22,8 @@ from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.compiled.products import ProductCheck
-    from meshwright.parallel import Mode
+    from meshwright.runtime import Mode
+    from meshwright.verification.products import ProductCheck
 
 LARGEST = 256
 """The largest dim that `--run` gives simulated devices."""
@@ -179,8 +179,8 @@ def _small(priced: PricedProduct) -> Inference:
 def _execute(inference: Inference) -> _Run:
     """The way run on simulated devices in every mode of JAX."""
     claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
-    from meshwright.compiled.products import check_product
-    from meshwright.parallel import MODES
+    from meshwright.runtime import MODES
+    from meshwright.verification.products import check_product
 
     return _Run(inference, {mode: check_product(inference, mode=mode) for mode in MODES})
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.plan_compare import comparison
+from meshwright.cli.plan_columns import comparison
 from meshwright.cli.tables import collective_table, console, folded, show, speed, table, terms
 from meshwright.planner import (
     Fix,

@@ -16,7 +16,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 from meshwright.workload import Workload
 
 if TYPE_CHECKING:
-    from meshwright.pictures import Limits
+    from meshwright.viz import Limits
 
 
 def plan_sweep(
@@ -54,7 +54,7 @@ def plan_sweep(
 
 def plot_plan(records: Sequence[Record], path: Path, workload: Workload, system: System) -> None:
     """Draw the candidates of a plan side by side."""
-    from meshwright.pictures import Bar, write_charts
+    from meshwright.viz import Bar, write_charts
 
     bars = [Bar(mesh_name(record), record) for record in records]
     write_charts(bars, path, _limits(workload, system), title=headline(workload, str(system)))
@@ -62,7 +62,7 @@ def plot_plan(records: Sequence[Record], path: Path, workload: Workload, system:
 
 def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
     """Draw the points that there are."""
-    from meshwright.pictures import Bar, write_charts
+    from meshwright.viz import Bar, write_charts
 
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
@@ -74,7 +74,7 @@ def _plot(points: Sequence[Point], path: Path, workload: Workload, system: Syste
 
 def _limits(workload: Workload, system: System) -> Limits:
     """What a device can do with the workload's products."""
-    from meshwright.pictures import Limits
+    from meshwright.viz import Limits
 
     return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 

@@ -13,7 +13,7 @@ from meshwright.cli.tables import console
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.notation import ShardedArray, Sizes
-from meshwright.pictures import device_places, every_sharding, holdings_of, read_text, show
+from meshwright.viz import device_places, every_sharding, holdings_of, read_text, show
 
 
 @dataclass(frozen=True)

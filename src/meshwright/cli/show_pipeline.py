@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.cli.show import write_file
 from meshwright.cli.tables import console
 from meshwright.cost.pipeline import Kind, Schedule, slot_layers
-from meshwright.pictures import show_pipeline
+from meshwright.viz import show_pipeline
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from meshwright.record import Record
 from meshwright.units import show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.compiled import Verification
+    from meshwright.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run(args: Args) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
     plan, measured = _plan_and_measured(args)
     check_page(args.html)
-    from meshwright.compiled import verify
+    from meshwright.verification import verify
 
     with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
         found = verify(plan, effort=args.effort, measured=measured)
@@ -104,7 +104,8 @@ def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
     """The page of a verification."""
-    from meshwright.pages import verify_page, write_page
+    from meshwright.viz.document import write_page
+    from meshwright.viz.verified import verify_page
 
     write_page(path, verify_page(found, measured))
 

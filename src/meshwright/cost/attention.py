@@ -66,7 +66,7 @@ def tpu_kernel(length: int) -> Literal["splash", "flash", "blockwise"]:
 
 
 def tpu_block(head_dim: float) -> int:
-    """The queries, and the keys, of a block of a TPU's kernel at most (`parallel/kernels.py`).
+    """The queries, and the keys, of a block of a TPU's kernel at most (`runtime/kernels.py`).
 
     A larger block has less to do beside its scores, and more of them behind the mask; of wider heads larger blocks do
     not fit beside what else is on the chip.

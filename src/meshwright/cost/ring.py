@@ -1,6 +1,6 @@
 """What a device waits for in a ring attention: the sends of each turn beside the attention that it works on meanwhile.
 
-As `parallel/ring_attention.py` is made: P turns of work forward and P backward. Keys and values are sent on as soon as
+As `runtime/ring_attention.py` is made: P turns of work forward and P backward. Keys and values are sent on as soon as
 they have come, beside the work on them, in all turns but the last. Backward the gradients of the first two turns stay,
 and those of the others follow the keys a turn behind. The last send, which brings a device its own, is beside the
 products of the queries' gradient, which need not wait for it.

@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.dropout import Draws, dropped_weights
-from meshwright.parallel import cotangent_spec
-from meshwright.parallel.blockwise import ATTENDED
+from meshwright.runtime import cotangent_spec
+from meshwright.runtime.blockwise import ATTENDED
 from meshwright.workload import ModelConfig, can_halve_queries, num_query_chunks
 
 INTERMEDIATE = "intermediate"

@@ -23,11 +23,11 @@ from meshwright.models.experts import load_of_layers, mix
 from meshwright.models.norm import norm
 from meshwright.models.product import product
 from meshwright.models.stream import GATHERED, RESIDUAL, gathered, off_stream, onto_stream
-from meshwright.parallel import Layout, sequence
-from meshwright.parallel.blockwise import ATTENDED
-from meshwright.parallel.experts_routing import Load
-from meshwright.parallel.overlapped import BROUGHT
-from meshwright.parallel.places import Mask, Places
+from meshwright.runtime import Layout, sequence
+from meshwright.runtime.blockwise import ATTENDED
+from meshwright.runtime.experts_routing import Load
+from meshwright.runtime.overlapped import BROUGHT
+from meshwright.runtime.places import Mask, Places
 from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
 
 STREAM = "stream"

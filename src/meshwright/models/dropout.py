@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.parallel import Layout, order
+from meshwright.runtime import Layout, order
 from meshwright.workload import Strategy
 
 Place = int

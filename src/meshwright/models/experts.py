@@ -19,10 +19,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.attention import INTERMEDIATE, PRODUCT
 from meshwright.models.product import product
 from meshwright.models.quantised_experts import expert_product
-from meshwright.parallel import Layout
-from meshwright.parallel.experts import Split, visit
-from meshwright.parallel.experts_routing import Load, probabilities, route
-from meshwright.parallel.shards import on_shards
+from meshwright.runtime import Layout
+from meshwright.runtime.experts import Split, visit
+from meshwright.runtime.experts_routing import Load, probabilities, route
+from meshwright.runtime.shards import on_shards
 from meshwright.workload import RULES, Experts, MatmulDtype
 
 STREAM = ("batch", "residual_sequence", "activation")

@@ -26,10 +26,10 @@ from meshwright.models.decoder import (
     table_in_use,
 )
 from meshwright.models.dropout import Draws
-from meshwright.parallel import Layout, Pipeline, alternating_loss, held, pipelined_loss
-from meshwright.parallel.copies import in_rows, of_rows
-from meshwright.parallel.experts_routing import Load
-from meshwright.parallel.pipeline import Made
+from meshwright.runtime import Layout, Pipeline, alternating_loss, held, pipelined_loss
+from meshwright.runtime.copies import in_rows, of_rows
+from meshwright.runtime.experts_routing import Load
+from meshwright.runtime.pipeline import Made
 from meshwright.workload import (
     ModelConfig,
     Remat,

@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, multiply
-from meshwright.parallel import Layout, cotangent_spec
+from meshwright.runtime import Layout, cotangent_spec
 from meshwright.workload import MatmulDtype
 
 

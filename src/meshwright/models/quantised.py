@@ -23,8 +23,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.parallel import Layout
-from meshwright.parallel.shards import on_shards
+from meshwright.runtime import Layout
+from meshwright.runtime.shards import on_shards
 from meshwright.workload import MatmulDtype
 
 Pair = tuple[Any, Any]

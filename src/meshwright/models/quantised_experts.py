@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
-from meshwright.parallel.experts_products import multiply, multiply_over_rows
-from meshwright.parallel.shards import alike
+from meshwright.runtime.experts_products import multiply, multiply_over_rows
+from meshwright.runtime.shards import alike
 from meshwright.workload import MatmulDtype
 
 

@@ -12,7 +12,7 @@ from jax import Array
 
 from meshwright.mesh import MeshShape
 from meshwright.models.decoder import STACKS, Cache, block, embed, logits, placed
-from meshwright.parallel import Layout
+from meshwright.runtime import Layout
 from meshwright.workload import RULES, ModelConfig
 
 CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")

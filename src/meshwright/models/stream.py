@@ -2,7 +2,7 @@
 
 Between blocks the stream is split along the sequence over tp too (Megatron's sequence parallelism, arXiv:2205.05198). A
 block gathers it, multiplies by its shares of weights, and reduce-scatters what it adds; a strategy that overlaps tp
-does each of these beside the products, as rings of `parallel.overlapped`.
+does each of these beside the products, as rings of `runtime.overlapped`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.attention import INTERMEDIATE
 from meshwright.models.product import product
-from meshwright.parallel import Layout, gather_products, product_scatter
-from meshwright.parallel.shards import on_shards
+from meshwright.runtime import Layout, gather_products, product_scatter
+from meshwright.runtime.shards import on_shards
 from meshwright.workload import Strategy
 
 RESIDUAL = ("batch", "residual_sequence", "activation")

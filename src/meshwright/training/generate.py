@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import sample, sampling_layout
-from meshwright.parallel import DTYPES, Layout, build_mesh
+from meshwright.runtime import DTYPES, Layout, build_mesh
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.run import RunConfig
 from meshwright.training.step import abstract_state

@@ -20,8 +20,8 @@ from jax import Array
 from meshwright.models import loss_and_load, staged_loss_and_load
 from meshwright.models.dropout import Draws, numbers_of
 from meshwright.models.pipelined import layout_before_stages, microbatches
-from meshwright.parallel import DTYPES, Layout
-from meshwright.parallel.experts_routing import Load
+from meshwright.runtime import DTYPES, Layout
+from meshwright.runtime.experts_routing import Load
 from meshwright.workload import Parameter, Strategy, Workload, parameters
 
 Batch = Mapping[str, Array]

@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 from meshwright.cost import model_flops
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-from meshwright.parallel import Layout, build_mesh, order
 from meshwright.record import Record
+from meshwright.runtime import Layout, build_mesh, order
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import BYTES, Batches, load_corpus
 from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config

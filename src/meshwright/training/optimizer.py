@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from meshwright.errors import MeshwrightError
-from meshwright.parallel import DTYPES
+from meshwright.runtime import DTYPES
 from meshwright.workload import DEFAULT, Dtype, Strategy
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.cost.pipeline import slot_layers
-from meshwright.parallel import Layout
+from meshwright.runtime import Layout
 from meshwright.workload import ModelConfig, Strategy, num_staged_layers
 
 Tree = Any

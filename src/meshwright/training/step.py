@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.mesh import MeshShape
-from meshwright.parallel import Layout, abstract, initialise
+from meshwright.runtime import Layout, abstract, initialise
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer

@@ -1,0 +1,63 @@
+"""Plans beside each other as one table, a column a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rich.table import Table
+
+from meshwright.cli.tables import table
+from meshwright.planner import Plan
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+
+Row = tuple[str, ...]
+
+
+def comparison(plans: Sequence[Plan]) -> Table:
+    """The plans side by side: step, MFU, each term of the step, of the memory, and what is exposed over each axis."""
+    records = [plan.predicted for plan in plans]
+    rows = [
+        _row("step", records, lambda record: show_seconds(record.step_seconds or 0.0)),
+        _row("MFU", records, lambda record: show_percent(record.mfu or 0.0)),
+        _row("tokens a second", records, lambda record: show_rate(record.tokens_per_second or 0.0, "tok/s")),
+        _row("bound by", records, lambda record: str(record.bound)),
+        *_terms("", records, lambda record: record.breakdown_seconds, show_seconds),
+        _row("memory", records, _memory),
+        *_terms("", records, lambda record: record.memory_bytes, show_bytes),
+        *_terms("exposed over ", records, _exposed, show_seconds),
+    ]
+    return table(("", *(str(plan.mesh) for plan in plans)), rows)
+
+
+def _row(name: str, records: Iterable[Record], value: Callable[[Record], str]) -> Row:
+    """One line."""
+    return (name, *(value(record) for record in records))
+
+
+def _terms(
+    prefix: str,
+    records: Sequence[Record],
+    amounts: Callable[[Record], Mapping[str, float]],
+    shown: Callable[[float], str],
+) -> list[Row]:
+    """A line for each term that any of the records has."""
+    found = [amounts(record) for record in records]
+    names = dict.fromkeys(name for terms in found for name, amount in terms.items() if amount and name != "peak")
+    return [
+        (f"  {prefix}{name}", *(shown(terms[name]) if terms.get(name) else "-" for terms in found)) for name in names
+    ]
+
+
+def _memory(record: Record) -> str:
+    """The peak, marked where it does not fit."""
+    return show_bytes(record.memory_bytes["peak"]) + ("" if record.fits else ", does not fit")
+
+
+def _exposed(record: Record) -> dict[str, float]:
+    """The seconds exposed over each set of axes."""
+    seconds: dict[str, float] = {}
+    for move in record.collectives:
+        name = "*".join(move.axes)
+        seconds[name] = seconds.get(name, 0.0) + (move.exposed_seconds or 0.0)
+    return seconds

@@ -1,0 +1,98 @@
+"""A process that compiles one program, from its start to its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from meshwright.compiler.program import CompiledProgram, CompileRequest, program_from_json
+from meshwright.compiler.targets import environment
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
+
+_MOST_MESSAGES = 1 << 20
+_LOGGED = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
+_OUT_OF_MEMORY = (
+    re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
+    re.compile(r"(Used) ([\d.]+\w?) of ([\d.]+\w?)"),
+)
+
+
+class Child:
+    """A process that compiles a request, started at once; as a context it is ended, with what it wrote, on leaving."""
+
+    def __init__(self, request: CompileRequest, system: System) -> None:
+        self.request = request
+        self.directory = tempfile.TemporaryDirectory(prefix="meshwright-")
+        asked, self.answered, self.said = (
+            Path(self.directory.name) / name for name in ("request.json", "response.json", "stderr")
+        )
+        asked.write_text(json.dumps(request.to_json()))
+        variables = environment(system, os.environ)
+        # What this process can import, the child can: the function may be a test's or a notebook's neighbour.
+        variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        command = [sys.executable, "-m", "meshwright.compiler.worker", str(asked), str(self.answered)]
+        with self.said.open("wb") as log:
+            self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # after an interrupt, which does not reach it while it is inside the compiler
+        self.process.wait()
+        self.directory.cleanup()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.poll() is not None
+
+    def program(self) -> CompiledProgram:
+        """What it compiled, once it has. Raises where it failed or died."""
+        status = self.process.wait()
+        messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
+        if not self.answered.exists():
+            raise MeshwrightError(_died(self.request, status, messages))
+        response = json.loads(self.answered.read_text())
+        if "error" in response:
+            known = response["known"]
+            raise MeshwrightError(response["error"] if known else _failed(self.request, response["error"]))
+        return replace(program_from_json(response["program"], cached=False), messages=messages)
+
+
+def _warnings(messages: str) -> str:
+    """What a compiler wrote, without the messages that only inform, which may go over several lines."""
+    kept, informs = [], False
+    for line in messages.splitlines(keepends=True):
+        if found := _LOGGED.match(line):
+            informs = found[1] == "I"
+        if not informs:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _failed(request: CompileRequest, error: str) -> str:
+    """One line on an error of the user's function or of the compiler."""
+    what = f"{request.function} on {request.hardware}"
+    if "RESOURCE_EXHAUSTED" in error:
+        for pattern in _OUT_OF_MEMORY:
+            if found := pattern.search(error):
+                kind = "" if found[1] == "Used" else f" for {found[1]}"
+                return f"{what} does not fit: it needs {found[2]}{kind} of the {found[3]} a device has"
+    first = error.strip().split("\n")[0]
+    return f"{what} does not compile: {first}"
+
+
+def _died(request: CompileRequest, status: int, messages: str) -> str:
+    """One line on a process that ended without an answer."""
+    how = f"signal {-status}" if status < 0 else f"status {status}"
+    last = next((line for line in reversed(messages.splitlines()) if line.strip()), "it said nothing")
+    return f"the process compiling {request.function} for {request.hardware} ended with {how}: {last.strip()[:200]}"

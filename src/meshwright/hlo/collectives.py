@@ -1,0 +1,226 @@
+"""Every collective of a compiled program: its mesh axes, its bytes, how often it runs, in which phase, from where."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshwright.hlo.groups import Axes, Groups, axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
+from meshwright.hlo.loops import Runs, count_runs
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.phases import describe
+from meshwright.hlo.respelled import PADDED, PROMOTED, is_padded, promoted_from, sliced_note
+from meshwright.hlo.shapes import Shape
+from meshwright.record import KINDS, Collective, Kind, Phase
+
+_KINDS: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "ragged-all-to-all": "all-to-all"}
+_MOVES = ("all-gather", "all-to-all", "collective-permute")
+_NOT_COUNTED = ("send", "recv", "collective-broadcast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a program sends: its collectives, and notes on what they leave out or could not tell."""
+
+    collectives: tuple[Collective, ...]
+    notes: tuple[str, ...]
+
+
+def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
+    """The collectives of a program on a mesh, with trip counts; those in groups of one device are left out.
+
+    mesh: every axis and its degree in the order the devices are laid out in, outermost first. A collective is one entry
+    for each phase and note of the arrays it carries. One whose groups are no product of axes has axes () and a note.
+    An all-reduce that is a reduce-scatter or an all-gather in other words keeps its kind, and its note says so
+    (`respelled.SLICED`, `respelled.PADDED`; `respelled.meant` puts it in those words). What the TPU compiler spreads
+    over the fusions of one computation, and of loops inside it, is counted once, by its channel.
+    """
+    runs = count_runs(module)
+    collectives = [one for _, entries in each_collective(module, mesh, runs) for one in entries]
+    left_out: Counter[str] = Counter()
+    for instruction in module.instructions():
+        opcode, times = instruction.opcode.removesuffix("-start"), runs.times[instruction.computation]
+        if opcode in _NOT_COUNTED and times:
+            left_out[opcode] += times
+    notes = [f"{opcode}: {count} a step, not among the collectives" for opcode, count in left_out.items()]
+    return Traffic(collectives=tuple(collectives), notes=(*runs.notes, *notes))
+
+
+def each_collective(
+    module: Module, mesh: Mapping[str, int], runs: Runs
+) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
+    """Each instruction that communicates, the first of one over several fusions, and what `read_collectives` says.
+
+    One that does not run, or in groups of one device, is left out.
+    """
+    further = _further_parts(module)
+    for instruction in module.instructions():
+        times = runs.times[instruction.computation]
+        if collective_kind(instruction) is None or not times:
+            continue
+        if (instruction.computation, instruction.name) not in further:
+            entries = tuple(collective_entries(module, instruction, mesh, times))
+            if entries:
+                yield instruction, entries
+
+
+def _further_parts(module: Module) -> frozenset[tuple[str, str]]:
+    """What is counted already, by computation and name: parts of one collective that stand in several fusions.
+
+    They have kind and channel in common, and the fusions stand in one computation or in loops inside it. The first in
+    the outermost counts: a gather that goes on through the trips of an inner loop is still one.
+    """
+    parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
+    for instruction in module.instructions():
+        kind, channel = collective_kind(instruction), instruction.attributes.get("channel_id")
+        # Of several slices all that are reduce-scatters have one channel, each a fusion of its own.
+        if kind is not None and channel and not _is_hidden_reduce_scatter(module, instruction):
+            *_, home = _outwards(module, instruction.computation, "fusion")
+            if home != instruction.computation:
+                parts[channel, kind].append((home, instruction))
+    further = set()
+    for alike in parts.values():
+        homes = [home for home, _ in alike]
+        for number, (home, instruction) in enumerate(alike):
+            around = _outwards(module, home, "while")[1:]
+            if home in homes[:number] or any(other in around for other in homes):
+                further.add((instruction.computation, instruction.name))
+    return frozenset(further)
+
+
+def _outwards(module: Module, computation: str, opcode: str) -> list[str]:
+    """A computation and those around it, as far as each is called once, by an instruction of some opcode."""
+    found = [computation]
+    while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
+        found.append(callers[0].computation)
+    return found
+
+
+def collective_kind(instruction: Instruction) -> Kind | None:
+    """The kind of collective that an instruction makes or starts; None of one that makes none."""
+    return _KINDS.get(instruction.opcode.removesuffix("-start"))
+
+
+def collective_entries(
+    module: Module, instruction: Instruction, mesh: Mapping[str, int], times: int = 1
+) -> Iterator[Collective]:
+    """One collective, run so many times, as entries of a record, one for each phase and note of its arrays.
+
+    None where its groups have one device each.
+    """
+    kind, groups = _KINDS[instruction.opcode.removesuffix("-start")], groups_of(instruction, mesh)
+    axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
+    if axes == ():
+        return
+    scattered = _is_hidden_reduce_scatter(module, instruction)
+    shapes = _shapes(module, instruction)
+    notes = [
+        "" if scattered else _note(module, instruction, number, len(shapes), axes or (), mesh)
+        for number in range(len(shapes))
+    ]
+    moves = kind in _MOVES or all(PADDED in note for note in notes)
+    descriptions = describe(module, instruction, number=len(shapes), moves=moves)
+    mixed = "" if axes is not None else f"its groups are no product of mesh axes: {_shorten(instruction)}"
+    phases: list[Phase] = [description.phase for description in descriptions]
+    for phase, note in dict.fromkeys(zip(phases, notes, strict=True)):
+        alike = [i for i in range(len(shapes)) if (phases[i], notes[i]) == (phase, note)]
+        yield Collective(
+            kind="reduce-scatter" if scattered else kind,
+            axes=axes or (),
+            phase=phase,
+            bytes=times * sum(shapes[i].bytes for i in alike),
+            count=times,
+            array=_arrays([shapes[i] for i in alike]),
+            source=descriptions[alike[0]].place,
+            note="; ".join(filter(None, (note, mixed))),
+        )
+
+
+def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
+    """The groups of a collective, or the pairs of a permute."""
+    if instruction.opcode.startswith("collective-permute"):
+        return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))
+    return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=math.prod(mesh.values()))
+
+
+def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
+    """The arrays whose bytes count: the results of an all-gather, the operands of the others."""
+    if instruction.opcode == "all-gather":
+        return list(instruction.shape.arrays())
+    if instruction.opcode == "all-gather-start":
+        return list(instruction.shape.elements[1].arrays())
+    arrays = [array for operand in module.operands(instruction) for array in operand.shape.arrays() if array.bytes]
+    if instruction.opcode.startswith("all-to-all") and len(arrays) > 1:
+        # Its operands are the pieces of one array, one for each device.
+        return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
+    if instruction.opcode.startswith("ragged-all-to-all"):
+        # Of what is sent and where it is put one has room to spare; the others are offsets and sizes.
+        return [min(arrays[:2], key=lambda shape: shape.bytes)]
+    if _permutes_in_place(instruction):
+        return arrays[:1]  # the others are where to put it, and offsets
+    return arrays
+
+
+def _permutes_in_place(instruction: Instruction) -> bool:
+    """Whether a permute has one array, whatever its operands; a combined one has a tuple of them."""
+    started = instruction.opcode == "collective-permute-start" and instruction.shape.elements
+    made = instruction.shape.elements[0] if started else instruction.shape
+    return instruction.opcode.startswith("collective-permute") and made.dtype != "tuple"
+
+
+def _note(module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]) -> str:
+    """What there is to note on one array: what the collective stands for, and what its data would be elsewhere."""
+    result = _result(module, instruction, number, of)
+    if result is None:
+        return ""
+    notes = []
+    operand = module.operands(instruction)[number]
+    reducer = next(iter(instruction.called("to_apply")), "")
+    if instruction.opcode.startswith("all-reduce"):
+        sums = module.root(reducer).opcode in ("add", "or")
+        padded = sums and is_padded(module, operand, axes, mesh)
+        notes.append(PADDED if padded else sliced_note(module, result, axes, mesh))
+    if dtype := promoted_from(module, operand, result, reducer):
+        notes.append(PROMOTED.format(dtype=dtype))
+    return "; ".join(filter(None, notes))
+
+
+def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
+    """The instruction that holds one array of a collective's result; None where it is not taken out alone."""
+    while instruction.opcode.endswith("-start"):
+        done = [user for user in module.users(instruction) if user.opcode.endswith("-done")]
+        if not done:
+            return None
+        instruction = done[0]
+    if instruction.shape.dtype != "tuple":
+        return instruction if of == 1 else None
+    users = module.users(instruction)
+    if not all(user.opcode == "get-tuple-element" for user in users):
+        return None
+    taken = [user for user in users if user.index == number]
+    return taken[0] if len(taken) == 1 else None
+
+
+def _is_hidden_reduce_scatter(module: Module, instruction: Instruction) -> bool:
+    """Whether an all-reduce is inside a fusion that the TPU compiler runs as one reduce-scatter."""
+    callers = module.callers[instruction.computation]
+    return (
+        instruction.opcode == "all-reduce"
+        and instruction.computation.startswith("all-reduce-scatter")
+        and len(callers) == 1
+        and callers[0].attributes.get("kind") == "kCustom"
+    )
+
+
+def _arrays(shapes: list[Shape]) -> str:
+    """The largest array, and how many more there are: `bf16[512,256] and 2 more`."""
+    largest = max(shapes, key=lambda shape: shape.bytes)
+    return f"{largest} and {len(shapes) - 1} more" if len(shapes) > 1 else str(largest)
+
+
+def _shorten(instruction: Instruction) -> str:
+    """The groups as printed, cut to a line's length."""
+    text = instruction.attributes.get("replica_groups", "")
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,184 @@
+"""How often each computation of a program runs in one step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.hlo.dataflow import element
+from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.module import Instruction, Module
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d{1,18})"')
+_FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """times: how often each computation runs a step; 0 for those applied to single elements (a reduction's addition).
+
+    notes: what could not be read off the program.
+    """
+
+    times: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def count_runs(module: Module) -> Runs:
+    """How often each computation runs: loops multiply, every branch of a conditional counts once.
+
+    A loop whose trips cannot be read counts as one trip, and a note says so.
+    """
+    times = dict.fromkeys(module.computations, 0)
+    times[module.entry] = 1
+    notes: list[str] = []
+    # Callees stand above their callers, so that from below each count is final before it is handed on.
+    for computation in reversed(tuple(module.computations.values())):
+        if not times[computation.name]:
+            continue
+        for instruction in computation.instructions.values():
+            for callee, factor in _runs_of(module, instruction, notes):
+                times[callee] += times[computation.name] * factor
+    return Runs(times=times, notes=tuple(dict.fromkeys(notes)))
+
+
+def in_sequence(module: Module) -> list[str]:
+    """The computations that run instruction by instruction: the entry, loops' bodies, branches, what is called."""
+    found, waiting = [], [module.entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.append(name)
+            waiting += [called for i in module.computations[name].instructions.values() for called in steps_into(i)]
+    return found
+
+
+def steps_into(instruction: Instruction) -> tuple[str, ...]:
+    """The computations that an instruction runs instruction by instruction; a loop's condition makes no arrays."""
+    keys = {
+        "while": ("body",),
+        "call": ("to_apply",),
+        "conditional": ("branch_computations", "true_computation", "false_computation"),
+    }
+    return instruction.called(*keys.get(instruction.opcode, ()))
+
+
+def trip_count(module: Module, loop: Instruction) -> int | None:
+    """How often a while loop's body runs, at most where it may end sooner; None where that depends on data alone.
+
+    From `known_trip_count` where the backend writes it (CPU, GPU), else from a condition that compares an element
+    counting up or down by a constant with another constant (all that the TPU compiler prints).
+    """
+    if found := _KNOWN.search(loop.attributes.get("backend_config", "")):
+        return int(found[1])
+    compared = _comparison(module, loop)
+    if compared is None:
+        return None
+    index, direction, limit = compared
+    start, step = _start(module, loop, index), _step(module, loop, index)
+    if start is None or not step:
+        return None
+    return _trips(start, step, limit, direction)
+
+
+def _runs_of(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
+    """The computations that an instruction runs, and how often each time it runs itself."""
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode == "while":
+        trips = trip_count(module, instruction)
+        if trips is None:
+            notes.append(f"loop {instruction.op_name or instruction.name}: its trips depend on data; counted as one")
+        body, condition = instruction.called("body"), instruction.called("condition")
+        known = 1 if trips is None else trips
+        return [*((name, known) for name in body), *((name, known + 1) for name in condition)]
+    if opcode == "conditional":
+        branches = instruction.called("branch_computations", "true_computation", "false_computation")
+        notes.append(f"conditional {instruction.op_name or instruction.name}: each of {len(branches)} branches counted")
+        return [(name, 1) for name in branches]
+    if opcode in ("fusion", "call", "async", "custom-call"):
+        return [(name, 1) for name in instruction.called("calls", "to_apply", "called_computations")]
+    return []
+
+
+def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
+    """The element of its tuple that a loop's condition compares, how, and with what constant.
+
+    Of several comparisons that all have to hold the one with a constant: that many trips are the most there are.
+    """
+    root, arguments = module.root(loop.called("condition")[0]), None
+    if root.opcode == "fusion":
+        root, arguments = module.root(root.called("calls")[0]), module.operands(root)
+    for compare in module.operands(root) if root.opcode == "and" else (root,):
+        if compare.opcode == "compare" and (found := _with_constant(module, compare, arguments)):
+            return found
+    return None
+
+
+def _with_constant(
+    module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
+) -> tuple[int, str, int] | None:
+    """What `_comparison` says of one comparison, in a fusion of these arguments."""
+    sides = [_outside(side, arguments) for side in module.operands(compare)]
+    direction = compare.attributes.get("direction", "")
+    for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):
+        limit = _number(module, other)
+        if side.opcode == "get-tuple-element" and limit is not None and way in _FLIPPED:
+            return side.index, way, limit
+    return None
+
+
+def _outside(side: Instruction, arguments: tuple[Instruction, ...] | None) -> Instruction:
+    """An operand of a fused comparison, seen from outside the fusion."""
+    inside = arguments is None or side.opcode != "parameter"
+    return side if inside or arguments is None else arguments[side.index]
+
+
+def _start(module: Module, loop: Instruction, index: int) -> int | None:
+    """The constant with which an element enters a loop."""
+    first = element(module, module.operand(loop), index)
+    return None if first is None else _number(module, first)
+
+
+def _step(module: Module, loop: Instruction, index: int) -> int | None:
+    """By how much an element moves each trip, where that is a constant."""
+    moved = element(module, module.root(loop.called("body")[0]), index)
+    while moved is not None and moved.opcode in ("copy", "bitcast"):
+        moved = module.operand(moved)
+    if moved is None:
+        return None
+    arguments = None
+    if moved.opcode == "fusion":
+        arguments = module.operands(moved)
+        moved = module.root(moved.called("calls")[0])
+    if moved.opcode not in ("add", "subtract"):
+        return None
+    sides = [_outside(side, arguments) for side in module.operands(moved)]
+    numbers = [number for side in sides if (number := _number(module, side)) is not None]
+    counts = any(_is_element(module, side, index) for side in sides)
+    if len(numbers) != 1 or not counts:
+        return None
+    return numbers[0] if moved.opcode == "add" else -numbers[0]
+
+
+def _is_element(module: Module, instruction: Instruction, index: int) -> bool:
+    """Whether an instruction is a loop's own element, or a copy of it."""
+    while instruction.opcode in ("copy", "bitcast"):
+        instruction = module.operand(instruction)
+    return instruction.opcode == "get-tuple-element" and instruction.index == index
+
+
+def _number(module: Module, instruction: Instruction) -> int | None:
+    """A scalar that is the same constant on every device."""
+    value = evaluate(module, instruction, max(2, module.num_devices))
+    return int(value.flat[0]) if value is not None and value.ndim == 1 and (value == value[0]).all() else None
+
+
+def _trips(start: int, step: int, limit: int, direction: str) -> int | None:
+    """How often start, start + step, ... keeps its comparison with the limit."""
+    if direction == "NE":
+        return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
+    if (step > 0) != (direction in ("LT", "LE")):
+        return None
+    distance = (limit - start) * (1 if step > 0 else -1) + (direction in ("LE", "GE"))
+    return max(0, -(-distance // abs(step)))

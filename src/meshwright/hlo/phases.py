@@ -1,0 +1,224 @@
+"""Which phase of a step an instruction belongs to, and under which named scopes, from the path in its op_name.
+
+JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general` for a forward op under
+`named_scope("layers")` and `named_scope("mlp")`; its backward op stands under `transpose(jvp(layers))`, and one that
+`jax.checkpoint` runs again has `rematted_computation` behind that. JAX 0.11 writes `eval_jaxpr` for `closed_call`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.hlo.dataflow import VIEWS
+from meshwright.hlo.module import Instruction, Module
+from meshwright.record import Phase
+
+UPDATE_SCOPE = "update"
+"""The named scope of the optimizer: what stands under it, outside of any differentiation, is the update phase."""
+
+GRADIENTS_SCOPE = "gradients"
+"""The named scope of gradients that are summed where no transposition says so: the backward phase."""
+
+_PLUMBING = frozenset(
+    {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
+    | {"custom_jvp_call", "custom_vjp_call", "core_call", "xla_call", "call", "eval_jaxpr", "jit"}
+)
+_TRANSFORM = re.compile(r"\w+\((.*)\)", re.DOTALL)
+_XLA_REMAT = re.compile(r"\.remat\d*\b")
+_FURTHEST = 6
+
+
+def phase_of(op_name: str) -> Phase:
+    """The phase that an op_name says; forward where it says none."""
+    if "transpose(" in op_name:
+        return "recompute" if "rematted_computation" in op_name else "backward"
+    parts = _components(op_name)
+    last = max((place for place, part in enumerate(parts) if "jvp(" in part), default=-1)
+    # 1F1B goes backward inside of what JAX differentiates: what stands innermost says, as in `jvp(gradients)/while`.
+    within = parts[last].rpartition("(")[2].rstrip(")").split("/") if last >= 0 else []
+    if GRADIENTS_SCOPE in (*within, *parts[last + 1 :]):
+        return "backward"
+    return "update" if UPDATE_SCOPE in parts and last < 0 else "forward"
+
+
+def scope_of(op_name: str) -> str:
+    """The named scopes and the primitive in an op_name: `layers/mlp/dot_general`, with no transformation or loop."""
+    words = []
+    for part in _components(op_name):
+        if part.startswith("jit("):
+            continue
+        while found := _TRANSFORM.fullmatch(part):
+            part = found[1]
+        words += [word for word in part.split("/") if word and word not in _PLUMBING]
+    return "/".join(words)
+
+
+def split_op_name(op_name: str) -> tuple[str, ...]:
+    """The op_names that XLA joined in one when it combined their instructions.
+
+    It writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
+    """
+    found = []
+    for name in op_name.split(";"):
+        parts = _components(name)
+        place = next((i for i, part in enumerate(parts) if part.startswith("(") and part.endswith(")")), None)
+        if place is None:
+            found.append(name)
+        else:
+            inner = _split(parts[place][1:-1], ":")
+            found += ["/".join([*parts[:place], option, *parts[place + 1 :]]) for option in inner]
+    return tuple(found)
+
+
+def described_by(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
+    """The instruction whose op_name and source speak for one: itself, or where the compiler left them out, a neighbour.
+
+    The neighbours of an instruction that only `moves` data are its users, then what its operands are made of; of one
+    that computes, the other way round: a gather is made for what uses it, a sum by what it adds. After those come the
+    instructions that call its computation.
+    """
+    if moves and is_of_partitioner(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
+        return moved_for(module, instruction) or instruction
+    while not instruction.op_name:
+        for forward in (moves, not moves):
+            if (found := _nearest(module, instruction, forward=forward)) is not None:
+                return found
+        callers = module.callers[instruction.computation]
+        if not callers:
+            return instruction
+        instruction = callers[0]
+    return instruction
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is said of one array of an instruction: the path it was made under, and the place in the source."""
+
+    op_name: str
+    source: str
+    again: bool
+
+    @property
+    def phase(self) -> Phase:
+        """The phase it is made in; recompute also for what XLA's own rematerialization runs again."""
+        phase = phase_of(self.op_name)
+        if self.again and phase == "forward":
+            return "recompute"
+        return phase
+
+    @property
+    def place(self) -> str:
+        """Source and scopes: `train/step.py:88 (layers/mlp/dot_general)`."""
+        scope = scope_of(self.op_name)
+        return " ".join(filter(None, (self.source, f"({scope})" if scope else "")))
+
+
+def describe(
+    module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
+) -> tuple[Description, ...]:
+    """What is said of each of a number of arrays that an instruction makes.
+
+    XLA joins the op_names of what it combines in the order of their arrays. Where there are not as many, as where the
+    TPU compiler keeps that of the last alone, each operand of one that computes speaks for its array; for those of one
+    that moves data the first speaks.
+    """
+    again = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
+    joined = len(split_op_name(instruction.op_name)) == number
+    if not joined and not moves and number == len(instruction.operands) > 1:
+        speakers = [_in_its_loop(module, described_by(module, operand)) for operand in module.operands(instruction)]
+        return tuple(Description(split_op_name(one.op_name)[0], one.source, again) for one in speakers)
+    speaker = described_by(module, instruction, moves=moves)
+    names = split_op_name(speaker.op_name)
+    if len(names) != number or not instruction.op_name:
+        names = names[:1] * number
+    return tuple(Description(name, speaker.source, again) for name in names)
+
+
+def _in_its_loop(module: Module, instruction: Instruction) -> Instruction:
+    """What makes a result of a forward loop in the loop's body, where only the loop has given it a name.
+
+    1F1B's loop stands forward and goes backward too: a gradient that its last trip completes is named after it.
+    """
+    if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
+        return instruction
+    result = instruction
+    while result.opcode in VIEWS:
+        result = module.operand(result)
+    if result.opcode != "get-tuple-element" or module.operand(result).opcode != "while":
+        return instruction
+    root = module.root(module.operand(result).called("body")[0])
+    if root.opcode != "tuple" or result.index >= len(root.operands):
+        return instruction
+    made = described_by(module, module.operands(root)[result.index])
+    return made if made.op_name else instruction
+
+
+def is_of_partitioner(instruction: Instruction) -> bool:
+    """Whether XLA's partitioner made an instruction by itself, to move data or to sum it (jaxlib 0.11 says so).
+
+    It gives it the name of what is moved, which may be of another phase than what that is moved for; where an argument
+    or a result of a call is moved, that of the call, as in `…/while/body/jit` and `…/remat2`.
+    """
+    return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
+
+
+def moved_for(module: Module, instruction: Instruction) -> Instruction | None:
+    """The nearest use of what an instruction makes that is the program's own and has an op_name, also in fusions."""
+    layer, seen = [instruction], {(instruction.computation, instruction.name)}
+    for _ in range(_FURTHEST):
+        uses = [use for one in layer if one.opcode != "while" for use in _uses(module, one)]
+        layer = [use for use in uses if (use.computation, use.name) not in seen]
+        seen.update((use.computation, use.name) for use in layer)
+        for use in layer:
+            if use.op_name and use.opcode not in ("while", "parameter") and not is_of_partitioner(use):
+                return use
+    return None
+
+
+def _uses(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The instructions that take a result: of a fusion those inside of it, of its root the fusion."""
+    if instruction.name == module.computations[instruction.computation].root:
+        yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")
+    for user in module.users(instruction):
+        if user.opcode != "fusion":
+            yield user
+            continue
+        parameters = module.computations[user.called("calls")[0]].parameters
+        for number, operand in enumerate(user.operands):
+            if operand == instruction.name:
+                yield from module.users(parameters[number])
+
+
+def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
+    """The nearest instruction with an op_name among the users, or among what the operands are made of."""
+    layer, seen = [instruction], {instruction.name}
+    for _ in range(_FURTHEST):
+        step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]
+        layer = [other for other in dict.fromkeys(o.name for o in step) if other not in seen]
+        seen.update(layer)
+        layer = [module.computations[instruction.computation].instructions[name] for name in layer]
+        for other in layer:
+            if other.op_name and other.opcode not in ("while", "parameter"):
+                return other
+    return None
+
+
+def _components(op_name: str) -> list[str]:
+    """The parts of a path between slashes that no parenthesis encloses."""
+    return _split(op_name, "/")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """A text cut at a separator, where no parenthesis encloses it."""
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        elif character == separator and depth <= 0:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]

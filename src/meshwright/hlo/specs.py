@@ -1,0 +1,179 @@
+"""How a value lies on a mesh, from the two ways in which compilers write it: by devices, and by axes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.hlo.groups import MOST_DEVICES, Axes, mesh_devices, sub_axes
+
+_TILED = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))([^}]*)")
+_DEVICE_IDS = r"(?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))?"
+_NAMED = re.compile(r"\{mesh\[([^\]]*)\]" + _DEVICE_IDS + r", (?:\[([^\]]*)\]|replicated)(.*)\}")
+_LAST_DIMS = re.compile(r"last_tile_dims=\{([\w, ]*)\}?")
+_BY_AXES = re.compile(r", ?\[([^\]]*)\]([^>]*)>")
+_DIM = re.compile(r"\{([^{}]*)\}")
+_NAME = re.compile(r'\\?"([^"\\]+)\\?"(:\(\d+\)\d+)?')
+_UNREDUCED = re.compile(r"unreduced=\w*\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The mesh axes that split each dim, outermost first; None for a dim that may be split in any way, or further.
+
+    unreduced: the axes over which values are still to be summed.
+    """
+
+    dims: tuple[Axes | None, ...]
+    unreduced: Axes = ()
+
+    def __str__(self) -> str:
+        """As a PartitionSpec is written; `?` for a dim that is open."""
+        words = [_dim(axes) for axes in self.dims]
+        left = ", ".join(map(repr, self.unreduced))
+        return f"P({', '.join([*words, *([f'unreduced={{{left}}}'] if left else [])])})"
+
+    def allows(self, other: Spec) -> bool:
+        """Whether another lies as this one asks: alike in every dim that is not open.
+
+        Sums still to be taken do not count: the partitioner takes them earlier or later than it is asked to.
+        """
+        same = all(mine is None or mine == yours for mine, yours in zip(self.dims, other.dims, strict=False))
+        return same and len(self.dims) == len(other.dims)
+
+
+def spec_by_devices(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | None:
+    """The spec that an HLO `sharding` attribute means for an array of some rank on a mesh.
+
+    `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or by the devices of a
+    mesh of the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None of one that is
+    no product of mesh axes, of manual code, of a single device, or of other devices than the mesh's.
+    """
+    if text.startswith("{replicated"):
+        return Spec(dims=((),) * rank)
+    if named := _NAMED.match(text):
+        return _spec_by_names(named, rank, mesh)
+    found = _TILED.match(text)
+    tiles = _tiles(found, math.prod(mesh.values())) if found else None
+    if found is None or tiles is None or tiles.ndim < rank:
+        return None
+    places = np.empty((tiles.ndim, tiles.size), dtype=np.int64)
+    places[:, tiles.ravel()] = np.indices(tiles.shape).reshape(tiles.ndim, -1)
+    axes = [_axes(places[dim], size, mesh) for dim, size in enumerate(tiles.shape)]
+    # Behind the dims of the array stand those along which devices hold copies, or terms of a sum.
+    last = _LAST_DIMS.search(found[5])
+    roles = [role.strip() for role in last[1].split(",")] if last else []
+    roles += ["replicated"] * (tiles.ndim - rank - len(roles))
+    if any(one is None for one in axes[:rank]) or "manual" in roles:
+        return None
+    summed = [one for one, role in zip(axes[rank:], roles, strict=False) if role == "unreduced"]
+    return Spec(dims=tuple(axes[:rank]), unreduced=tuple(axis for one in summed for axis in one or ()))
+
+
+def spec_by_axes(text: str, mesh: Mapping[str, int]) -> Spec | None:
+    """The spec that a Shardy attribute means: `#sdy.sharding<@mesh, [{"x"}, {?}], unreduced={"y"}>`.
+
+    None of one that splits a dim over a part of an axis, and where there is none.
+    """
+    found = _BY_AXES.search(text)
+    if found is None or ":(" in found[0]:
+        return None
+    left = _UNREDUCED.search(found[2])
+    # Axes of one device, which meshes have and HLO has not, are left out.
+    live = {axis for axis, degree in mesh.items() if degree > 1}
+    dims = [
+        None if dim.strip() == "?" else tuple(name for name, _ in _NAME.findall(dim) if name in live)
+        for dim in _DIM.findall(found[1])
+    ]
+    unreduced = tuple(name for name, _ in _NAME.findall(left[1]) if name in live) if left else ()
+    return Spec(dims=tuple(dims), unreduced=unreduced)
+
+
+def _spec_by_names(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
+    """The spec of a sharding that is written by the axes of a mesh, which may be another than ours of the same devices.
+
+    Axes of one device are not in it.
+    """
+    if found[3] is None:
+        return Spec(dims=((),) * rank)
+    try:
+        degrees, devices = mesh_devices(found[1], found[2] or "")
+        if "manual=" in found[4] or sorted(devices.tolist()) != list(range(math.prod(mesh.values()))):
+            return None
+        index = np.empty((len(degrees), devices.size), dtype=np.int64)
+        index[:, devices] = np.unravel_index(np.arange(devices.size), tuple(degrees.values()))
+        along = dict(zip(degrees, index, strict=True))
+        texts = [dim.strip() for dim in _DIM.findall(found[3])]
+        left = _UNREDUCED.search(found[4])
+        dims = [_axes(*_places(text, degrees, along), mesh) for text in texts]
+        unreduced = _axes(*_places(left[1] if left else "", degrees, along), mesh)
+    except (ValueError, KeyError, ZeroDivisionError):
+        return None
+    if len(dims) != rank or None in dims:
+        return None
+    return Spec(
+        dims=tuple(None if "?" in text else axes for text, axes in zip(texts, dims, strict=True)),
+        unreduced=unreduced or (),
+    )
+
+
+def _places(text: str, degrees: Mapping[str, int], index: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
+    """The place of every device along a dim that some axes split, and how many there are: `'x','y':(2)2`."""
+    places = np.zeros_like(next(iter(index.values())))
+    parts = sub_axes(text.replace("?", ""), degrees)
+    for axis, part in parts:
+        places = places * part.size + index[axis] // part.step % part.size
+    return places, math.prod(part.size for _, part in parts)
+
+
+def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
+    """The device of each tile; None where these are not the devices of the mesh."""
+    shape = _numbers(found[1])
+    if found[4] is not None:
+        devices = np.array(_numbers(found[4]))
+    else:
+        dims = _numbers(found[2])
+        if math.prod(dims) > MOST_DEVICES:
+            return None
+        order = _numbers(found[3]) if found[3] else range(len(dims))
+        if sorted(order) != list(range(len(dims))):
+            return None
+        devices = np.arange(math.prod(dims)).reshape(dims).transpose(tuple(order)).ravel()
+    if (
+        devices.size != num_devices
+        or math.prod(shape) != num_devices
+        or set(devices.tolist()) != set(range(num_devices))
+    ):
+        return None
+    return devices.reshape(shape)
+
+
+def _axes(places: np.ndarray, size: int, mesh: Mapping[str, int]) -> Axes | None:
+    """The axes, outermost first, that number the places of devices along one dim; None where no axes do."""
+    index = dict(zip(mesh, np.unravel_index(np.arange(places.size), tuple(mesh.values())), strict=True))
+    # How far the next device along an axis is; an axis of one device has no next.
+    firsts = {axis: np.flatnonzero(index[axis] == 1) for axis, degree in mesh.items() if degree > 1}
+    steps = {axis: int(places[devices[0]]) for axis, devices in firsts.items()}
+    axes = tuple(sorted((axis for axis, step in steps.items() if step > 0), key=lambda axis: -steps[axis]))
+    whole = math.prod(mesh[axis] for axis in axes) == size
+    if not whole or not np.array_equal(sum((index[a] * steps[a] for a in axes), np.zeros_like(places)), places):
+        return None
+    return axes
+
+
+def _dim(axes: Axes | None) -> str:
+    """One dim of a spec in words."""
+    if axes is None:
+        return "?"
+    if len(axes) < 2:
+        return repr(axes[0]) if axes else "None"
+    return f"({', '.join(map(repr, axes))})"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The numbers between commas."""
+    return tuple(int(number) for number in text.split(",") if number)

@@ -1,0 +1,45 @@
+"""A compiled program as HLO text."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from meshwright.hlo.shapes import dtype_bits
+
+if TYPE_CHECKING:
+    import jax
+
+_ELIDED = re.compile(r" = (\w+)\[([\d,]*)\]\S* constant\(\{\.\.\.\}\)")
+_MOST_CONSTANT_BYTES = 1 << 20
+
+
+def hlo_text(compiled: jax.stages.Compiled) -> str:
+    """The program as HLO text, with its constants where they are small.
+
+    `as_text` leaves out every constant of more than ten elements, and the tables that say which device takes which
+    share of an array are such constants. JAX has no public name for the printer's options (0.10.2).
+    """
+    text = compiled.as_text() or ""
+    left_out = sum(_constant_bytes(*found) for found in _ELIDED.findall(text))
+    executable: Any = compiled.runtime_executable()
+    if not left_out or left_out > _MOST_CONSTANT_BYTES or not hasattr(executable, "hlo_modules"):
+        return text
+    printed = []
+    for module in executable.hlo_modules():
+        options = getattr(sys.modules[type(module).__module__], "HloPrintOptions", None)
+        if options is None:
+            return text
+        options = options()
+        options.print_large_constants = True
+        printed.append(module.to_string(options))
+    return "\n\n".join(printed)
+
+
+def _constant_bytes(dtype: str, dims: str) -> int:
+    """The bytes of a constant."""
+    size = dtype_bits(dtype) // 8
+    for dim in dims.split(","):
+        size *= int(dim or 1)
+    return size

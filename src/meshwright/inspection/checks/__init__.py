@@ -1,0 +1,1 @@
+"""The checks that an inspection makes of a compiled program, one file a check."""

@@ -1,0 +1,143 @@
+"""What an inspection says of a program: the record, what it is made of, and the findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.compiler import CompiledProgram, read_optimized
+from meshwright.hardware import System
+from meshwright.hlo import Module, contradictions, describe, parse_hlo, read_module, scope_of
+from meshwright.inspection.find import find
+from meshwright.inspection.finding import Finding
+from meshwright.inspection.subject import Rules, Subject
+from meshwright.record import Collective, Record
+from meshwright.runtime import within_slice
+from meshwright.simulate import Schedule, simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a compiled program is and does, per device and step.
+
+    record: as a plan has one; each collective with where it comes from, and with its time where the hardware is known.
+    flops_by_scope: of products, by the named scopes they stand in. schedule: the step as simulated; None where the
+    program is for simulated devices, or was compiled with little effort. program: None of a bare HLO text.
+    """
+
+    name: str
+    record: Record
+    findings: tuple[Finding, ...]
+    flops_by_scope: Mapping[str, int]
+    module: Module
+    program: CompiledProgram | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives, one entry for each instruction and phase."""
+        return self.record.collectives
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes of each term of the memory, and `peak`; empty for a bare HLO text."""
+        return self.record.memory_bytes
+
+    @property
+    def flops(self) -> float:
+        """The flops of all products, recomputation included."""
+        return self.record.flops or 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """This inspection as plain data."""
+        return {
+            "name": self.name,
+            "record": self.record.to_json(),
+            "flops_by_scope": dict(self.flops_by_scope),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def read(
+    name: str,
+    hlo: str,
+    mesh: Mapping[str, int],
+    *,
+    hardware: str,
+    system: System | None,
+    program: CompiledProgram | None = None,
+    is_scheduled: bool = False,
+    rules: Rules | None = None,
+    expected: Sequence[Collective] | None = None,
+) -> Inspection:
+    """The inspection of a compiled program as HLO text, with all else that is known of it.
+
+    is_scheduled: whether its schedule is the one that will run, so that a simulated step says something.
+    """
+    module = read_optimized(program) if program else parse_hlo(hlo)
+    within = within_slice(system, mesh) if system else dict(mesh)
+    record = read_module(module, within, hardware=hardware)
+    schedule = simulate(module, mesh, system) if system and is_scheduled else None
+    subject = Subject(
+        module=module,
+        mesh=within,
+        system=replace(system, num_slices=1) if system else None,
+        program=program,
+        schedule=schedule,
+        rules=rules or {},
+        expected=None if expected is None else tuple(expected),
+    )
+    with contradictions(module):
+        return Inspection(
+            name=name,
+            record=_with_times(_with_memory(record, mesh, system, program), subject),
+            findings=find(subject),
+            flops_by_scope=_flops_by_scope(subject),
+            module=module,
+            program=program,
+            schedule=schedule,
+        )
+
+
+def _with_memory(
+    record: Record, mesh: Mapping[str, int], system: System | None, program: CompiledProgram | None
+) -> Record:
+    """The record of a whole mesh, with the memory of its program."""
+    if program is None:
+        return replace(record, mesh=dict(mesh))
+    is_limited = system is not None and system.chip.kind != "cpu"
+    fits = program.memory_bytes["peak"] <= system.usable_bytes if system and is_limited else None
+    return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits)
+
+
+def _with_times(record: Record, subject: Subject) -> Record:
+    """The record with the time of each collective; as the schedule has it where there is one."""
+    timed = []
+    for instruction, entries in subject.communicating:
+        whole = sum(entry.bytes for entry in entries)
+        for entry in entries:
+            seconds, exposed = subject.seconds_of(entry), None
+            if subject.schedule is not None:
+                share = entry.bytes / whole if whole else 1.0
+                exposed = share * subject.exposed_seconds.get(instruction.name, 0.0)
+            timed.append(replace(entry, seconds=seconds, exposed_seconds=exposed))
+    if subject.schedule is None:
+        return replace(record, collectives=tuple(timed))
+    return replace(
+        record,
+        collectives=tuple(timed),
+        step_seconds=subject.schedule.step_seconds,
+        breakdown_seconds=dict(subject.schedule.breakdown_seconds),
+        notes=tuple(dict.fromkeys((*record.notes, *subject.schedule.notes))),
+    )
+
+
+def _flops_by_scope(subject: Subject) -> dict[str, int]:
+    """The flops of products by the scopes they stand in, most first; the formula of an einsum is no scope."""
+    flops: Counter[str] = Counter()
+    for work in subject.products:
+        *scopes, _ = ("", *scope_of(describe(subject.module, work.instruction)[0].op_name).split("/"))
+        flops["/".join(scope for scope in scopes if scope and "->" not in scope)] += work.flops
+    return dict(flops.most_common())

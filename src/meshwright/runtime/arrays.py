@@ -1,0 +1,53 @@
+"""The declared parameters as arrays: their shardings, their abstract values, and drawing them into their shards."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from meshwright.runtime.layout import Layout
+from meshwright.workload import Dtype, Parameter, Tree, local_parameter_shape, map_leaves
+
+DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+
+
+def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Layout) -> Tree[NamedSharding]:
+    """The sharding of every parameter; a degree that does not divide its dim is an error that names both."""
+
+    def sharding(path: str, parameter: Parameter) -> NamedSharding:
+        local_parameter_shape(parameter, mesh=layout.mesh, rules=layout.rules, what=path)
+        return NamedSharding(mesh, layout.spec(*parameter.axes))
+
+    return map_leaves(sharding, declared)
+
+
+def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Layout, dtype: Dtype) -> Tree[Any]:
+    """Every parameter as a `jax.ShapeDtypeStruct` with its sharding: all that lowering needs."""
+    return jax.tree.map(
+        lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
+        declared,
+        shardings(declared, mesh, layout),
+    )
+
+
+def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: Layout, dtype: Dtype) -> Tree[Array]:
+    """Every parameter drawn straight into its shards; values follow from the key and the path, whatever the mesh."""
+
+    def draw(key: Array) -> Tree[Array]:
+        return map_leaves(lambda path, parameter: _draw(path, parameter, key, DTYPES[dtype]), declared)
+
+    return jax.jit(draw, out_shardings=shardings(declared, mesh, layout))(key)
+
+
+def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
+    """One parameter's starting values."""
+    if parameter.init == "ones":
+        return jnp.ones(parameter.shape, dtype)
+    # A checksum, as Python's own hash of a text changes from run to run.
+    own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    return parameter.scale * jax.random.normal(own, parameter.shape, dtype)

@@ -1,0 +1,115 @@
+"""A way to a sharded product, compiled and run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import MeshwrightError
+from meshwright.notation import Inference, ShardedArray, Sizes, Way
+from meshwright.runtime.modes import Mode, automatic, explicit, manual, overlapped
+from meshwright.runtime.terms import as_terms, shape_of_terms, spec_of_terms, term_dims
+
+
+@dataclass(frozen=True)
+class CompiledProduct:
+    """A way compiled for a mesh."""
+
+    inference: Inference
+    mesh: Mesh
+    mode: Mode
+    program: jax.stages.Compiled
+
+    @property
+    def hlo(self) -> str:
+        """The optimized program as text; `hlo.text.hlo_text(program)` has its larger constants as well."""
+        return self.program.as_text() or ""
+
+    def run(self, *arrays: Any) -> Array:
+        """The global result, on the devices as the inference says; a sum that it leaves is taken after the program.
+
+        arrays: the global operands in the order of the inference. Raises for another number or another shape.
+        """
+        operands, result = self.inference.operands, self.inference.result
+        _check_arrays(arrays, operands, self.inference.sizes)
+        found = self.program(*map(self._place, arrays, operands))
+        if not result.unreduced:
+            return found
+        if self.mode == "auto":
+            return found.sum(term_dims(result))
+        return jax.reshard(found, NamedSharding(self.mesh, P(*(axes or None for axes in result.axes))))
+
+    def _place(self, value: Any, array: ShardedArray) -> Array:
+        """An operand on the devices."""
+        terms = as_terms(value, array, self.inference.sizes)
+        return jax.device_put(terms, NamedSharding(self.mesh, spec_of_terms(array)))
+
+
+def run_product(
+    inference: Inference, arrays: Sequence[Any], mesh: Mesh, *, mode: Mode = "explicit", way: Way | None = None
+) -> Array:
+    """The global result of a way executed on a mesh, equal to the unsharded einsum; arguments as in `compile_product`.
+
+    arrays: the global operands in the order of the inference, of one dtype.
+    """
+    return compile_product(inference, mesh, mode=mode, way=way, dtype=jnp.result_type(*arrays)).run(*arrays)
+
+
+def compile_product(
+    inference: Inference, mesh: Mesh, *, mode: Mode = "explicit", way: Way | None = None, dtype: Any = np.float32
+) -> CompiledProduct:
+    """The program of a way (`inference.way` where none is said) in a mode, for arrays of a dtype.
+
+    mesh: with the axes and degrees of the inference, whatever the types of its axes. Raises where they differ.
+    """
+    _check_mesh(mesh, inference.sizes.degrees)
+    axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
+    mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))
+    body = {"auto": automatic, "explicit": explicit, "manual": manual, "overlapped": overlapped}[mode]
+    abstract = [
+        jax.ShapeDtypeStruct(
+            shape_of_terms(array, inference.sizes), dtype, sharding=NamedSharding(mesh, spec_of_terms(array))
+        )
+        for array in inference.operands
+    ]
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(body(inference.operands, way or inference.way, mesh)).lower(*abstract)
+    return CompiledProduct(inference, mesh, mode, lowered.compile())
+
+
+def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of named degrees, outermost first, over the first of `devices` (of those that are there by default)."""
+    found, wanted = jax.devices() if devices is None else list(devices), math.prod(degrees.values())
+    if len(found) < wanted:
+        raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")
+    return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
+
+
+def _check_mesh(mesh: Mesh, degrees: Mapping[str, int]) -> None:
+    """Raise for a mesh that is not the one inferred for."""
+    if dict(mesh.shape) != dict(degrees):
+        raise MeshwrightError(f"the ways were inferred for mesh {_named(degrees)}; this one is {_named(mesh.shape)}")
+
+
+def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], sizes: Sizes) -> None:
+    """Raise for operands of another number or shape."""
+    if len(arrays) != len(operands):
+        raise MeshwrightError(f"the product has {len(operands)} operands; {len(arrays)} are given")
+    for value, array in zip(arrays, operands, strict=True):
+        shape = tuple(sizes.dims[dim] for dim in array.dims)
+        if np.shape(value) != shape:
+            raise MeshwrightError(f"{array} has the shape {list(shape)}; the array given has {list(np.shape(value))}")
+
+
+def _named(degrees: Mapping[str, int]) -> str:
+    """Degrees as people type them."""
+    return ",".join(f"{axis}={degree}" for axis, degree in degrees.items())

@@ -1,0 +1,82 @@
+"""A function on the shards of arrays, in a layer that may be mapped over the stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.runtime.layout import Layout
+
+STAGES = "pp"
+"""The mesh axis of a pipeline's stages."""
+
+
+def on_shards(
+    local: Callable[..., Any], layout: Layout, *, in_specs: Any, out_specs: Any, check_vma: bool = True
+) -> Callable[..., Any]:
+    """`jax.shard_map` of `local`; mapped over the stages of a pipeline, each device does it for its own stage.
+
+    JAX 0.10.2 maps a `shard_map` over a dim that an explicit axis splits by gathering that dim first, and refuses specs
+    that are reduced. What is mapped over stages may not be unreduced.
+    """
+    if not layout.is_stage:
+        return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+
+    @custom_vmap
+    def mapped(*args: Any) -> Any:
+        """What says the types of the results of one stage, and never runs."""
+        mesh = _nameless(jax.sharding.get_abstract_mesh())
+        alike = jax.tree.map(lambda x: _typed(x, mesh), args)
+        with jax.sharding.use_abstract_mesh(mesh):
+            sharded = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+            made = jax.eval_shape(sharded, *alike)
+        return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype, out_sharding=y.sharding.spec), made)
+
+    @mapped.def_vmap
+    def _(stages: int, are_staged: list[Any], *args: Any) -> tuple[Any, Any]:
+        """All stages at once: with one more dim, split over them, of which a device has one."""
+        is_staged = tuple(are_staged)
+
+        def of_stage(*args: Any) -> Any:
+            ours = jax.tree.map(lambda staged, x: x[0] if staged else x, is_staged, args)
+            return jax.tree.map(lambda x: x[None], local(*ours))
+
+        specs = jax.tree.broadcast(in_specs, args)
+        specs = jax.tree.map(lambda staged, spec: _of_stages(spec) if staged else spec, is_staged, specs)
+        outs = jax.tree.map(_of_stages, out_specs)
+        made = jax.shard_map(of_stage, in_specs=specs, out_specs=outs, check_vma=check_vma)(*args)
+        return made, jax.tree.map(lambda _: True, made)
+
+    return mapped
+
+
+def alike(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
+    """The values, in a `shard_map`, typed as varying over the same mesh axes: those of any of them, and `axes`.
+
+    A gradient is then of the type that its operand has, and summed over the axes that were added.
+    """
+    every = {*axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
+    missing = [tuple(every - jax.typeof(value).manual_axis_type.varying) for value in values]
+    return [lax.pcast(v, m, to="varying") if m else v for v, m in zip(values, missing, strict=True)]
+
+
+def _of_stages(spec: P) -> P:
+    """The spec of an array with a dim of stages before the others."""
+    return P(STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)
+
+
+def _nameless(mesh: AbstractMesh) -> AbstractMesh:
+    """A mesh whose axis of stages has another name: under `vmap` over it JAX would leave it out of a `shard_map`."""
+    return mesh.update(axis_names=tuple("stages" if name == STAGES else name for name in mesh.axis_names))
+
+
+def _typed(x: Array, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
+    """An array's type on another mesh."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, jax.typeof(x).sharding.spec))

@@ -1,0 +1,235 @@
+"""Which values of a compiled program lie in one buffer: what tuples, loops, calls and updates in place hand on.
+
+The rules are those by which XLA's own analyses join values (xla/hlo/analysis/hlo_dataflow_analysis.cc,
+hlo_alias_analysis.cc, github.com/openxla/xla), and what the compiler wrote into the instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshwright.hlo import Instruction, Module, Shape
+
+_VIEWS = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency", "get-dimension-size"})
+_ELEMENTWISE = frozenset(
+    {"abs", "add", "and", "bitcast", "ceil", "clamp", "compare", "convert", "cosine", "divide", "exponential", "floor"}
+    | {"exponential-minus-one", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply"}
+    | {"negate", "not", "or", "power", "remainder", "round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt"}
+    | {"subtract", "tanh", "xor"}
+)
+_TAKE_OVER = _ELEMENTWISE | {"fusion", "sort", "all-reduce", "all-reduce-start"}
+
+_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+_TPU_ALIASES = re.compile(r'"aliasing_operands":\{"lists":\[(.*?)\]\}[,}]')
+_INDICES = re.compile(r'"indices":\[([\d",]*)\]')
+
+
+class Leaf(NamedTuple):
+    """One array of what an instruction makes: the number-th of its shape, counted from the left."""
+
+    computation: str
+    instruction: str
+    number: int
+
+
+class SharedBuffers:
+    """Sets of leaves that lie in one buffer, as a forest whose roots stand for the sets."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Leaf, Leaf] = {}
+
+    def find(self, leaf: Leaf) -> Leaf:
+        """The leaf that stands for a leaf's set."""
+        root = leaf
+        while (above := self.parent.get(root, root)) != root:
+            root = above
+        while leaf != root:
+            self.parent[leaf], leaf = root, self.parent.get(leaf, leaf)
+        return root
+
+    def join(self, left: Leaf, right: Leaf) -> None:
+        """Put two leaves into one set."""
+        first, second = self.find(left), self.find(right)
+        if first != second:
+            self.parent[second] = first
+
+
+def share_buffers(module: Module, computations: Iterable[str]) -> SharedBuffers:
+    """The sets of leaves of some computations, those that run instruction by instruction, that share a buffer."""
+    shared = SharedBuffers()
+    for name in computations:
+        for instruction in module.computations[name].instructions.values():
+            for left, right in _pairs(module, instruction):
+                shared.join(left, right)
+    for output, parameter, path in _ALIAS.findall(module.attributes.get("input_output_alias", "")):
+        root, donated = module.root(module.entry), module.computations[module.entry].parameters[int(parameter)]
+        shared.join(_leaf_at(root, _path(output)), _leaf_at(donated, _path(path)))
+    return shared
+
+
+def taken_over(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """The leaves of a result that may lie where an operand did that nothing uses any more, and that operand's.
+
+    Where each element of the result depends on no other element of the operand: elementwise ops and fusions, and those
+    that work in place. The compilers for CPU and GPU do so; the one for TPUs shares only what it writes down.
+    """
+    if any(":T(" in array.layout for array in instruction.shape.arrays()) or instruction.opcode not in _TAKE_OVER:
+        return
+    operands = module.operands(instruction)
+    if instruction.opcode != "fusion":
+        yield from ((leaf, leaves(operand)[0]) for leaf, operand in zip(leaves(instruction), operands, strict=False))
+        return
+    for leaf, value in _fused_results(module, instruction):
+        for index in _elementwise_sources(module, value):
+            yield leaf, leaves(operands[index])[0]
+
+
+def _fused_results(module: Module, fusion: Instruction) -> Iterator[tuple[Leaf, Instruction]]:
+    """Each leaf of a fusion, and the instruction inside that makes it."""
+    root = module.root(fusion.called("calls")[0])
+    yield from zip(leaves(fusion), module.operands(root) if root.opcode == "tuple" else (root,), strict=False)
+
+
+def _elementwise_sources(module: Module, value: Instruction) -> list[int]:
+    """The parameters of a fused computation from which a value is made element by element."""
+    found, seen, waiting = [], {value.name}, [value]
+    while waiting:
+        one = waiting.pop()
+        if one.opcode == "parameter":
+            found.append(one.index)
+        if one.opcode not in _ELEMENTWISE:
+            continue
+        for operand in module.operands(one):
+            if operand.name not in seen and operand.shape.size == value.shape.size:
+                seen.add(operand.name)
+                waiting.append(operand)
+    return found
+
+
+def leaves(instruction: Instruction) -> list[Leaf]:
+    """The leaves of what an instruction makes."""
+    count = num_leaves(instruction.shape)
+    return [Leaf(instruction.computation, instruction.name, number) for number in range(count)]
+
+
+@lru_cache(maxsize=1 << 14)
+def num_leaves(shape: Shape) -> int:
+    """The arrays in a shape."""
+    return sum(1 for _ in shape.arrays())
+
+
+def _pairs(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """The leaves of an instruction with those that they are the same buffer as."""
+    opcode, own = instruction.opcode, leaves(instruction)
+    if opcode == "tuple":
+        yield from zip(own, _of_operands(module, instruction), strict=True)
+    elif opcode == "get-tuple-element":
+        yield from zip(own, _element(module.operand(instruction), instruction.index), strict=True)
+    elif opcode in _VIEWS:
+        yield from zip(own, leaves(module.operand(instruction)), strict=False)
+    elif opcode in ("while", "call", "conditional"):
+        yield from _called(module, instruction)
+    elif opcode.endswith("-start") or opcode == "send":
+        yield from _started(module, instruction)
+    elif opcode.endswith("-done"):
+        yield from zip(own, _awaited(module.operand(instruction)), strict=False)
+    else:
+        yield from _in_place(module, instruction)
+
+
+def _called(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """What goes into a loop or a call and comes out of it."""
+    own, operands = leaves(instruction), module.operands(instruction)
+    if instruction.opcode == "while":
+        yield from zip(own, leaves(operands[0]), strict=True)
+    elif instruction.opcode == "call":
+        name = instruction.called("to_apply")[0]
+        for number, operand in enumerate(operands):
+            yield from zip(leaves(module.computations[name].parameters[number]), leaves(operand), strict=True)
+        yield from zip(own, leaves(module.root(name)), strict=True)
+    else:
+        branches = instruction.called("branch_computations", "true_computation", "false_computation")
+        for name, operand in zip(branches, operands[1:], strict=True):
+            yield from zip(leaves(module.computations[name].parameters[0]), leaves(operand), strict=True)
+            yield from zip(own, leaves(module.root(name)), strict=True)
+
+
+def _started(module: Module, start: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """What an asynchronous instruction is given, which its result names again; it is in use until the end."""
+    if start.opcode == "copy-start":
+        yield from zip(_element(start, 1), leaves(module.operand(start)), strict=True)
+    elif start.shape.elements:
+        yield from zip(_element(start, 0), _of_operands(module, start), strict=False)
+    if start.opcode == "dynamic-update-slice-start":
+        yield from zip(_element(start, 1), leaves(module.operand(start)), strict=True)
+
+
+def _awaited(start: Instruction) -> list[Leaf]:
+    """The leaves of an asynchronous instruction that are its result."""
+    if start.opcode in ("copy-start", "recv"):
+        return _element(start, 0)
+    if start.opcode == "all-reduce-start" or len(start.shape.elements) < 2:
+        return leaves(start)
+    return _element(start, 1)
+
+
+def _in_place(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """What an instruction updates in place: by its nature, as the compiler wrote it down, and inside of fusions."""
+    if instruction.opcode in ("dynamic-update-slice", "scatter"):
+        yield leaves(instruction)[0], leaves(module.operand(instruction))[0]
+    for output, number, path in _ALIAS.findall(instruction.attributes.get("output_to_operand_aliasing", "")):
+        yield _leaf_at(instruction, _path(output)), _leaf_at(module.operand(instruction, int(number)), _path(path))
+    yield from _tpu_aliases(module, instruction)
+    if instruction.opcode == "fusion":
+        for own, value in _fused_results(module, instruction):
+            while value.opcode == "bitcast":
+                value = module.operand(value)
+            if value.opcode != "dynamic-update-slice":
+                continue
+            while value.opcode in ("bitcast", "dynamic-update-slice"):
+                value = module.operand(value)
+            if value.opcode == "parameter":
+                yield own, leaves(module.operand(instruction, value.index))[0]
+
+
+def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """The lists that the TPU compiler writes: operands by number, and behind them the parts of the result."""
+    found = _TPU_ALIASES.search(instruction.attributes.get("backend_config", ""))
+    if found is None:
+        return
+    given, own = _of_operands(module, instruction), leaves(instruction)
+    every = [*given, *own]
+    for indices in _INDICES.findall(found[1]):
+        numbers = [int(number) for number in re.findall(r"\d+", indices)]
+        for number in numbers[1:]:
+            if max(numbers[0], number) < len(every):
+                yield every[numbers[0]], every[number]
+
+
+def _of_operands(module: Module, instruction: Instruction) -> list[Leaf]:
+    """The leaves of all operands, one after the other."""
+    return [leaf for operand in module.operands(instruction) for leaf in leaves(operand)]
+
+
+def _element(instruction: Instruction, index: int) -> list[Leaf]:
+    """The leaves of one element of a tuple."""
+    elements = instruction.shape.elements
+    first = sum(num_leaves(element) for element in elements[:index])
+    return leaves(instruction)[first : first + num_leaves(elements[index])]
+
+
+def _leaf_at(instruction: Instruction, path: tuple[int, ...]) -> Leaf:
+    """The leaf at a path of tuple indices."""
+    shape, number = instruction.shape, 0
+    for index in path:
+        number += sum(num_leaves(element) for element in shape.elements[:index])
+        shape = shape.elements[index]
+    return Leaf(instruction.computation, instruction.name, number)
+
+
+def _path(text: str) -> tuple[int, ...]:
+    """The numbers of `0, 1`."""
+    return tuple(int(number) for number in text.split(",") if number.strip())

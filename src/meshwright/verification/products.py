@@ -1,0 +1,104 @@
+"""A sharded product, run and compiled, beside the unsharded one and the collectives inferred for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import ascii_letters
+
+import jax
+import numpy as np
+
+from meshwright.hlo import meant, parse_hlo, read_collectives
+from meshwright.hlo.text import hlo_text
+from meshwright.notation import Inference, Way
+from meshwright.record import Collective, merge
+from meshwright.runtime import Mode, compile_product, make_product_mesh, overlapped_collectives
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductCheck:
+    """What became of a product in one mode: `error` is its largest difference, as a share of the largest element.
+
+    compiled, inferred: the collectives of each, those of one kind and axes added up, by kind and axes. notes: what the
+    compiled ones leave out.
+    """
+
+    error: float
+    compiled: tuple[Collective, ...]
+    inferred: tuple[Collective, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_as_inferred(self) -> bool:
+        """Whether both have the same collectives: by kind, mesh axes and bytes."""
+        return not self.notes and set(map(_amount, self.compiled)) == set(map(_amount, self.inferred))
+
+
+def check_product(inference: Inference, *, mode: Mode, way: Way | None = None) -> ProductCheck:
+    """A way (that of the inference where none is said) run in a mode of JAX, in float32, on small random integers.
+
+    Their sums are exact in float32, in whatever order they are taken, as long as they are below 2^24. It runs on the
+    devices that are there. In the overlapped mode a ring of permutes stands for the collective that a product overlaps
+    with.
+    """
+    degrees, way = inference.sizes.degrees, way or inference.way
+    program = compile_product(inference, make_product_mesh(degrees), mode=mode, way=way, dtype=np.float32)
+    arrays = _draw(inference)
+    found = np.asarray(jax.device_get(program.run(*arrays)))
+    wanted = _unsharded(inference, arrays)
+    traffic = read_collectives(parse_hlo(hlo_text(program.program)), degrees)
+    moves = overlapped_collectives(way, inference.sizes) if mode == "overlapped" else way.collectives
+    inferred = [_plain(move, degrees) for move in moves]
+    return ProductCheck(
+        error=float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0)),
+        compiled=merge(_read_as(inferred, traffic.collectives, degrees)),
+        inferred=merge(inferred),
+        notes=traffic.notes,
+    )
+
+
+def _read_as(
+    inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
+) -> list[Collective]:
+    """Compiled collectives in the words of the inferred ones.
+
+    XLA:CPU writes the same for a reduce-scatter and for an all-reduce with a slice after it; it is read as a
+    reduce-scatter unless the all-reduce is what was inferred.
+    """
+    left, read = Counter(map(_amount, inferred)), []
+    for move in compiled:
+        parts = [_plain(part, degrees) for part in meant(move, degrees)]
+        whole = _plain(move, degrees)
+        if not Counter(map(_amount, parts)) <= left and left[_amount(whole)] > 0:
+            parts = [whole]
+        left -= Counter(map(_amount, parts))
+        read += parts
+    return read
+
+
+def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
+    """A collective by kind, axes in the order of the mesh, and bytes alone."""
+    axes = tuple(axis for axis in degrees if axis in move.axes)
+    return replace(move, axes=axes, phase="forward", seconds=None, array="", source="", note="")
+
+
+def _amount(move: Collective) -> tuple[str, tuple[str, ...], int]:
+    """What is compared."""
+    return move.kind, move.axes, move.bytes
+
+
+def _draw(inference: Inference) -> list[np.ndarray]:
+    """The global operands: whole numbers from -4 to 4."""
+    draws = np.random.default_rng(0)
+    dims = inference.sizes.dims
+    return [draws.integers(-4, 5, size=[dims[d] for d in a.dims]).astype(np.float32) for a in inference.operands]
+
+
+def _unsharded(inference: Inference, arrays: list[np.ndarray]) -> np.ndarray:
+    """The same on one device, in float64."""
+    names = dict.fromkeys(dim for operand in inference.operands for dim in operand.dims)
+    letters = dict(zip(names, ascii_letters, strict=False))
+    *operands, result = ("".join(letters[d] for d in a.dims) for a in (*inference.operands, inference.result))
+    return np.einsum(f"{','.join(operands)}->{result}", *(array.astype(np.float64) for array in arrays))

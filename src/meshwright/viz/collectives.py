@@ -1,0 +1,116 @@
+"""What a collective does, with real numbers: run on the devices that are there, seen before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.record import KINDS, Kind
+from meshwright.viz.sketch import Cell, Panel, Sketch
+
+Values = tuple[int, ...]
+
+DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
+"""The array of MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
+
+JAX_NAMES: dict[Kind, str] = {
+    "all-gather": "all_gather",
+    "reduce-scatter": "psum_scatter",
+    "all-reduce": "psum",
+    "all-to-all": "all_to_all",
+    "collective-permute": "ppermute",
+}
+"""Each collective in `jax.lax`."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The numbers on each device before and after a collective."""
+
+    kind: Kind
+    before: tuple[Values, ...]
+    after: tuple[Values, ...]
+
+
+def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Exchange:
+    """What `degree` devices hold before and after a collective, from running it under `shard_map` on them.
+
+    The values are cut evenly over the devices; a permute hands each device's part to the next. Raises where they do
+    not divide, or so many devices are not there.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import PartitionSpec as P
+
+    before = split_values(kind, values, degree)
+    devices = jax.devices()[:degree]
+    if len(devices) < degree:
+        raise MeshwrightError(
+            f"{degree} devices are wanted, {len(devices)} are there; simulated ones come with"
+            f" XLA_FLAGS=--xla_force_host_platform_device_count={degree}, set before JAX starts"
+        )
+    mesh = jax.make_mesh((degree,), ("X",), devices=devices)
+    body = jax.shard_map(lambda part: _body(kind, part, degree), mesh=mesh, in_specs=P("X"), out_specs=P("X"))
+    placed = jax.device_put(np.asarray(values, np.int32), jax.NamedSharding(mesh, P("X")))
+    result = jax.jit(body)(placed)
+    parts = {shard.device: tuple(np.asarray(shard.data).tolist()) for shard in result.addressable_shards}
+    return Exchange(kind, before, tuple(parts[device] for device in mesh.devices))
+
+
+def split_values(
+    kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
+) -> tuple[Values, ...]:
+    """The values that each of `degree` devices begins with; the kinds in `cut_again` cut each device's part once more.
+
+    Raises where the values cannot be cut evenly.
+    """
+    if kind not in KINDS:
+        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+    if degree < 1:
+        raise MeshwrightError(f"a collective runs over 1 device or more, not {degree}")
+    unit = degree * degree if kind in cut_again else degree
+    if not values or len(values) % unit:
+        raise MeshwrightError(
+            f"{len(values)} values cannot be cut evenly by {kind} over {degree} devices; give a multiple of {unit}"
+        )
+    size = len(values) // degree
+    return tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
+
+
+def exchange_sketch(exchange: Exchange) -> Sketch:
+    """A collective before and after: a row for every device."""
+    degree = len(exchange.before)
+    cells = tuple(
+        (Cell(values_text(before), index), Cell(values_text(after), None))
+        for index, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True))
+    )
+    panel = Panel(
+        cells=cells,
+        rows=tuple(f"device {index}" for index in range(degree)),
+        columns=("before", "after"),
+        frame="open",
+    )
+    title = f"{exchange.kind} over {degree} devices   jax.lax.{JAX_NAMES[exchange.kind]}"
+    return Sketch(title=title, panels=(panel,))
+
+
+def values_text(values: Values) -> str:
+    """Numbers in a row."""
+    return " ".join(map(str, values))
+
+
+def _body(kind: Kind, part: Any, degree: int) -> Any:
+    """A collective on the part that one device holds."""
+    from jax import lax
+
+    if kind == "all-gather":
+        return lax.all_gather(part, "X", tiled=True)
+    if kind == "reduce-scatter":
+        return lax.psum_scatter(part, "X", tiled=True)
+    if kind == "all-reduce":
+        return lax.psum(part, "X")
+    if kind == "all-to-all":
+        return lax.all_to_all(part, "X", split_axis=0, concat_axis=0, tiled=True)
+    return lax.ppermute(part, "X", [(device, (device + 1) % degree) for device in range(degree)])

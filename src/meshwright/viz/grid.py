@@ -1,0 +1,143 @@
+"""The picture of one sharded array: a grid of its shards, in each the devices that hold it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from meshwright.units import show_bytes
+from meshwright.viz.holdings import Block, Holdings, Span
+from meshwright.viz.sketch import GAP, MAX_PANELS, Cell, Panel, Sketch, few
+
+_WIDE = 9  # characters of a cell where there is room
+
+
+def array_sketch(holdings: Holdings) -> Sketch:
+    """An array of any rank as grids of shards.
+
+    The last two dims that are split make the rows and columns; there is a grid for each index of the split dims before
+    them, and dims that are not split are folded into a note once two are drawn.
+    """
+    panels = list(_panels(holdings))
+    notes = tuple(_notes(holdings))
+    if len(panels) > 1:
+        return Sketch(title=_title(holdings), panels=few(panels), notes=notes, is_gallery=True)
+    width = _WIDE if len(panels[0].cells[0]) <= MAX_PANELS else 0
+    return Sketch(title=_title(holdings), panels=(replace(panels[0], notes=notes, cell_width=width),))
+
+
+def thumbnail(holdings: Holdings) -> Panel:
+    """An array of rank 1 or 2 as a small grid without labels; its text is the caption, its sizes the note."""
+    panel = next(_panels(holdings))
+    note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
+    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))
+
+
+def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
+    """The dims that make the rows and the columns of a grid; None where the rank is too low to have one."""
+    cuts = holdings.cuts
+    split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
+    whole = [dim for dim in range(len(cuts)) if dim not in split]
+    chosen: list[int | None] = [None, None, *sorted((whole + split)[-2:])]
+    return chosen[-2], chosen[-1]
+
+
+def device_text(devices: Sequence[int]) -> str:
+    """Device numbers in short: `0`, `0,2`, `0-3`, `0,4,…,28`."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and runs[-1][-1] == device - 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    parts = [
+        text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(device) for device in run])
+    ]
+    return ",".join(parts if len(parts) <= 4 else [*parts[:2], GAP, parts[-1]])
+
+
+def mesh_text(degrees: Mapping[str, int]) -> str:
+    """A mesh as people type it: `fsdp=2, tp=2`."""
+    return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
+
+
+def _title(holdings: Holdings) -> str:
+    """The array, its shape and the mesh."""
+    mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
+    return f"{holdings.label}   {list(holdings.shape)}{mesh}"
+
+
+def _panels(holdings: Holdings) -> Iterator[Panel]:
+    """A grid for every part of the split dims that are neither rows nor columns."""
+    row_dim, column_dim = drawn_dims(holdings)
+    numbers = {block: number for number, block in enumerate(holdings.shards)}
+    leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
+    for spans in itertools.product(*(holdings.cuts[dim] for dim in leading)):
+        fixed = dict(zip(leading, spans, strict=True))
+        yield Panel(
+            cells=tuple(
+                tuple(
+                    _cell(holdings, numbers, {**fixed, row_dim: row, column_dim: column})
+                    for column in _spans(holdings, column_dim)
+                )
+                for row in _spans(holdings, row_dim)
+            ),
+            rows=_labels(holdings, row_dim),
+            columns=_labels(holdings, column_dim),
+            caption=", ".join(_caption(holdings, dim, fixed[dim]) for dim in leading if len(holdings.cuts[dim]) > 1),
+        )
+
+
+def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
+    """The parts of a drawn dim; one that stands for nothing where there is no such dim."""
+    return ((0, 0),) if dim is None else holdings.cuts[dim]
+
+
+def _cell(holdings: Holdings, numbers: Mapping[Block, int], spans: Mapping[int | None, Span]) -> Cell:
+    """The cell of the block that has these spans: the devices that hold it."""
+    block = tuple(spans[dim] for dim in range(len(holdings.shape)))
+    devices = holdings.shards.get(block, ())
+    noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
+    text = device_text(devices)
+    return Cell(text, numbers.get(block), f"{noun} {text} {verb} {holdings.block_text(block)}")
+
+
+def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
+    """The parts of a dim by the coordinates that hold them, `X=0,Y=1`, or by their spans; a whole dim has no label."""
+    if dim is None or len(holdings.cuts[dim]) == 1:
+        return ("",)
+    if not holdings.axes[dim]:
+        return tuple(f"{start}:{stop}" for start, stop in holdings.cuts[dim])
+    at = {holder.block[dim]: holder.coordinates for holder in holdings.holders}
+    return tuple(",".join(f"{axis}={at[span][axis]}" for axis in holdings.axes[dim]) for span in holdings.cuts[dim])
+
+
+def _caption(holdings: Holdings, dim: int, span: Span) -> str:
+    """A part of a dim that is not drawn: `L 0:2 (pp=0)`."""
+    label = _labels(holdings, dim)[holdings.cuts[dim].index(span)]
+    where = f" ({label})" if holdings.axes[dim] else ""
+    return f"{holdings.dims[dim]} {span[0]}:{span[1]}{where}"
+
+
+def _notes(holdings: Holdings) -> Iterator[str]:
+    """What the first device holds, how many shards there are, and what the grid does not show."""
+    first = holdings.holders[0]
+    yield f"device {first.device} holds {holdings.block_text(first.block)}"
+    yield _count(holdings)
+    if holdings.copied_axes:
+        yield f"copied over {', '.join(holdings.copied_axes)}"
+    if holdings.unreduced:
+        yield f"each device has its part of a sum over {', '.join(holdings.unreduced)}"
+    folded = [dim for dim, spans in enumerate(holdings.cuts) if dim not in drawn_dims(holdings) and len(spans) == 1]
+    if folded:
+        dims = ", ".join(f"{holdings.dims[dim]} ({holdings.shape[dim]})" for dim in folded)
+        yield f"not drawn, whole on every device: {dims}"
+
+
+def _count(holdings: Holdings) -> str:
+    """The number of shards and copies, and the bytes of one."""
+    shards, copies = len(holdings.shards), holdings.copies
+    counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
+    each = " of each" if shards > 1 else ""
+    return f"{counts}{each}, {show_bytes(holdings.bytes_per_device)} a device"

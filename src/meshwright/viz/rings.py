@@ -1,0 +1,178 @@
+"""Ring collectives hop by hop: what each device holds after each message to the next device. Pure Python.
+
+In every hop device i sends to device i + 1, the last to the first, all at once. An all-gather hands on the part that
+came last; a reduce-scatter hands on a running sum, to which each device adds its own part; an all-reduce is a
+reduce-scatter and then an all-gather; an all-to-all hands on all that has not arrived. Algorithms and cost:
+jax-ml.github.io/scaling-book/sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+from meshwright.record import Kind
+from meshwright.viz.collectives import DIGITS, Values, split_values, values_text
+from meshwright.viz.sketch import Cell, Panel, Sketch
+
+Held = tuple[tuple[Values | None, ...], ...]
+"""For each device its slots: the numbers in it, or None where it has none."""
+
+RING_KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the devices hold at one moment.
+
+    phase: the collective that the last hop was part of. held: by device and slot; a slot is a part of the array, in an
+    all-to-all the device it comes from. passing: what a device has only to hand on. arrived: the slot of each device
+    that the last hop filled or added to, None for none. sent: the numbers that each device sent in the last hop.
+    """
+
+    phase: Kind
+    held: Held
+    passing: tuple[tuple[Values, ...], ...]
+    arrived: tuple[int | None, ...]
+    sent: int
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring collective from beginning to end; the first frame is what the devices begin with."""
+
+    kind: Kind
+    frames: tuple[Frame, ...]
+
+    @property
+    def result(self) -> tuple[Values, ...]:
+        """The numbers that each device ends with."""
+        return tuple(tuple(n for part in slots if part is not None for n in part) for slots in self.frames[-1].held)
+
+    @property
+    def sent(self) -> int:
+        """The numbers that each device sends in all hops."""
+        return sum(frame.sent for frame in self.frames)
+
+
+def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Ring:
+    """A collective over a ring of `degree` devices, the values cut evenly over them. A permute is no ring algorithm."""
+    if kind not in RING_KINDS:
+        raise MeshwrightError(f"{kind} has no ring algorithm; those with one are {', '.join(RING_KINDS)}")
+    parts = split_values(kind, values, degree, cut_again=("reduce-scatter", "all-reduce", "all-to-all"))
+    if kind == "all-gather":
+        start = tuple(tuple(part if slot == i else None for slot in range(degree)) for i, part in enumerate(parts))
+        return Ring(kind, (_still(kind, start), *_gather(start)))
+    size = len(parts[0]) // degree
+    blocks = tuple(tuple(part[slot * size : (slot + 1) * size] for slot in range(degree)) for part in parts)
+    if kind == "all-to-all":
+        return Ring(kind, tuple(_exchange(blocks)))
+    frames = (_still("reduce-scatter", blocks), *_scatter(blocks))
+    return Ring(kind, frames + tuple(_gather(frames[-1].held)) if kind == "all-reduce" else frames)
+
+
+def ring_sketch(ring: Ring) -> Sketch:
+    """A ring collective as a table of devices and slots after each hop; what has just arrived is marked."""
+    degree = len(ring.frames[0].held)
+    around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
+    panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
+    notes = [f"each device sends {_numbers(ring.sent)} in {len(ring.frames) - 1} hops, all in one direction"]
+    if ring.kind != "all-to-all":
+        notes.append("links carry both directions: two such rings can run at once, each with half of the numbers")
+    title = f"ring {ring.kind} over {degree} devices   {around}"
+    return Sketch(title=title, panels=panels, notes=tuple(notes) if ring.sent else ())
+
+
+def _still(kind: Kind, held: Held) -> Frame:
+    """The frame before the first hop."""
+    return Frame(kind, held, ((),) * len(held), (None,) * len(held), 0)
+
+
+def _gather(held: Held) -> Iterator[Frame]:
+    """The frames of an all-gather; device i begins with slot i."""
+    degree = len(held)
+    for hop in range(1, degree):
+        sent = [(device - hop + 1) % degree for device in range(degree)]
+        arrived = tuple(sent[device - 1] for device in range(degree))
+        held = tuple(
+            _with(slots, arrived[device], held[device - 1][arrived[device]]) for device, slots in enumerate(held)
+        )
+        yield Frame("all-gather", held, ((),) * degree, arrived, _length(held[0]))
+
+
+def _scatter(held: Held) -> Iterator[Frame]:
+    """The frames of a reduce-scatter: the sum of slot i sets out at device i + 1 and ends, complete, at device i."""
+    degree = len(held)
+    for hop in range(1, degree):
+        sent = [(device - hop) % degree for device in range(degree)]
+        arrived = tuple(sent[device - 1] for device in range(degree))
+        before, held = held, tuple(_with(slots, sent[device], None) for device, slots in enumerate(held))
+        held = tuple(
+            _with(slots, slot, _sum(before[device - 1][slot], slots[slot]))
+            for device, (slots, slot) in enumerate(zip(held, arrived, strict=True))
+        )
+        yield Frame("reduce-scatter", held, ((),) * degree, arrived, _length(held[0]))
+
+
+def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
+    """The frames of an all-to-all: block j of device i goes to slot i of device j."""
+    degree = len(blocks)
+    held: Held = tuple(_with((None,) * degree, device, blocks[device][device]) for device in range(degree))
+    # What a device hands on, nearest destination first; after `hop` hops it all comes from `hop` devices back.
+    ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
+    arrived: tuple[int | None, ...] = (None,) * degree
+    sent = 0
+    for hop in range(degree):
+        passing = tuple(tuple(ahead[device - hop][hop:]) for device in range(degree))
+        yield Frame("all-to-all", held, passing, arrived, sent)
+        sent = sum(map(len, passing[0]))
+        arrived = tuple((device - hop - 1) % degree for device in range(degree))
+        if hop < degree - 1:
+            held = tuple(_with(slots, slot, ahead[slot][hop]) for slots, slot in zip(held, arrived, strict=True))
+
+
+def _with(slots: tuple[Values | None, ...], slot: int, part: Values | None) -> tuple[Values | None, ...]:
+    """The slots with another part in one of them."""
+    return (*slots[:slot], part, *slots[slot + 1 :])
+
+
+def _sum(left: Values | None, right: Values | None) -> Values:
+    """Two parts added number by number."""
+    assert left is not None
+    assert right is not None
+    return tuple(a + b for a, b in zip(left, right, strict=True))
+
+
+def _length(slots: tuple[Values | None, ...]) -> int:
+    """The numbers in a slot."""
+    return next(len(part) for part in slots if part is not None)
+
+
+def _numbers(count: int) -> str:
+    """A count of numbers: `1 number`."""
+    return f"{count} number{'s' * (count != 1)}"
+
+
+def _panel(ring: Ring, hop: int) -> Panel:
+    """One frame as a table."""
+    frame, degree = ring.frames[hop], len(ring.frames[0].held)
+    is_exchange = ring.kind == "all-to-all"
+    cells = []
+    for slots, passing, arrived in zip(frame.held, frame.passing, frame.arrived, strict=True):
+        row = [
+            Cell("·") if part is None else Cell(values_text(part), slot, is_marked=slot == arrived)
+            for slot, part in enumerate(slots)
+        ]
+        cells.append((*row, *([Cell(" | ".join(map(values_text, passing)))] if is_exchange else [])))
+    word = "from" if is_exchange else "part"
+    columns = [f"{word} {slot}" for slot in range(degree)] + ["to hand on"] * is_exchange
+    phase = f" ({frame.phase})" if frame.phase != ring.kind else ""
+    caption = f"hop {hop} of {len(ring.frames) - 1}{phase}: each device sent {_numbers(frame.sent)}" if hop else "start"
+    return Panel(
+        cells=tuple(cells),
+        rows=tuple(f"device {device}" for device in range(degree)),
+        columns=tuple(columns),
+        caption=caption,
+        frame="open",
+    )

@@ -1,0 +1,29 @@
+"""Programs without a mistake have no finding: the train steps that meshwright plans, on every kind of mesh."""
+
+from dataclasses import asdict
+
+import pytest
+
+from meshwright.compiler.worker import compile_lowered
+from meshwright.hardware import parse_system
+from meshwright.inspection.inspection import read
+from meshwright.mesh import MeshShape
+from meshwright.runtime import build_mesh
+from meshwright.training.step import lower_train_step
+from meshwright.workload import Workload, load_model
+
+WORKLOAD = Workload(model=load_model("tiny"), batch=16, seq_len=128, compute_dtype="f32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "degrees", [{"dp": 8}, {"fsdp": 8}, {"fsdp": 2, "tp": 4}, {"dp": 2, "fsdp": 2, "tp": 2}], ids=str
+)
+def test_a_train_step_of_ours_has_no_finding(degrees):
+    mesh = MeshShape(**degrees)
+    lowered = lower_train_step(build_mesh(mesh), workload=asdict(WORKLOAD))
+    program = compile_lowered(lowered, options={}, compiler="jaxlib", laid_by="jax.make_mesh")
+    system = parse_system("cpu:8")
+    found = read("step", program.hlo, mesh.layout, hardware="cpu:8", system=system, program=program)
+    assert found.collectives
+    assert found.findings == ()

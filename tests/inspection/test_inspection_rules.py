@@ -1,0 +1,102 @@
+"""Findings against what was meant: rules over the paths of arguments, and the collectives that a plan expects."""
+
+import jax
+import jax.numpy as jnp
+import planted
+from jax import P
+from jax.sharding import AxisType
+
+import meshwright
+from meshwright.record import Collective
+
+
+def mesh_of(**degrees):
+    return jax.make_mesh(tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Auto,) * len(degrees))
+
+
+def row_and_column(mesh, *, split):
+    """A tensor parallel MLP whose second weight is split as the first, or left whole."""
+    params = {
+        "w_in": planted.array(mesh, (64, 128), None, "tp"),
+        "w_out": planted.array(mesh, (128, 64), *(("tp", None) if split else ())),
+    }
+
+    def forward(params, x):
+        return jax.nn.relu(x @ params["w_in"]) @ params["w_out"]
+
+    return forward, (params, planted.array(mesh, (32, 64), "dp"))
+
+
+RULES = {r"w_in|w_gate": (None, "tp"), r"w_out": ("tp", None)}
+
+
+def findings(split, **given):
+    mesh = mesh_of(dp=2, tp=4)
+    function, args = row_and_column(mesh, split=split)
+    return meshwright.inspect(function, *args, **given).findings
+
+
+def test_an_argument_that_its_rule_splits_and_the_program_does_not_is_told_with_its_bytes():
+    (found,) = findings(False, rules=RULES)
+    assert found.kind == "replicated parameter"
+    assert "params['w_out'] f32[128,64]" in found.evidence
+    assert found.bytes == 128 * 64 * 4 * 3 // 4
+    assert "test_inspection_rules.py" in found.source
+
+
+def test_without_rules_a_whole_weight_over_an_axis_of_no_batch_may_be_meant():
+    assert findings(False) == ()
+
+
+def test_a_program_as_its_rules_say_has_no_finding():
+    assert findings(True, rules=RULES) == ()
+
+
+REDUCED = Collective(kind="all-reduce", axes=("tp",), phase="forward", bytes=0)
+
+
+def test_what_is_expected_is_no_finding_and_what_is_not_is_one():
+    assert findings(True, expected=[REDUCED]) == ()
+    (found,) = findings(True, expected=[])
+    assert (found.kind, found.bytes) == ("unplanned collective", 16 * 64 * 4)
+    assert found.seconds > 0
+    assert "all-reduce of f32[16,64] over tp in forward" in found.evidence
+
+
+def test_an_all_reduce_over_two_axes_is_expected_where_one_over_each_is():
+    mesh = mesh_of(dp=2, tp=4)
+
+    def body(x):
+        return jax.lax.psum(x, ("dp", "tp"))
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P(("dp", "tp")), out_specs=P())
+    over_dp = Collective(kind="all-reduce", axes=("dp",), phase="forward", bytes=0)
+    x = planted.array(mesh, (64, 64), ("dp", "tp"))
+    assert meshwright.inspect(mapped, x, expected=[REDUCED, over_dp]).findings == ()
+    assert len(meshwright.inspect(mapped, x, expected=[over_dp]).findings) == 1
+
+
+def summed(mesh, body, *shapes):
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("tp"), out_specs=P(), check_vma=False)
+    found = meshwright.inspect(mapped, [planted.array(mesh, shape, "tp") for shape in shapes]).findings
+    assert {finding.kind for finding in found} == {"reduced twice"}
+    return found
+
+
+def test_the_costs_of_alike_findings_from_one_line_are_added_up():
+    def body(xs):
+        (x,) = xs
+        for _ in range(4):
+            x = jax.lax.psum(jnp.sin(x), "tp")
+        return x
+
+    (found,) = summed(mesh_of(tp=8), body, (64, 64))
+    assert found.bytes == 3 * 8 * 64 * 4
+
+
+def test_of_sums_that_xla_combines_with_others_only_those_that_are_reduced_already_count():
+    def body(xs):
+        return [jax.lax.psum(jax.lax.psum(x, "tp") + 1, "tp") for x in xs]
+
+    found = summed(mesh_of(tp=8), body, (64, 64), (128, 64))
+    assert sum(finding.bytes for finding in found) == (8 + 16) * 64 * 4

@@ -1,0 +1,198 @@
+"""The table of the correctness kit: every way to train that is held to one device, to its plan and to the compiler.
+
+To add a model or a way to train, add a row to `ROWS`: at most 8 devices, a batch of 16 sequences of 32 tokens. What a
+row is held to, `test_runtime_kit.py` says for simulated devices and `benchmarks/strategy_matrix.py` for real ones.
+"""
+
+from dataclasses import asdict, dataclass, replace
+
+from meshwright.mesh import MeshShape
+from meshwright.workload import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
+
+DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
+TIED = replace(DENSE, name="tied", tied_embeddings=True)
+WIDE = replace(DENSE, name="wide", embed=128)
+"""Adafactor factors its second moments of dims from 128 on."""
+
+UNEVEN = replace(DENSE, name="uneven", num_layers=5)
+"""With layers that no stages divide."""
+
+MOE = replace(DENSE, name="moe", experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
+"""Mixtral's shape, dropless."""
+
+
+def with_experts(name: str, **more: object) -> ModelConfig:
+    """The model of experts with some things otherwise."""
+    assert MOE.experts is not None
+    return replace(MOE, name=name, experts=replace(MOE.experts, **more))
+
+
+SHARED = with_experts("shared", shared_mlp=32, num_dense_layers=1)
+AFTER_TWO = replace(with_experts("aftertwo", shared_mlp=32, num_dense_layers=2), num_layers=6)
+SLOTTED = with_experts("slotted", capacity_factor=4.0)
+"""With a capacity of all tokens of a device for each expert, so that none is dropped wherever tokens are."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to train a model: on a mesh, by a strategy, keeping something for backward."""
+
+    model: ModelConfig
+    mesh: MeshShape
+    strategy: Strategy = DEFAULT
+    remat: Remat = "block"
+
+    def __str__(self) -> str:
+        changed = {name: value for name, value in asdict(self.strategy).items() if value != getattr(DEFAULT, name)}
+        changed |= {"remat": self.remat} if self.remat != "block" else {}
+        return " ".join((self.model.name, str(self.mesh), *(f"{name}={value}" for name, value in changed.items())))
+
+    @property
+    def workload(self) -> Workload:
+        """The step on simulated devices."""
+        return Workload(model=self.model, batch=16, seq_len=32, compute_dtype="f32", remat=self.remat)
+
+    @property
+    def alone(self) -> "Row":
+        """The same on one device: the whole batch by scores of the whole sequence, by plain ZeRO-less AdamW.
+
+        What it keeps of the strategy is the optimizer, and the dropout with the attention that says of what. Experts
+        have no capacity there, and the model of them as many microbatches as in the row, since their loss of imbalance
+        is the mean of that of each microbatch; which sequences are in which one depends on no mesh.
+        """
+        experts, parts = self.model.experts, 1
+        if experts is not None:
+            experts, parts = replace(experts, capacity_factor=None), self.strategy.num_microbatches
+        dropout = self.strategy.dropout
+        attention = self.strategy.attention if dropout else DEFAULT.attention
+        strategy = Strategy(
+            optimizer=self.strategy.optimizer, num_microbatches=parts, dropout=dropout, attention=attention
+        )
+        return Row(replace(self.model, name="alone", experts=experts), MeshShape(), strategy)
+
+
+def parts(count: int, **more: object) -> Strategy:
+    """A strategy with so many microbatches."""
+    return Strategy(num_microbatches=count, **more)
+
+
+def fused(method: str, **more: object) -> Strategy:
+    """A strategy by which queries of a split sequence meet keys in a fused attention."""
+    return Strategy(attention="flash", sequence=method, **more)
+
+
+WHOLE_STREAM = Strategy(sequence_parallel=False)
+RING, ULYSSES, GATHER = fused("ring"), fused("ulysses"), fused("gather")
+GPIPE, ALTERNATING = parts(4, schedule="gpipe"), parts(4)
+
+DENSE_ALONE = [
+    Row(DENSE, MeshShape(), fused("gather")),
+    Row(DENSE, MeshShape(dp=8)),
+    Row(DENSE, MeshShape(dp=2), parts(4)),
+    Row(DENSE, MeshShape(fsdp=8)),
+    Row(DENSE, MeshShape(fsdp=2), parts(4)),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=2)),
+    Row(DENSE, MeshShape(tp=8)),
+    Row(DENSE, MeshShape(tp=8), WHOLE_STREAM),
+    Row(DENSE, MeshShape(tp=4), Strategy(overlaps_tp=True)),
+    Row(DENSE, MeshShape(sp=8)),
+    Row(DENSE, MeshShape(sp=4), GATHER),
+    Row(DENSE, MeshShape(sp=8), RING),
+    Row(DENSE, MeshShape(sp=2), RING),
+    Row(DENSE, MeshShape(sp=8), ULYSSES),
+    Row(DENSE, MeshShape(pp=4), GPIPE, "matmuls"),
+    Row(DENSE, MeshShape(pp=4), ALTERNATING),
+    Row(TIED, MeshShape(pp=2), ALTERNATING),
+]
+
+DENSE_MIXES = [
+    Row(DENSE, MeshShape(dp=2, fsdp=4)),
+    Row(DENSE, MeshShape(dp=2, fsdp=4), Strategy(zero_stage=0)),
+    Row(DENSE, MeshShape(fsdp=2, tp=4), WHOLE_STREAM),
+    Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(overlaps_tp=True)),
+    Row(TIED, MeshShape(sp=2, tp=4), parts(2, overlaps_tp=True)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),
+    Row(TIED, MeshShape(dp=2, fsdp=2, sp=2), Strategy(zero_stage=2)),
+    Row(TIED, MeshShape(dp=2, sp=2, tp=2), parts(4)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), remat="none"),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "attention"),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), GATHER, "matmuls"),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, sp=2), RING, "none"),
+    Row(DENSE, MeshShape(tp=2, sp=4), RING, "attention"),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), fused("ring", num_microbatches=2), "matmuls"),
+    Row(DENSE, MeshShape(sp=4, tp=2), ULYSSES),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), fused("ulysses", num_microbatches=2)),
+    Row(DENSE, MeshShape(dp=2, pp=4), ALTERNATING),
+    Row(DENSE, MeshShape(fsdp=2, pp=4), GPIPE),
+    Row(DENSE, MeshShape(tp=4, pp=2), ALTERNATING),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(TIED, MeshShape(fsdp=2, tp=2, pp=2), GPIPE, "none"),
+    Row(TIED, MeshShape(sp=2, tp=2, pp=2), parts(16)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, pp=2), fused("ulysses", num_microbatches=4)),
+]
+
+MOE_ALONE = [
+    Row(MOE, MeshShape(dp=4)),
+    Row(MOE, MeshShape(fsdp=8)),
+    Row(SLOTTED, MeshShape(fsdp=2)),
+    Row(MOE, MeshShape(tp=8)),
+    Row(MOE, MeshShape(tp=2), WHOLE_STREAM),
+    Row(MOE, MeshShape(sp=8), RING),
+    Row(MOE, MeshShape(sp=4), ULYSSES),
+    Row(MOE, MeshShape(ep=8)),
+    Row(SLOTTED, MeshShape(ep=4)),
+    Row(SHARED, MeshShape(ep=4)),
+]
+
+MOE_MIXES = [
+    Row(MOE, MeshShape(dp=2, fsdp=4)),
+    Row(SHARED, MeshShape(fsdp=2, tp=4), remat="none"),
+    Row(MOE, MeshShape(dp=2, fsdp=2, tp=2), parts(4)),
+    Row(MOE, MeshShape(ep=4, fsdp=2), parts(2)),
+    Row(MOE, MeshShape(ep=2, dp=4), remat="attention"),
+    Row(MOE, MeshShape(ep=4, tp=2)),
+    Row(SLOTTED, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SLOTTED, MeshShape(ep=2, sp=2, tp=2), remat="matmuls"),
+    Row(MOE, MeshShape(ep=2, dp=2, sp=2)),
+    Row(MOE, MeshShape(ep=2, sp=4), RING),
+    # Without a first dense layer: a stack of one is no loop, and the compiler sends its positions once for both passes.
+    Row(with_experts("shared", shared_mlp=32), MeshShape(ep=2, sp=2, tp=2), RING),
+    Row(MOE, MeshShape(fsdp=2, sp=2, tp=2), RING),
+    Row(MOE, MeshShape(ep=2, fsdp=2, sp=2), ULYSSES),
+]
+
+STAGES = [
+    Row(DENSE, MeshShape(dp=2, fsdp=2, pp=2), parts(4, zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), parts(4, overlaps_tp=True)),
+    Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4)),
+    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),
+    Row(MOE, MeshShape(pp=4), parts(8)),
+    Row(SLOTTED, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(2, schedule="gpipe")),
+    Row(SHARED, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(AFTER_TWO, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2)),
+]
+
+OPTIMIZERS = [
+    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion")),
+    Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1)),
+]
+
+DROPOUT = [
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, dropout=0.2)),
+    Row(DENSE, MeshShape(tp=2, sp=4), fused("ring", dropout=0.2), "none"),
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2)),
+]
+
+REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"))]
+"""Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
+
+ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]

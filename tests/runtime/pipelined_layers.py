@@ -1,0 +1,107 @@
+"""A small stack of layers with tables before and after it, on one device and as a pipeline."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.cost.pipeline import Schedule, slot_layers
+from meshwright.mesh import MeshShape
+from meshwright.runtime import Layout, build_mesh
+from meshwright.runtime.pipeline import Made, Pipeline, held, pipelined_loss
+from meshwright.runtime.pipeline_1f1b import alternating_loss
+from meshwright.workload import RULES
+
+BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
+RULES_OF_STAGES = {**RULES, "layers": ("pp",)}
+TABLE = ("positions", "embed")
+LAYER = {"up": ("embed", "mlp"), "down": ("mlp", "embed")}
+RESIDUAL, GATHERED = ("batch", "residual_sequence", "activation"), ("batch", "sequence", "activation")
+STREAM_BYTES = BATCH * LENGTH * EMBED * 4
+
+
+def functions(layout):
+    """The first, the layer and the last of a `Pipeline`, sharded over every axis but pp."""
+
+    def first(ends, tokens):
+        table = layout.weight(ends["table"], *TABLE)
+        return layout.place(table.at[tokens["tokens"]].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
+
+    def layer(weights, x, tokens, number):
+        h = layout.place(jnp.tanh(x), *GATHERED, reduced=layout.axes("mlp"))
+        h = jnp.sin(jnp.einsum("bsd,df->bsf", h, layout.weight(weights["up"], *LAYER["up"])))
+        out = layout.spec(*GATHERED, unreduced=layout.axes("mlp"))
+        y = jnp.einsum("bsf,fd->bsd", h, layout.weight(weights["down"], *LAYER["down"]), out_sharding=out)
+        return Made(x + layout.place(y, *RESIDUAL))
+
+    def last(ends, x, tokens):
+        scores = jnp.einsum("bsd,vd->bsv", layout.place(x, *GATHERED), layout.weight(ends["table"], *TABLE))
+        logs = jax.nn.log_softmax(scores)
+        return -jnp.mean(jnp.sum(jnp.where(jnp.arange(VOCAB) == tokens["targets"][..., None], logs, 0.0), axis=-1))
+
+    return first, layer, last
+
+
+def values(num_layers, microbatches):
+    """The ends, the layers in their order, and the inputs."""
+    draw = iter(jax.random.split(jax.random.key(0), 5))
+    ends = {"table": jax.random.normal(next(draw), (VOCAB, EMBED))}
+    layers = {
+        "up": jax.random.normal(next(draw), (num_layers, EMBED, MLP)) / EMBED**0.5,
+        "down": jax.random.normal(next(draw), (num_layers, MLP, EMBED)) / MLP**0.5,
+    }
+    shape = (microbatches, BATCH, LENGTH)
+    inputs = {name: jax.random.randint(next(draw), shape, 0, VOCAB) for name in ("tokens", "targets")}
+    return ends, layers, inputs
+
+
+def on_one_device(num_layers, microbatches):
+    """The loss and the gradients of ends and layers, without a pipeline."""
+    first, layer, last = functions(Layout(MeshShape(), RULES_OF_STAGES))
+
+    def loss(ends, layers, inputs):
+        def one(tokens):
+            x, _ = jax.lax.scan(
+                lambda x, weights: (layer(weights, x, tokens, None).x, None), first(ends, tokens), layers
+            )
+            return last(ends, x, tokens)
+
+        return jnp.mean(jax.lax.map(one, inputs))
+
+    with jax.set_mesh(build_mesh(MeshShape(), jax.devices()[:1])):
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*values(num_layers, microbatches))
+
+
+def compiled_pipeline(shape, schedule, num_layers):
+    """The compiled loss and gradients of a pipeline, and its arguments."""
+    layout, mesh = Layout(shape, RULES_OF_STAGES), build_mesh(shape, jax.devices()[: shape.num_devices])
+    first, layer, last = functions(layout)
+    pipeline = Pipeline(first, jax.checkpoint(held(layer)), last, schedule, num_layers)
+    run = alternating_loss if schedule.kind == "1f1b" else pipelined_loss
+
+    def put(x, spec):
+        return jax.device_put(np.asarray(x), NamedSharding(mesh, spec))
+
+    ends, layers, inputs = values(num_layers, schedule.microbatches)
+    with jax.set_mesh(mesh):
+        arguments = (
+            {"table": put(ends["table"], layout.spec(*TABLE))},
+            {name: put(in_slots(layers[name], schedule), layout.spec("layers", *LAYER[name])) for name in LAYER},
+            {name: put(x, P(None, *layout.spec("batch", "sequence"))) for name, x in inputs.items()},
+        )
+        step = jax.jit(jax.value_and_grad(lambda *given: run(pipeline, *given)[0], argnums=(0, 1)))
+        return step.lower(*arguments).compile(), arguments
+
+
+def in_slots(array, schedule):
+    """An array stacked over layers as one stacked over the slots of stages, the empty ones zero."""
+    slots = slot_layers(len(array), schedule.stages, schedule.virtual_stages)
+    return np.stack([np.zeros_like(array[0]) if layer is None else np.asarray(array[layer]) for layer in slots])
+
+
+def run_schedule(shape, kind, virtual_stages, microbatches, num_layers):
+    """The loss and gradients of a pipeline, the gradients of layers as they lie in slots."""
+    schedule = Schedule(stages=shape.pp, microbatches=microbatches, kind=kind, virtual_stages=virtual_stages)
+    compiled, arguments = compiled_pipeline(shape, schedule, num_layers)
+    return compiled(*arguments), schedule

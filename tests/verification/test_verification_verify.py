@@ -1,0 +1,278 @@
+"""A plan beside its compiled program: every difference named, times where a schedule or a run gives them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner import make_plan
+from meshwright.record import Collective, Record
+from meshwright.verification import Row, compare, verify
+from meshwright.verification.compare import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, ONCE, UNEXPLAINED, Room
+from meshwright.verification.explain import (
+    ELSEWHERE,
+    IN_ROWS,
+    IN_STEPS,
+    INSIDE_AND_BETWEEN,
+    OTHER_PHASE,
+    PADDED_SHARES,
+    PUTS_IN_PLACE,
+    TOGETHER,
+    explain,
+)
+from meshwright.workload import Strategy, Workload, load_model
+
+MESH = {"fsdp": 4, "tp": 4}
+
+
+def moves(*said: tuple[str, str, str, int]) -> dict:
+    """Collectives by their key, from kind, axes, phase and bytes."""
+    found = [
+        Collective(kind=kind, axes=tuple(axes.split("*")), phase=phase, bytes=size) for kind, axes, phase, size in said
+    ]
+    return {(move.kind, move.axes, move.phase): move for move in found}
+
+
+# (planned, found, the names by kind and phase)
+EXPLAINED = [
+    (
+        [("all-gather", "fsdp", "recompute", 100), ("all-reduce", "tp", "backward", 8)],
+        [
+            ("all-gather", "fsdp", "recompute", 70),
+            ("all-gather", "fsdp", "backward", 30),
+            ("all-reduce", "tp", "backward", 8),
+        ],
+        {("all-gather", "recompute"): OTHER_PHASE, ("all-gather", "backward"): OTHER_PHASE},
+    ),
+    (
+        # As libtpu makes of a gradient of 2048 rows over 4 devices: 528 rows each, and 3 x 16 sent on.
+        [("reduce-scatter", "fsdp", "backward", 2048)],
+        [("reduce-scatter", "fsdp", "backward", 2112), ("collective-permute", "fsdp", "backward", 48)],
+        {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "backward"): PUTS_IN_PLACE},
+    ),
+    (
+        # Of the table of logits libtpu puts rows in place only where the norm needs them.
+        [("reduce-scatter", "fsdp", "backward", 2048)],
+        [("reduce-scatter", "fsdp", "backward", 2112), ("collective-permute", "fsdp", "update", 48)],
+        {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "update"): PUTS_IN_PLACE},
+    ),
+    (
+        [("all-gather", "fsdp", "forward", 1000)],
+        [("all-gather", "fsdp", "forward", 600), ("collective-permute", "fsdp", "forward", 300)],
+        {
+            ("all-gather", "forward"): IN_STEPS,
+            ("collective-permute", "forward"): "steps of the all-gather, beside the products that use it",
+        },
+    ),
+    (
+        [("all-gather", "fsdp", "forward", 1000)],
+        [("all-gather", "fsdp", "forward", 600), ("collective-permute", "fsdp", "forward", 299)],
+        {},
+    ),
+    ([("all-gather", "fsdp", "forward", 1000)], [("all-gather", "tp", "forward", 1000)], {}),
+    (
+        # As libtpu sums norms' gradients and the loss, 4 bytes, over two slices of fsdp=4: 9 scales of 2048 bytes, of
+        # which the last goes with the loss in a tile of 4096.
+        [
+            ("all-reduce", "dp*fsdp", "forward", 4),
+            ("all-reduce", "dp*fsdp", "backward", 18432),
+            ("all-reduce", "dp", "backward", 6815744),
+        ],
+        [
+            ("all-reduce", "fsdp", "backward", 20480),
+            ("all-reduce", "dp", "backward", 6832128),
+            ("all-reduce", "dp", "update", 4096),
+        ],
+        {("all-reduce", phase): INSIDE_AND_BETWEEN for phase in ("forward", "backward", "update")},
+    ),
+    (
+        # As XLA:GPU sums the loss and gradients of norms over both axes at once.
+        [
+            ("all-reduce", "fsdp", "forward", 4),
+            ("all-reduce", "tp", "forward", 4),
+            ("all-reduce", "fsdp*tp", "backward", 18432),
+        ],
+        [("all-reduce", "fsdp*tp", "backward", 18436)],
+        {("all-reduce", phase): ELSEWHERE for phase in ("forward", "backward")},
+    ),
+    (
+        [("all-reduce", "fsdp", "forward", 4), ("all-reduce", "fsdp*tp", "backward", 18432)],
+        [("all-reduce", "fsdp*tp", "backward", 18436)],
+        {},
+    ),
+    (
+        [("all-reduce", "fsdp", "update", 36), ("all-reduce", "tp", "update", 36)],
+        [("all-reduce", "fsdp", "update", 1024), ("all-reduce", "tp", "update", 40)],
+        {("all-reduce", "update"): IN_ROWS},
+    ),
+    (
+        [("all-reduce", "dp*fsdp", "backward", 18432)],
+        [("all-reduce", "fsdp", "backward", 18432), ("all-reduce", "dp", "backward", 18432 + 4096)],
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("planned", "found", "names"), EXPLAINED)
+def test_a_difference_has_a_name_where_the_bytes_add_up_exactly(planned, found, names):
+    named = explain(moves(*planned), moves(*found), {"dp": 2, **MESH})
+    assert {(kind, phase): name for (kind, _, phase), name in named.items()} == names
+
+
+def record(**changes) -> Record:
+    fields = {
+        "origin": "predicted",
+        "mesh": MESH,
+        "hardware": "v5e:4x4",
+        "memory_bytes": {"peak": 100},
+        "flops": 1000.0,
+    }
+    return Record(**(fields | changes))
+
+
+def test_times_are_rows_where_a_schedule_or_a_run_gives_them():
+    plan = record(step_seconds=1.0, breakdown_seconds={"forward": 0.4, "backward": 0.6})
+    program = record(
+        step_seconds=1.5, breakdown_seconds={"forward": 0.4, "backward": 0.6, "exposed communication": 0.5}
+    )
+    run = record(step_seconds=1.6, memory_bytes={"peak": 90})
+    rows = {row.quantity: row for row in compare(plan, program, argument_bytes=10, measured=run)}
+    step = rows["step"]
+    assert (step.predicted, step.compiled, step.measured) == (1.0, 1.5, 1.6)
+    assert step.reason == "exposed communication +500 ms"
+    assert step.measured_relative == pytest.approx(0.6)
+    assert rows["memory peak"].measured == 90
+    assert "tokens a second" not in rows
+    assert "step" not in {row.quantity for row in compare(plan, record(), argument_bytes=10)}
+
+
+def test_a_difference_that_no_rule_explains_says_so_whatever_the_compiler_notes():
+    planned = [Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=100)]
+    found = [Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=130, note="as all-reduce of shards")]
+    (row,) = compared(planned, found)
+    assert row.reason == f"{UNEXPLAINED}; as all-reduce of shards"
+    (row,) = compared([], found)
+    assert row.reason.startswith(NOT_PLANNED)
+    (row,) = compared(planned, [])
+    assert row.reason == MISSING
+
+
+def test_a_sum_over_two_axes_at_once_is_one_planned_over_each_in_turn_in_whatever_phase_it_stands():
+    parts = [
+        Collective(kind="all-reduce", axes=(axis,), phase=phase, bytes=size)
+        for axis in ("fsdp", "tp")
+        for phase, size in (("backward", 4096), ("update", 36))
+    ]
+    both = [Collective(kind="all-reduce", axes=("fsdp", "tp"), phase="backward", bytes=4132)]
+    rows = compared(parts, both)
+    assert [(row.quantity, row.predicted, row.compiled) for row in rows] == [
+        ("all-reduce fsdp*tp backward", 4096, 4132),
+        ("all-reduce fsdp*tp update", 36, None),
+    ]
+    assert all(row.reason == f"planned over fsdp and tp in turn; {OTHER_PHASE}" for row in rows)
+
+
+def test_sums_over_several_axes_done_together_are_named_where_each_axis_has_as_many_bytes():
+    """XLA:TPU sums the squares of gradients over all axes that split a parameter at once."""
+
+    def sums(**sizes):
+        return [
+            Collective(kind="all-reduce", axes=tuple(axes.split("_")), phase="update", bytes=size)
+            for axes, size in sizes.items()
+        ]
+
+    planned = sums(fsdp=36, tp=28, fsdp_tp=8)
+    rows = compared(planned, sums(fsdp=8, fsdp_tp=36, tp=0))
+    assert {row.reason for row in rows if not row.is_equal} == {TOGETHER}
+    rows = compared(planned, sums(fsdp=8, fsdp_tp=37, tp=0))
+    assert TOGETHER not in {row.reason for row in rows}
+
+
+def test_room_that_experts_need_is_named_in_whatever_phase_it_stands():
+    """XLA:GPU exchanges in backward what the plan has in the recomputed forward pass."""
+
+    def exchanges(**sizes):
+        return [Collective(kind="all-to-all", axes=("tp",), phase=phase, bytes=size) for phase, size in sizes.items()]
+
+    planned, room = exchanges(forward=100, recompute=40, backward=60), exchanges(forward=1, recompute=1, backward=2)
+    said = [row.reason for row in compared(planned, exchanges(forward=101, recompute=3, backward=100), room)]
+    assert said == [FOR_ANY_ROUTING, *[f"{OTHER_PHASE}; {FOR_ANY_ROUTING}"] * 2]
+    assert [row.reason for row in compared(planned, exchanges(forward=102, recompute=41, backward=62), room)] == [
+        UNEXPLAINED,
+        FOR_ANY_ROUTING,
+        FOR_ANY_ROUTING,
+    ]
+
+
+def test_what_a_program_sums_less_often_is_named_by_its_own_note():
+    """XLA:GPU sums the last norm's gradient once for all microbatches, together with that of other axes."""
+
+    def sums(*sizes, note=""):
+        return [
+            Collective(kind="all-reduce", axes=(axis,), phase="backward", bytes=size, note=note)
+            for axis, size in zip(("fsdp", "tp"), sizes, strict=True)
+        ]
+
+    both = Collective(kind="all-reduce", axes=("fsdp", "tp"), phase="backward", bytes=300)
+    (row,) = compared(sums(400, 400), [both], sums(-100, -100, note=ONCE))
+    assert (row.predicted, row.compiled, row.reason) == (400, 300, f"planned over fsdp and tp in turn; {ONCE}")
+    (row,) = compared(sums(400, 400), [replace(both, bytes=299)], sums(-100, -100, note=ONCE))
+    assert ONCE not in row.reason
+
+
+def compared(planned: list[Collective], found: list[Collective], room: list[Collective] | None = None) -> list[Row]:
+    """The rows of the collectives alone."""
+    plan, program = (record(collectives=tuple(moves)) for moves in (planned, found))
+    rows = compare(plan, program, argument_bytes=10, room=Room(collectives=tuple(room or [])))
+    return [row for row in rows if "all-" in row.quantity]
+
+
+TOLERATED = [
+    (Row(quantity="q", unit="B", predicted=100, compiled=105), 0.1, False),
+    (Row(quantity="q", unit="B", predicted=100, compiled=105), 0.01, True),
+    (Row(quantity="q", unit="B", predicted=100, compiled=100, measured=150), 0.1, True),
+    (Row(quantity="q", unit="B", predicted=None, compiled=4), 10.0, True),
+    (Row(quantity="q", unit="B", predicted=4, compiled=None), 10.0, True),
+    (Row(quantity="q", unit="B", predicted=0, compiled=4), 10.0, True),
+    (Row(quantity="q", unit="s", predicted=1.0, compiled=None), 0.1, False),
+]
+
+
+@pytest.mark.parametrize(("row", "tolerance", "exceeds"), TOLERATED)
+def test_a_difference_exceeds_a_tolerance_by_its_share_or_where_one_side_lacks_a_collective(row, tolerance, exceeds):
+    assert row.exceeds(tolerance) is exceeds
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The step of a tiny model on 8 simulated devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
+        return verify(make_plan(workload, MeshShape(fsdp=2, tp=4), parse_system("cpu:8")))
+
+
+@pytest.mark.slow
+def test_the_schedule_of_a_compiled_step_is_its_step_time(found):
+    assert found.schedule is not None
+    (step,) = [row for row in found.rows if row.quantity == "step"]
+    assert step.compiled == found.schedule.step_seconds
+    assert math.isclose(sum(found.compiled.breakdown_seconds.values()), found.schedule.step_seconds)
+    assert found.compiled.mfu == pytest.approx(found.plan.predicted.mfu * step.predicted / step.compiled)
+
+
+@pytest.mark.slow
+def test_every_collective_of_a_step_on_simulated_devices_is_as_planned(found):
+    rows = [row for row in found.rows if row.unit in ("B", "flop") and not row.quantity.startswith("memory")]
+    assert len(rows) > 8
+    assert [row for row in rows if not row.is_equal] == []
+
+
+def test_what_cannot_be_run_is_not_compiled():
+    workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
+    plan = make_plan(workload, MeshShape(dp=8), parse_system("cpu:8"))
+    with pytest.raises(MeshwrightError, match="num_microbatches=2 cannot cut a device's share of the batch"):
+        verify(replace(plan, strategy=Strategy(num_microbatches=2)))

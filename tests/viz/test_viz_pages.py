@@ -1,0 +1,135 @@
+"""A page about a step: whole HTML that says the figures and fetches nothing."""
+
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "compiled"))
+import toy_programs as toys
+
+from meshwright.compiler import CompiledProgram
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.hlo import parse_hlo, read_hlo
+from meshwright.inspection import Finding, inspect_text
+from meshwright.mesh import MeshShape
+from meshwright.planner import make_plan
+from meshwright.record import Record
+from meshwright.simulate import simulate
+from meshwright.units import show_bytes, show_seconds
+from meshwright.verification import Row, Verification
+from meshwright.viz.document import Section, html_table, render, write_page
+from meshwright.viz.found import findings_section
+from meshwright.viz.inspected import inspection_page
+from meshwright.viz.timeline import timeline_section
+from meshwright.viz.verified import verify_page
+from meshwright.workload import Workload, load_model
+
+MESH = MeshShape(fsdp=2, tp=4)
+FINDING = Finding(
+    kind="gathered twice", evidence="w <is> gathered", bytes=2_000_000, seconds=0.25, source="a.py:3", fix="do not"
+)
+FETCHES = ("src", "href", "xlink:href", "action", "data", "poster", "srcset")
+
+
+class Reader(HTMLParser):
+    """Every tag balanced, every attribute and text kept."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def found() -> Verification:
+    """A plan beside a program and its schedule, with words in it that HTML would read as its own."""
+    workload = Workload(model=load_model("tiny"), batch=8, seq_len=64, compute_dtype="f32")
+    plan = make_plan(workload, MESH, parse_system("cpu:8"))
+    text = toys.train_step(toys.cpu_mesh(fsdp=2, tp=4)).compile().as_text()
+    schedule = simulate(parse_hlo(text), MESH.layout, plan.system)
+    program = CompiledProgram(
+        hlo=text, memory_bytes={}, messages="", compile_seconds=1.0, compiler="<b>xla & co</b>", laid_by="jax.make_mesh"
+    )
+    compiled = read_hlo(text, MESH.layout, hardware="cpu:8")
+    compiled = Record(**(vars(compiled) | {"memory_bytes": {"arguments": 10, "temporaries": 30, "peak": 40}}))
+    rows = (Row(quantity="flops", unit="flop", predicted=2e9, compiled=3e9, reason='"<script>alert(1)</script>"'),)
+    return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)
+
+
+def test_a_page_is_whole_html_that_fetches_and_runs_nothing(found):
+    page = verify_page(found)
+    read = Reader(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(read.tags)
+    assert not [name for name, _ in read.attributes if name in FETCHES or name.startswith("on")]
+    assert not re.search(r"url\(|@import|https?://", page)
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in read.attributes
+
+
+def test_a_page_says_the_figures_and_escapes_the_words(found):
+    text = Reader(verify_page(found)).text
+    for figure in ("2.00 Gflop", "3.00 Gflop", "+50.0%", show_seconds(found.schedule.step_seconds), show_bytes(40)):
+        assert figure in text
+    assert "<b>xla & co</b>" in text
+    assert '"<script>alert(1)</script>"' in text
+    for move in found.compiled.collectives:
+        assert "*".join(move.axes) in text
+        assert move.kind in text
+
+
+def test_the_timeline_has_a_lane_for_the_ops_and_one_for_each_set_of_links(found):
+    text = Reader(timeline_section(found.schedule).body).text
+    assert all(event.lane in text for event in found.schedule.events)
+    assert len(re.findall("<rect", timeline_section(found.schedule).body)) > 20
+
+
+def test_the_page_of_an_inspection_begins_with_what_is_wrong(found):
+    inspection = inspect_text(found.program.hlo, mesh=MESH.layout, name="<dump>")
+    page = inspection_page(replace(inspection, findings=(FINDING,)))
+    read = Reader(page)
+    assert read.text.index("Findings") < read.text.index("Collectives by mesh axes") < read.text.index("Flops by scope")
+    assert "<dump> · fsdp=2,tp=4" in read.text
+    assert "gathered twice" in read.text
+    assert "layers/mlp" in read.text
+    assert not [name for name, _ in read.attributes if name in FETCHES]
+
+
+def test_a_section_with_nothing_to_say_is_left_out():
+    assert timeline_section(None).body == ""
+    assert "<h2>" not in render("t", (), (Section("empty", ""), Section("none", html_table(("a",), ()))))
+
+
+def test_a_finding_is_said_with_its_cost_its_place_and_its_cure():
+    text = Reader(findings_section((FINDING,)).body).text
+    for words in ("1. gathered twice", "costs 250 ms and 2.00 MB a step", "w <is> gathered", "a.py:3", "fix: do not"):
+        assert words in text
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(MeshwrightError, match="cannot write"):
+        write_page(tmp_path / "no" / "page.html", "")

@@ -1,0 +1,88 @@
+"""The pictures as SVG documents."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from meshwright.hardware import parse_system
+from meshwright.viz import Picture, show, show_ring
+from meshwright.viz.colours import fill
+from meshwright.viz.sketch import Cell, Panel, Sketch
+from meshwright.viz.torus import torus_sketch
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+PICTURES = {
+    "grid": lambda: show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8"),
+    "row": lambda: show("A[I_XY]", mesh="X=2,Y=4", dims="I=8"),
+    "scalar": lambda: show("C[]", mesh="X=2", dims={}),
+    "rank 4": lambda: show("A[L_Z, I_X, J_Y, K]", mesh="X=2,Y=2,Z=2", dims="L=4,I=8,J=8,K=3"),
+    "large": lambda: show("A[I_X, J_Y]", mesh="X=128,Y=128", dims="I=128,J=128"),
+    "gallery": lambda: show("A[I, J]", mesh="X=2,Y=2", dims="I=8,J=8", every=True),
+    "torus": lambda: show("A[I_X, J]", mesh="X=16,Y=16", dims="I=16,J=8", on="v5e:16x16"),
+    "planes": lambda: Picture((torus_sketch(parse_system("v5p:8x8x8"), {"dp": 8, "tp": 64}),)),
+    "ring": lambda: show_ring("all-to-all"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_is_valid_xml_with_a_title_and_all_of_it_in_view(name):
+    root = ElementTree.fromstring(PICTURES[name]().svg)
+    assert root.tag == f"{SVG}svg"
+    assert root.find(f"{SVG}title").text
+    width, height = float(root.get("width")), float(root.get("height"))
+    for right, bottom in corners(root, 0.0, 0.0):
+        assert right <= width
+        assert bottom <= height
+
+
+def corners(element, x, y):
+    """The lower right corner of every rectangle and text below an element, moves added up."""
+    if transform := element.get("transform"):
+        dx, dy = transform.removeprefix("translate(").removesuffix(")").split()
+        x, y = x + float(dx), y + float(dy)
+    if element.tag == f"{SVG}rect":
+        left, top = float(element.get("x", 0)), float(element.get("y", 0))
+        yield x + left + float(element.get("width")), y + top + float(element.get("height"))
+    if element.tag == f"{SVG}text" and element.text and element.get("text-anchor") == "start":
+        # 0.6 of the font's size is the advance of a character in the fonts named.
+        yield x + float(element.get("x")) + 0.6 * 13 * len(element.text), y + float(element.get("y"))
+    for child in element:
+        yield from corners(child, x, y)
+
+
+def test_each_shard_has_its_own_colour_and_says_who_holds_it():
+    root = ElementTree.fromstring(show("A[I_X, J_Y]", mesh="X=2,Y=2,Z=2", dims="I=8,J=8").svg)
+    cells = {
+        group.find(f"{SVG}title").text: group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None
+    }
+    assert list(cells) == [
+        "devices 0,1 hold A[0:4, 0:4]",
+        "devices 2,3 hold A[0:4, 4:8]",
+        "devices 4,5 hold A[4:8, 0:4]",
+        "devices 6,7 hold A[4:8, 4:8]",
+    ]
+    assert [cell.find(f"{SVG}rect").get("fill") for cell in cells.values()] == [fill(index) for index in range(4)]
+    assert [cell.find(f"{SVG}text").text for cell in cells.values()] == ["0,1", "2,3", "4,5", "6,7"]
+
+
+def test_the_first_hundred_colours_differ_and_are_light_enough_for_dark_text():
+    colours = [fill(index) for index in range(100)]
+    assert len(set(colours)) == 100
+    for colour in colours:
+        red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+        assert 0.2126 * red + 0.7152 * green + 0.0722 * blue > 150
+
+
+def test_text_cannot_break_out_of_the_document():
+    panel = Panel(cells=((Cell("<&>", 0, '"<script>"'),),), rows=("<a>",), columns=("&",), notes=("]]>",))
+    root = ElementTree.fromstring(Picture((Sketch(title="<svg> & co", panels=(panel,)),)).svg)
+    assert root.find(f"{SVG}title").text == "<svg> & co"
+    assert {text.text for text in root.iter(f"{SVG}text")} == {"<svg> & co", "&", "<a>", "<&>", "]]>"}
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_a_notebook_is_given_the_svg():
+    picture = show("A[I_X]", mesh="X=2", dims="I=8")
+    assert picture._repr_html_() == picture.svg
+    assert repr(picture) == str(picture)
