@@ -17,7 +17,7 @@ from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
 from meshwright.verification import Verification, verify_all
-from meshwright.verification.compare import ANOTHER_PROGRAM, MISSING, NOT_PLANNED, UNEXPLAINED
+from meshwright.verification.comparison import ANOTHER_PROGRAM, MISSING, NOT_PLANNED, UNEXPLAINED
 from meshwright.workload import DEFAULT, ModelConfig, Strategy, Workload
 
 HARDWARE = ("cpu:8", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2", "h100:8")

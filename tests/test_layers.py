@@ -18,10 +18,12 @@ ROOT = Path(meshwright.__file__).parent
 FLOORS = (
     "errors",
     "units",
+    "notebook",
     "mesh",
     "record",
     "notation",
     "hardware",
+    "step",
     "workload",
     "cost",
     "planner",

@@ -103,6 +103,21 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
     return MeshShape(**degrees)
 
 
+def parse_axes(text: str) -> dict[str, int]:
+    """The degrees of `dp=2,model=4`: axes of any names, each once, in the order they are written.
+
+    >>> parse_axes("data=2,model=4")
+    {'data': 2, 'model': 4}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, degree = (word.strip() for word in part.partition("="))
+        if not axis.isidentifier() or not degree.isdecimal() or int(degree) < 1 or axis in mesh:
+            raise MeshwrightError(f"mesh {text!r} is not a list of axes, each once with its degree, as dp=2,fsdp=4")
+        mesh[axis] = int(degree)
+    return mesh
+
+
 def _positional(text: str) -> dict[str, int]:
     """The degrees of `'1,-1,4,1'`."""
     parts = text.split(",")
@@ -133,9 +148,7 @@ def _degree(word: str, text: str) -> int:
     except ValueError:
         degree = 0
     if degree < 1 and degree != -1:
-        raise MeshwrightError(
-            f"mesh {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1"
-        )
+        raise MeshwrightError(f"mesh {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1")
     return degree
 
 

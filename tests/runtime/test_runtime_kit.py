@@ -19,7 +19,7 @@ from meshwright.runtime import Layout, build_mesh, order
 from meshwright.training import Optimizer, abstract_state, initial_state, train_step
 from meshwright.training.slots import layer_of_slots
 from meshwright.verification import compare, in_plans_terms
-from meshwright.verification.verify import beyond
+from meshwright.verification.plans import beyond
 from meshwright.workload import check_runnable, leaves, rules_of
 
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10)

@@ -6,11 +6,11 @@ import pytest
 
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo
-from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.evaluation import evaluate
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.verification import verify
-from meshwright.verification.compare import MISSING, NOT_PLANNED, UNEXPLAINED
+from meshwright.verification.comparison import MISSING, NOT_PLANNED, UNEXPLAINED
 from meshwright.workload import PRESETS, Workload
 
 MODEL = replace(PRESETS["tiny"], embed=256, mlp=512, num_heads=4, num_kv_heads=4, head_dim=128, num_layers=2, vocab=512)

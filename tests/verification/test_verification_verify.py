@@ -11,7 +11,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.record import Collective, Record
 from meshwright.verification import Row, compare, verify
-from meshwright.verification.compare import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, ONCE, UNEXPLAINED, Room
+from meshwright.verification.comparison import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, ONCE, UNEXPLAINED, Room
 from meshwright.verification.explain import (
     ELSEWHERE,
     IN_ROWS,

@@ -1,13 +1,13 @@
 """HLO text as data: instructions, loops, dataflow, collectives by mesh axis, flops."""
 
-from meshwright.hlo.between_slices import collectives_between_slices, kind_between_slices
-from meshwright.hlo.collectives import Traffic, each_collective, groups_of, read_collectives
-from meshwright.hlo.dataflow import VIEWS, element, origin, uses
-from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.between_slices import collectives_between_slices
+from meshwright.hlo.collectives import each_collective, groups_of, read_collectives
+from meshwright.hlo.dataflow import VIEWS, origin, uses
+from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of
 from meshwright.hlo.groups import axes_of_groups
 from meshwright.hlo.loops import Runs, count_runs
-from meshwright.hlo.module import CALL_KEYS, Computation, Instruction, Module, contradictions
+from meshwright.hlo.module import CALL_KEYS, Instruction, Module, contradictions
 from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.phases import Description, describe, scope_of, split_op_name
 from meshwright.hlo.records import read_hlo, read_module
@@ -24,7 +24,6 @@ __all__ = [
     "SLICED_IN_PART",
     "UNREAD",
     "VIEWS",
-    "Computation",
     "Description",
     "Instruction",
     "Module",
@@ -32,7 +31,6 @@ __all__ = [
     "Shape",
     "Spec",
     "Tally",
-    "Traffic",
     "axes_of_groups",
     "collectives_between_slices",
     "contradictions",
@@ -40,11 +38,9 @@ __all__ = [
     "count_runs",
     "describe",
     "each_collective",
-    "element",
     "evaluate",
     "flops_of",
     "groups_of",
-    "kind_between_slices",
     "meant",
     "origin",
     "parse_hlo",

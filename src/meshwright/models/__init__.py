@@ -1,16 +1,7 @@
 """Forward passes over the declared parameters."""
 
-from meshwright.models.decoder import Cache, block, embed, logits, loss_and_load
+from meshwright.models.decoder import embed, logits, loss_and_load
 from meshwright.models.pipelined import staged_loss_and_load
 from meshwright.models.sampling import sample, sampling_layout
 
-__all__ = [
-    "Cache",
-    "block",
-    "embed",
-    "logits",
-    "loss_and_load",
-    "sample",
-    "sampling_layout",
-    "staged_loss_and_load",
-]
+__all__ = ["embed", "logits", "loss_and_load", "sample", "sampling_layout", "staged_loss_and_load"]

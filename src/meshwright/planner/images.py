@@ -20,7 +20,7 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh, make_system
 from meshwright.mesh import MeshShape, divisors
-from meshwright.planner.predict import SIMULATED
+from meshwright.planner.prediction import SIMULATED
 from meshwright.planner.waits import move_seconds
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.units import show_bytes, show_percent, show_seconds

@@ -35,8 +35,8 @@ from meshwright.workload import REMATS, Dtype, Remat, Strategy, Workload
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
 
-OF_A_PIPELINE = ("schedule", "virtual_stages")
-"""The options that a search over meshes always chooses itself."""
+ALWAYS_CHOSEN = {"schedule": "schedule", "virtual_stages": "virtual_stages", "sequence": "sp_method"}
+"""The fields that a search over meshes always chooses itself, and the option of each."""
 
 
 def plan(
@@ -94,11 +94,11 @@ def plan(
         if strategy is not None:
             return make_plan(workload, shape, system, strategy)
         return plan_one_mesh(workload, shape, system, policies, fields, runnable=runnable)
-    ranking = search(workload, system, policies, fields, top=read_count("top", top), runnable=runnable)
+    ranking = find_meshes(workload, system, policies, fields, top=read_count("top", top), runnable=runnable)
     return replace(ranking.plans[0], alternatives=ranking.plans[1:])
 
 
-def search(
+def find_meshes(
     workload: Workload,
     system: System,
     policies: tuple[Remat, ...],
@@ -108,7 +108,7 @@ def search(
     runnable: bool = False,
 ) -> Ranking:
     """The best meshes, with the given fields of a strategy held fixed."""
-    if chosen := [name for name in OF_A_PIPELINE if name in fields]:
+    if chosen := [option for name, option in ALWAYS_CHOSEN.items() if name in fields]:
         raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
     return rank(workload, system, remats=policies, top=top, is_runnable=runnable, **fields)
 
@@ -125,18 +125,22 @@ def plan_one_mesh(
     """The best way to run one mesh, with the given fields of a strategy held fixed."""
     if runnable:
         return plan_as_train_runs(workload, mesh, system)
-    if not any(name in fields for name in OF_A_PIPELINE):
+    fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
+    free = {name: value for name, value in fields.items() if name not in fixed}
+    if not fixed:
         return plan_mesh(workload, mesh, system, remats=policies, **fields)
-    free = {name: value for name, value in fields.items() if name not in OF_A_PIPELINE}
+    stages = {name: value for name, value in fixed.items() if name != "sequence"}
     ways = [
         way
         for way in whole_space(workload, system, policies, **free).ways(mesh)
-        if all(getattr(way.strategy, name) == fields[name] for name in OF_A_PIPELINE if name in fields)
+        if all(getattr(way.strategy, name) == value for name, value in stages.items())
     ]
     if not ways:
-        said = ", ".join(f"{name}={fields[name]}" for name in OF_A_PIPELINE if name in fields)
+        said = ", ".join(f"{name}={value}" for name, value in stages.items())
         raise MeshwrightError(f"{said} cannot run mesh {mesh}: schedules are of pp, and virtual stages divide layers")
-    plans = [make_plan(replace(workload, remat=way.remat), mesh, system, way.strategy) for way in ways]
+    plans = [
+        make_plan(replace(workload, remat=way.remat), mesh, system, replace(way.strategy, **fixed)) for way in ways
+    ]
     return min(plans, key=lambda found: (not found.predicted.fits, found.predicted.step_seconds or 0.0))
 
 

@@ -15,16 +15,19 @@ from typing import Any, Literal, TypedDict
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.units import parse_count
+from meshwright.units import parse_count, parse_seconds
 from meshwright.workload import (
     RESNETS,
     Attention,
     Dtype,
+    ImageWorkload,
     MatmulDtype,
     ModelConfig,
     Optimizer,
     Remat,
     SequenceMethod,
+    Serving,
+    ServingPhase,
     Workload,
     check_positions,
     load_model,
@@ -176,9 +179,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
-    if "on" not in said:
-        raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
-    system = read_system(said.pop("on"), said.pop("hardware", None))
+    system = _hardware(name, said)
+    said = {option: value for option, value in said.items() if option not in ("on", "hardware")}
     if isinstance(model, Workload):
         if said:
             raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
@@ -219,6 +221,65 @@ def read_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+PROMPT_LEN, OUTPUT_LEN = 1024, 256
+"""The tokens of a prompt and of an answer where none are said."""
+
+SERVING_OPTIONS = (
+    "on",
+    "hardware",
+    "batch",
+    "latency",
+    "prompt_len",
+    "output_len",
+    "num_layers",
+    "dtype",
+    "weight_dtype",
+    "kv_dtype",
+)
+IMAGE_OPTIONS = ("on", "hardware", "batch", "dtype")
+
+
+def read_serving(
+    model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]
+) -> tuple[Serving, System]:
+    """The serving and the system that `SERVING_OPTIONS` mean; latency is text, as 30ms, or seconds."""
+    said = given(options, SERVING_OPTIONS)
+    system = _hardware(model, said)
+    plain = "f32" if system.chip.kind == "cpu" else "bf16"
+    counts = {name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len") if name in said}
+    latency = said.get("latency")
+    serving = Serving(
+        model=read_model(model, said.get("num_layers")),
+        phase=phase,
+        prompt_len=counts.get("prompt_len", PROMPT_LEN),
+        output_len=counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1),
+        batch=counts.get("batch"),
+        weight_dtype=said.get("weight_dtype", plain),
+        kv_dtype=said.get("kv_dtype", plain),
+        compute_dtype=said.get("dtype", plain),
+        latency_seconds=parse_seconds(latency) if isinstance(latency, str) else latency,
+    )
+    return serving, system
+
+
+def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
+    """The workload and the system that `IMAGE_OPTIONS` mean for a ResNet."""
+    said = given(options, IMAGE_OPTIONS)
+    system = _hardware(model, said)
+    if "batch" not in said:
+        raise MeshwrightError(f"{model} needs --batch (batch=…), its images over all devices, as 256")
+    dtype = said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16")
+    workload = ImageWorkload(model=RESNETS[model], batch=read_count("batch", said["batch"]), compute_dtype=dtype)
+    return workload, system
+
+
+def _hardware(name: object, said: Mapping[str, Any]) -> System:
+    """The system that the options name."""
+    if "on" not in said:
+        raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
+    return read_system(said["on"], said.get("hardware"))
+
+
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
     """The one policy that is said; none where the planner is to choose."""
     return () if remat in (None, "auto") else (remat,)
@@ -238,5 +299,3 @@ def _sequences(batch_tokens: Count, seq_len: int) -> int:
             f"batch_tokens {batch_tokens} is {tokens} tokens, not a multiple of seq_len {seq_len}; use {around}"
         )
     return tokens // seq_len
-
-

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
+from meshwright.notebook import card
 from meshwright.planner.files import read_data, write_data
-from meshwright.planner.predict import predict
+from meshwright.planner.prediction import predict
 from meshwright.record import Record, record_from_json
 from meshwright.workload import (
     DEFAULT,
@@ -82,6 +83,19 @@ class Plan:
         from meshwright.runtime.carry import plan_shardings
 
         return plan_shardings(self, tree, axes)
+
+    def __str__(self) -> str:
+        """What is planned, the mesh, and the answer, in two lines."""
+        workload = self.workload
+        tokens = f"{workload.batch:,} × {workload.seq_len:,} tokens"
+        return f"{workload.model.name} · train · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: the answer, the meshes ranked after it, the terms of step and memory."""
+        title, answer = str(self).split("\n")
+        meshes = [(str(plan.mesh), str(plan.predicted)) for plan in self.alternatives[:5]]
+        others = (("other meshes", ""), meshes)
+        return card(title, answer, (others, *self.predicted.tables()), self.predicted.notes)
 
     @property
     def system(self) -> System:

@@ -45,9 +45,7 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
     """The specs of a declared model's parameters, layers in their own order or in the slots of a pipeline."""
     model, layout = plan.workload.model, Layout(plan.mesh, rules_of(plan.strategy))
     declared = dict(leaves(parameters(model)))
-    staged = dict(
-        leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages))
-    )
+    staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
     specs = []
     for path, shape in zip(paths, shapes, strict=True):
         if path not in declared:

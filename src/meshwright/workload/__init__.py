@@ -1,6 +1,6 @@
 """What is computed: models, their parameters as declarations, and the rules that shard them."""
 
-from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
+from meshwright.workload.config import Experts, ModelConfig, RopeScaling
 from meshwright.workload.declaration import STACKED, Parameter
 from meshwright.workload.effect import check_strategy, without_effect
 from meshwright.workload.expert_copies import (
@@ -25,8 +25,9 @@ from meshwright.workload.images import (
     pooled_size,
 )
 from meshwright.workload.legality import check_mesh, check_positions, check_runnable, limits
-from meshwright.workload.ops import Op, OpPhase, flops_by_phase, ops_collectives
-from meshwright.workload.parameters import (
+from meshwright.workload.list_ops import NEVER_RECOMPUTED, step_ops
+from meshwright.workload.ops import Op, flops_by_phase, ops_collectives
+from meshwright.workload.parameter_tree import (
     Tree,
     active_share,
     leaves,
@@ -66,12 +67,10 @@ from meshwright.workload.stages import (
     STAGE_REMATS,
     batch_before_stages,
     check_stage_remat,
-    check_stages,
     chunk_slots,
     num_staged_layers,
     staged_parameters,
 )
-from meshwright.workload.step_ops import NEVER_RECOMPUTED, step_ops
 from meshwright.workload.strategy import DEFAULT, Attention, MatmulDtype, Optimizer, SequenceMethod, Strategy
 from meshwright.workload.workload import (
     REMATS,
@@ -106,11 +105,9 @@ __all__ = [
     "Dtype",
     "Experts",
     "ImageWorkload",
-    "LatentAttention",
     "MatmulDtype",
     "ModelConfig",
     "Op",
-    "OpPhase",
     "Optimizer",
     "Parameter",
     "Remat",
@@ -136,7 +133,6 @@ __all__ = [
     "check_sequence",
     "check_serving",
     "check_stage_remat",
-    "check_stages",
     "check_strategy",
     "chunk_slots",
     "convolutions",
