@@ -24,6 +24,7 @@ FLOORS = (
     "notation",
     "hardware",
     "step",
+    "families",
     "workload",
     "cost",
     "planner",

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from tyro.conf import Positional
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload.choices import not_a_choice
+from meshwright.step.choices import not_a_choice
 
 ALIASES = {"--mesh-dim": "--mesh", "--out": "--output"}
 """Second names of options, which help does not list."""

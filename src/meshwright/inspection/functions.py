@@ -40,7 +40,7 @@ from meshwright.inspection.subject import Rules
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.planner import read_system
 from meshwright.record import Collective
-from meshwright.workload.choices import not_a_choice
+from meshwright.step.choices import not_a_choice
 
 _PARTITIONS = re.compile(r"\A[^\n]* num_partitions=(\d+)")
 

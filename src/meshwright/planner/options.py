@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.step.choices import not_a_choice
 from meshwright.units import parse_count, parse_seconds
 from meshwright.workload import (
     RESNETS,
@@ -33,7 +34,6 @@ from meshwright.workload import (
     load_model,
     usual_seq_len,
 )
-from meshwright.workload.choices import not_a_choice
 
 ModelLike = str | Path | ModelConfig | Workload
 """A preset's name, the path of a Hugging Face config.json, a model, or a whole workload."""

@@ -8,7 +8,7 @@ The same ops give parameters, forward pass, flops, communication and memory (`st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 STREAM = "stream"
@@ -48,7 +48,9 @@ class Linear:
     For experts the weight has the dim `expert` of `num_experts` before them, and `source` are the rows of each expert
     (`Dispatch`). init_scale: the standard deviation at initialisation; 1 / sqrt(fan in) where None. has_bias: a
     parameter `{name}_bias` with the dims `outputs` is added. is_rounded: whether a strategy with 8-bit products rounds
-    its operands. is_split_over_tp: whether its input is gathered over tp; a router multiplies the stream as it is.
+    its operands. is_on_residual: whether it multiplies the stream as it is stored between blocks, in float32 and
+    without gathering it over tp; a router does. is_tied: whether the weight is the embedding table, declared by its
+    `Lookup`, with the dims `outputs` first.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Linear:
     has_bias: bool = False
     is_rounded: bool = True
     is_on_residual: bool = False
+    is_tied: bool = False
 
     @property
     def fan_in(self) -> int:
@@ -87,7 +90,7 @@ class LinearRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Frequencies:
-    """Rotary frequencies: theta, the dims they turn, and their scaling if any."""
+    """Rotary frequencies: theta, and their scaling if any."""
 
     theta: float
     scaling: RopeScaling | LinearRopeScaling | None = None
@@ -97,11 +100,15 @@ class Frequencies:
 class Rotary:
     """Rotary position embedding (arXiv:2104.09864) of some values in place: queries and keys.
 
-    by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are alike.
+    size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates the
+    first quarter). by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are
+    alike.
     """
 
     values: tuple[str, ...]
+    size: int
     by_layer: tuple[Frequencies, ...]
+    start: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +136,10 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
-    """An MLP's activation: function(gate) * up, or function(source) where there is one source."""
+    """An MLP's activation: function(gate) * up, or function(source) where there is one source.
+
+    width: the dims of its result, over all devices.
+    """
 
     sources: tuple[str, ...]
     target: str
@@ -178,7 +188,49 @@ class Slice:
     size: int
 
 
-LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Add | Slice
+@dataclass(frozen=True, kw_only=True)
+class Concat:
+    """Values side by side along their last dim; one without heads is the same for every head."""
+
+    sources: tuple[str, ...]
+    target: str
+
+
+LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Add | Slice | Concat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """Rows of the table `name` [rows, columns] at integer ids, onto the residual stream.
+
+    is_positional: rows are looked up by position and added, and every device has all of them. init_scale: the standard
+    deviation at initialisation. multiplier: what rows are multiplied by. is_tied: whether the table is the unembedding
+    too.
+    """
+
+    name: str
+    rows: tuple[str, int]
+    columns: tuple[str, int]
+    target: str = STREAM
+    is_positional: bool = False
+    init_scale: float = 1.0
+    multiplier: float = 1.0
+    is_tied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """The mean loss in nats of logits `source` for integer targets; a split vocab is summed over, never gathered.
+
+    softcap: logits are softcap * tanh(logits / softcap).
+    """
+
+    source: str
+    softcap: float | None = None
+
+
+EndOp = Lookup | Norm | Linear | CrossEntropy
+"""What stands before and after the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +238,7 @@ class Block:
     """A part of a layer that adds to the residual stream: the ops from its norm to its `Add`, under one named scope."""
 
     name: Literal["attention", "mlp", "block"]
-    ops: tuple[LayerOp, ...] = field(default_factory=tuple)
+    ops: tuple[LayerOp, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,3 +253,19 @@ class Stack:
     def ops(self) -> tuple[LayerOp, ...]:
         """The ops of one layer in order."""
         return tuple(op for block in self.blocks for op in block.ops)
+
+    @property
+    def period(self) -> int:
+        """The number of layers after which windows and rotary frequencies repeat; 1 where all layers are alike."""
+        cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
+        cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary)]
+        return math.lcm(*cycles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A model's forward pass: what is before its layers, its stacks of layers, and what makes the loss of them."""
+
+    embedding: tuple[EndOp, ...]
+    stacks: tuple[Stack, ...]
+    logits: tuple[EndOp, ...]

@@ -1,16 +1,19 @@
 """What is computed: models, their parameters as declarations, and the rules that shard them."""
 
-from meshwright.workload.config import Experts, ModelConfig, RopeScaling
-from meshwright.workload.declaration import STACKED, Parameter
-from meshwright.workload.effect import check_strategy, without_effect
-from meshwright.workload.expert_copies import (
-    device_blocks,
-    dropless_padding,
-    expert_blocks,
-    expert_rows,
-    sent_copies,
-    sent_tokens,
+from meshwright.step.parameters import (
+    STACKED,
+    Parameter,
+    Tree,
+    active_share,
+    leaves,
+    map_leaves,
+    num_active_parameters,
+    num_parameters,
+    parameters,
 )
+from meshwright.workload.config import Experts, ModelConfig, RopeScaling
+from meshwright.workload.effect import check_strategy, without_effect
+from meshwright.workload.expert_copies import device_blocks, dropless_padding, expert_blocks, sent_copies, sent_tokens
 from meshwright.workload.hugging_face import model_from_hugging_face
 from meshwright.workload.images import (
     IMAGE_RULES,
@@ -25,17 +28,8 @@ from meshwright.workload.images import (
     pooled_size,
 )
 from meshwright.workload.legality import check_mesh, check_positions, check_runnable, limits
-from meshwright.workload.list_ops import NEVER_RECOMPUTED, step_ops
+from meshwright.workload.list_ops import step_ops
 from meshwright.workload.ops import Op, flops_by_phase, ops_collectives
-from meshwright.workload.parameter_tree import (
-    Tree,
-    active_share,
-    leaves,
-    map_leaves,
-    num_active_parameters,
-    num_parameters,
-    parameters,
-)
 from meshwright.workload.presets import PRESETS, SEQ_LENS, load_model, usual_seq_len
 from meshwright.workload.rules import (
     IN_USE,
@@ -48,7 +42,6 @@ from meshwright.workload.rules import (
     rules_of,
     spec,
     token_axes,
-    used_shape,
 )
 from meshwright.workload.sequence import BLOCK, check_sequence, halves_queries, is_zigzag, scores_made, sequence_method
 from meshwright.workload.serving import (
@@ -88,7 +81,6 @@ __all__ = [
     "DEFAULT",
     "IMAGE_RULES",
     "IN_USE",
-    "NEVER_RECOMPUTED",
     "PRESETS",
     "REMATS",
     "RESNETS",
@@ -139,7 +131,6 @@ __all__ = [
     "device_blocks",
     "dropless_padding",
     "expert_blocks",
-    "expert_rows",
     "flops_by_phase",
     "halves_queries",
     "image_parameters",
@@ -169,7 +160,6 @@ __all__ = [
     "staged_parameters",
     "step_ops",
     "token_axes",
-    "used_shape",
     "usual_seq_len",
     "without_effect",
     "workload_from_data",

@@ -10,8 +10,7 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_batch
-from meshwright.workload.declaration import Parameter
-from meshwright.workload.parameter_tree import Tree, leaves
+from meshwright.step.parameters import Parameter, Tree, leaves
 from meshwright.workload.rules import Rules, local_parameter_shape
 from meshwright.workload.workload import Dtype
 

@@ -6,8 +6,8 @@ from dataclasses import fields
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
+from meshwright.step.parameters import leaves, parameters
 from meshwright.workload.config import ModelConfig
-from meshwright.workload.parameter_tree import leaves, parameters
 from meshwright.workload.precision import check_precision
 from meshwright.workload.rules import RULES, Rules, check_rules, local_parameter_shape
 from meshwright.workload.sequence import check_sequence

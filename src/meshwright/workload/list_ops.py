@@ -10,11 +10,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.notation import Chain, Product, ShardedArray, Sizes, Stage
-from meshwright.workload.declaration import STACKED, Parameter
+from meshwright.step.parameters import STACKED, Parameter, leaves, parameters
 from meshwright.workload.expert_copies import sent_tokens
 from meshwright.workload.op_arrays import INPUTS, LETTERS, RESULTS, Dim, Dims, inner_and_outer, split_axes, stored, used
 from meshwright.workload.ops import Op, OpPhase
-from meshwright.workload.parameter_tree import leaves, parameters
 from meshwright.workload.rules import IN_USE, RULES, token_axes
 from meshwright.workload.sequence import halves_queries
 from meshwright.workload.workload import REMATS, Workload, num_query_chunks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.notation import ShardedArray
-from meshwright.workload.declaration import Parameter
+from meshwright.step.parameters import Parameter
 
 LETTERS = {
     "embed": "D",

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
+from meshwright.step.parameters import leaves, parameters
 from meshwright.workload.config import ModelConfig, model_from_data
-from meshwright.workload.parameter_tree import leaves, parameters
 from meshwright.workload.rules import RULES, Rules, local_parameter_shape
 
 ServingPhase = Literal["prefill", "decode"]

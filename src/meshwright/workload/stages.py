@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.step.parameters import Parameter, Tree, leaves, map_leaves, parameters
 from meshwright.workload.config import ModelConfig
-from meshwright.workload.declaration import Parameter
-from meshwright.workload.parameter_tree import Tree, leaves, map_leaves, parameters
 from meshwright.workload.rules import RULES, local_parameter_shape, rules_of
 from meshwright.workload.strategy import Strategy
 from meshwright.workload.workload import Remat

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload.choices import check_choices
+from meshwright.step.choices import check_choices
 from meshwright.workload.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload.choices import check_choices
+from meshwright.step.choices import check_choices
 from meshwright.workload.config import ModelConfig, model_from_data
 
 Dtype = Literal["bf16", "f32"]
