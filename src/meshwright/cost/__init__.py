@@ -1,6 +1,7 @@
 """Time of a collective and of an op, on links and chips at their full rate."""
 
 from meshwright.cost.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
 from meshwright.cost.collective import (
     CollectiveTime,
     Term,
@@ -112,6 +113,8 @@ __all__ = [
     "attention_flops",
     "batch_of_equal_reads",
     "best_fsdp_degree",
+    "borrowed_figures",
+    "borrowed_notes",
     "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost import (
     IMAGE_AXES,
     STATISTICS,
+    borrowed_notes,
     contention_seconds,
     image_collectives,
     image_flops,
@@ -96,7 +97,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         bound=_bound(workload, mesh, system, breakdown),
         breakdown_seconds=breakdown,
         collectives=merge(moves),
-        notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else ()), PLANNED_ONLY),
+        notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)), PLANNED_ONLY),
     )
 
 

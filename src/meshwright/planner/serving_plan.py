@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost import ServingStep, serving_flops, serving_memory, serving_step
+from meshwright.cost import ServingStep, borrowed_notes, serving_flops, serving_memory, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
@@ -97,7 +97,7 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: Layou
         tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
         breakdown_seconds=step.breakdown_seconds,
         collectives=merge(step.collectives),
-        notes=laid.notes,
+        notes=laid.notes + borrowed_notes(system),
     )
 
 
