@@ -29,10 +29,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from naive_step import naive_step
 
-from meshwright.cli.devices import claim_devices
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.runtime import ShardingContext, build_mesh, claim_devices
 from meshwright.training import Optimizer, initial_state, train_step
 from meshwright.workload import ModelConfig, Workload, num_parameters
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo
-from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.evaluation import evaluate
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.verification import verify

@@ -4,7 +4,7 @@ from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.hlo.collectives import ProgramCollectives, each_collective, groups_of, read_collectives
 from meshwright.hlo.dataflow import VIEWS, element, origin, uses
 from meshwright.hlo.dcn import dcn_collectives, dcn_kind
-from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of
 from meshwright.hlo.groups import axes_of_groups
 from meshwright.hlo.loops import ExecutionCounts, count_executions
@@ -19,7 +19,6 @@ from meshwright.hlo.tally import Tally
 __all__ = [
     "CALL_KEYS",
     "VIEWS",
-    "Computation",
     "Description",
     "ExecutionCounts",
     "Instruction",
@@ -37,7 +36,6 @@ __all__ = [
     "dcn_kind",
     "describe",
     "each_collective",
-    "element",
     "evaluate",
     "flops_of",
     "groups_of",

@@ -2,6 +2,7 @@
 
 from meshwright.runtime.arrays import DTYPES, abstract, initialise, shardings
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
+from meshwright.runtime.devices import Processes, claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
 from meshwright.runtime.mesh import abstract_mesh, across_slices, build_mesh, within_slice
 from meshwright.runtime.modes import MODES, Mode
@@ -18,6 +19,7 @@ __all__ = [
     "CompiledProduct",
     "Mode",
     "Pipeline",
+    "Processes",
     "ShardingContext",
     "abstract",
     "abstract_mesh",
@@ -27,6 +29,7 @@ __all__ = [
     "attend",
     "build_collective",
     "build_mesh",
+    "claim_devices",
     "compile_product",
     "cotangent_spec",
     "initialise",

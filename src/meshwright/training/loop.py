@@ -30,7 +30,7 @@ Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
 
 
-def train(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] = lambda row: None) -> Record:
+def run_steps(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] = lambda row: None) -> Record:
     """Train until `config.steps` steps are taken, from the run's last checkpoint if it has one; the measured record.
 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The

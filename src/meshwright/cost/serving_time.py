@@ -13,7 +13,7 @@ from meshwright.cost.kv_cache import kept_tokens, mean_cache_bytes
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.roofline import critical_batch, critical_tokens_moe
 from meshwright.cost.serving_attention import decode_attention_time, prefill_attention_time, prompt_pairs
-from meshwright.cost.serving_memory import mlp_width, weight_bytes
+from meshwright.cost.serving_bytes import mlp_width, weight_bytes
 from meshwright.cost.serving_products import product_times
 from meshwright.cost.serving_traffic import serving_collectives
 from meshwright.hardware import Placement, System, dtype_bytes

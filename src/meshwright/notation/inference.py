@@ -49,7 +49,7 @@ class Inference:
 def infer(expression: Expression, sizes: Sizes) -> Inference:
     """The case of an expression and every way to its result. Raises for arrays that cannot lie on the mesh.
 
-    >>> from meshwright.notation.parse import parse
+    >>> from meshwright.notation.parser import parse
     >>> sizes = Sizes(degrees={"X": 4}, dims={"I": 64, "J": 64, "K": 64})
     >>> print(infer(parse("A[I, J_X] @ B[J, K] -> C[I, K]"), sizes).way)
     AllGather_X(A[I, J_X]) -> A[I, J]; A[I, J] @ B[J, K] -> C[I, K]

@@ -29,7 +29,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
 from meshwright.simulate import Schedule, simulate
-from meshwright.verification.compare import Row, StaticOverhead, compare, in_plans_terms, quantity_of
+from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
 from meshwright.verification.differences import Cause, Difference
 from meshwright.workload import chunk_slots, is_zigzag, num_staged_layers
 
@@ -65,7 +65,7 @@ class Verification:
         return wanted + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
 
 
-def verify(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
+def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
     """The train step of a plan, compiled by the compiler of its hardware, which need not be there, beside the plan.
 
     effort: `fast` for counts and bytes, `default` for the schedule that will really run. measured: the record of a run

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.notation.array import FUNCTION_NAMES, SHORT_NAMES, ShardedArray
+from meshwright.notation.array_parser import read_array, read_axes, resolve, with_sum
 from meshwright.notation.expression import Chain, Expression, Product, Stage, check_stage
 from meshwright.notation.moves import exchanged, gathered, reduced, scattered
-from meshwright.notation.parse_array import read_array, read_axes, resolve, with_sum
 from meshwright.notation.tokens import Reader, Token
 from meshwright.record import Kind
 

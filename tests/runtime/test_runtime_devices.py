@@ -7,7 +7,7 @@ import pytest
 
 FAULTS_OF_THE_SECOND_TIME = """
 import ctypes, resource, threading
-from meshwright.cli.devices import _keep_freed_memory
+from meshwright.runtime.devices import _keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

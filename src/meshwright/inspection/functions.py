@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -34,7 +37,10 @@ from meshwright.inspection.lower import (
     unused_constraints,
 )
 from meshwright.inspection.subject import Rules
+from meshwright.mesh import MeshShape, parse_axes
+from meshwright.planner import read_system
 from meshwright.record import Collective
+from meshwright.step.choices import not_a_choice
 
 _PARTITIONS = re.compile(r"\A[^\n]* num_partitions=(\d+)")
 
@@ -44,37 +50,89 @@ MeshLike = Mesh | AbstractMesh | Mapping[str, int]
 def inspect(
     function: Any,
     *args: Any,
-    mesh: MeshLike | None = None,
-    on: str | None = None,
+    mesh: str | MeshShape | MeshLike | None = None,
+    on: str | System | None = None,
+    types: Literal["explicit", "auto"] = "explicit",
     effort: Effort = "default",
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
 ) -> Inspection:
-    """What a function really does when it is compiled on some arguments, and what is wrong with it.
+    """Compile a function on some arguments, and say what the program does and what is wrong with it. Nothing is run.
 
-    function: any JAX function, jitted or not. args: arrays or `jax.ShapeDtypeStruct`s, whose shardings count. mesh: the
-    mesh it is for, or its axes and degrees, outermost first; where it is not given, that of the arguments or of
-    `jax.set_mesh`. on: compile for this hardware, as `v5p:4x4x4`, which need not be here, in a process of its own;
-    every mesh in the function and its arguments then stands for the one of the target. Without it, for the devices that
-    are here, in this process. effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that
-    will run. rules, expected: see `Subject`. Nothing is run.
+    Args:
+        function: any JAX function, jitted or not; or, as the command takes them, `module:function` of one that takes a
+            mesh, or the path of an HLO dump.
+        args: arrays or `jax.ShapeDtypeStruct`s, whose shardings count.
+        mesh: the mesh it is for, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the
+            arguments or of `jax.set_mesh`.
+        on: the hardware to compile for, as `v5p:4x4x4`, which need not be here; a child process compiles, and every
+            mesh in the function and its arguments stands for the one of the target. By default the devices here.
+        types: of the mesh's axes, for `module:function`.
+        effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run.
+        rules, expected: see `Subject`.
 
-    Raises where the compiler is not installed, the function cannot go to the other process, or does not compile.
+    Raises:
+        MeshwrightError: where the compiler is not installed, the function cannot go to the other process, or does not
+            compile.
     """
+    if on is not None:
+        on = str(read_system(on))
+    if isinstance(mesh, (str, MeshShape)):
+        mesh = parse_axes(mesh) if isinstance(mesh, str) else mesh.layout
+    if types not in ("explicit", "auto"):
+        raise MeshwrightError(not_a_choice("types", types, ("explicit", "auto")))
+    if isinstance(function, (str, Path)):
+        return _inspect_by_name(str(function), args, mesh, on, types, effort, {"rules": rules, "expected": expected})
+    if not callable(function):
+        raise MeshwrightError(
+            f"{function!r} is no function; inspect takes a JAX function and its arguments, 'module:function', or the"
+            f" path of an HLO dump"
+        )
     found = mesh if mesh is not None else next(meshes_in(args), _ambient())
     given = {"rules": rules, "expected": expected}
     if on is None:
         return _here(function, args, _concrete(found), given)
     degrees = _degrees(found) if found is not None else {"dp": 1}
-    types = _types(found, args, degrees)
     request = CompileRequest(
         function=LOWER_PICKLED,
         hardware=on,
         mesh=degrees,
-        arguments={"payload": pack(function, args), "types": types, "sources": source_hash()},
+        arguments={"payload": pack(function, args), "types": _types(found, args, degrees), "sources": source_hash()},
         effort=effort,
     )
     return _in_child(name_of(function), request, given)
+
+
+def _inspect_by_name(
+    name: str,
+    args: Sequence[Any],
+    mesh: MeshLike | None,
+    on: str | None,
+    types: str,
+    effort: Effort,
+    given: Mapping[str, Any],
+) -> Inspection:
+    """The inspection of `module:function` or of an HLO dump."""
+    if mesh is None or args:
+        wrong = "takes no arguments beside it" if args else "needs a mesh, as mesh='dp=2,fsdp=4'"
+        raise MeshwrightError(f"{name!r} {wrong}")
+    degrees, file = _degrees(mesh), Path(name)
+    if file.is_file():
+        return inspect_text(read_dump(file), mesh=degrees, on=on, name=file.name, **given)
+    if ":" not in name:
+        raise MeshwrightError(f"{name!r} is neither a file nor module:function")
+    target = on or f"cpu:{math.prod(degrees.values())}"
+    axis_type = AxisType.Auto if types == "auto" else AxisType.Explicit
+    return inspect_named(name, mesh=degrees, on=target, types=axis_type, effort=effort)
+
+
+def read_dump(file: Path) -> str:
+    """The HLO text of a file, packed with gzip or not."""
+    try:
+        data = file.read_bytes()
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise MeshwrightError(f"cannot read {file} as HLO text: {error}") from None
 
 
 def inspect_named(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.cost import (
     PassSeconds,
+    borrowed_notes,
     buffer_seconds,
     contention_seconds,
     hbm_bytes,
@@ -79,7 +80,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
     """What there is to say of a prediction beside its figures."""
-    notes = (SIMULATED,) if system.chip.kind == "cpu" else ()
+    notes = (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
     if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
         notes += _repeated(before.num_layers, workload, mesh, strategy)
     experts = workload.model.experts
