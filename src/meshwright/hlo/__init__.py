@@ -19,6 +19,7 @@ from meshwright.hlo.tally import Tally
 __all__ = [
     "CALL_KEYS",
     "VIEWS",
+    "Computation",
     "Description",
     "ExecutionCounts",
     "Instruction",
