@@ -7,6 +7,7 @@ Of JAX's own backward XLA:CPU takes seven times as long, most of it for a produc
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,9 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
     if op.offset:
         scale = scale.astype(jnp.float32) + op.offset
     if op.kind == "layer":
-        return _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
-    normed = _rms_norm(op.epsilon, x, scale)
+        moved: Any = _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
+        return moved
+    normed: Any = _rms_norm(op.epsilon, x, scale)
     return normed if bias is None else normed + bias.astype(x.dtype)
 
 
