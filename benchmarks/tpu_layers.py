@@ -21,7 +21,7 @@ from pathlib import Path
 from tpu_products import one_chip
 
 from meshwright.compiler.targets import environment
-from meshwright.cost.compute import layer_parts
+from meshwright.cost.seconds import layer_parts
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.workload import DEFAULT, PRESETS, Workload

@@ -13,7 +13,7 @@ from meshwright.cost import (
     step_memory,
     update_seconds,
 )
-from meshwright.cost.compute import layer_parts, products
+from meshwright.cost.seconds import layer_parts, products
 from meshwright.cost.efficiency import gpu_figures
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.compiler import CompileRequest, compile_in_child, read_program
-from meshwright.cost import room_collectives, step_collectives
+from meshwright.cost import dropless_padding_collectives, step_collectives
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
@@ -320,12 +320,12 @@ def test_room_for_any_routing_is_named():
     assert dropless_padding(workload, MeshShape(ep=2, tp=2)) == 2
     assert dropless_padding(workload, MeshShape(ep=8)) == 4
     assert dropless_padding(workload, MeshShape(tp=2)) == 1
-    ragged = amounts(merge(room_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=True)))
-    padded = amounts(merge(room_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=False)))
+    ragged = amounts(merge(dropless_padding_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=True)))
+    padded = amounts(merge(dropless_padding_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=False)))
     gathers = {key for key in padded if key[0] != "all-to-all"}
     assert {key for key in padded if padded[key] == ragged[key]} == gathers
     with_slots = replace(workload, model=replace(MODEL, experts=replace(EXPERTS, capacity_factor=1.0)))
-    assert room_collectives(with_slots, MeshShape(ep=2, tp=2), is_ragged=False) == ()
+    assert dropless_padding_collectives(with_slots, MeshShape(ep=2, tp=2), is_ragged=False) == ()
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_the_tpu_compiler_exchanges_what_there_is():
     )
     program = compile_in_child(request)
     found = amounts(in_plans_terms(read_program(program, mesh, "v5e:2x4")).collectives)
-    planned = (*step_collectives(workload, mesh), *room_collectives(workload, mesh, is_ragged=True))
+    planned = (*step_collectives(workload, mesh), *dropless_padding_collectives(workload, mesh, is_ragged=True))
     assert "ragged-all-to-all" in program.hlo
     exchanged = {key: nbytes for key, nbytes in amounts(merge(planned)).items() if key[0] == "all-to-all"}
     assert {key: found[key] for key in exchanged} == exchanged

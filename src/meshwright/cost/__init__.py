@@ -8,10 +8,24 @@ from meshwright.cost.collective import (
     gather_bytes_per_second,
     pipeline_transfer_seconds,
 )
-from meshwright.cost.compute import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.cost.comm_volume import (
+    activation_collectives,
+    dropless_padding_collectives,
+    is_of_weights,
+    step_collectives,
+    untaken_branch_collectives,
+    weight_collectives,
+)
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import StepFlops, attention_flops, branch_flops, model_flops, room_flops, step_flops
-from meshwright.cost.hbm_traffic import step_traffic
+from meshwright.cost.flops import (
+    StepFlops,
+    attention_flops,
+    dropless_padding_flops,
+    model_flops,
+    step_flops,
+    untaken_branch_flops,
+)
+from meshwright.cost.hbm_bytes import hbm_bytes
 from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
 from meshwright.cost.images import (
     IMAGE_AXES,
@@ -60,6 +74,7 @@ from meshwright.cost.roofline import (
     network_intensity,
     op_seconds,
 )
+from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.cost.serving_memory import last_true, most_sequences, serving_memory, weight_bytes
 from meshwright.cost.serving_products import hit_experts, product_time
 from meshwright.cost.serving_step import (
@@ -81,22 +96,11 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.ticks import all_runs, before_stages, is_shared_before
-from meshwright.cost.traffic import (
-    activation_collectives,
-    branch_collectives,
-    is_of_weights,
-    room_collectives,
-    step_collectives,
-    weight_collectives,
-)
-from meshwright.cost.traffic_stages import KEPT_INPUTS
 from meshwright.cost.whole_sums import is_summed_whole
 
 __all__ = [
     "BOUNDS",
     "IMAGE_AXES",
-    "KEPT_INPUTS",
     "STATISTICS",
     "CollectiveTime",
     "DecodeTime",
@@ -111,14 +115,10 @@ __all__ = [
     "StepFlops",
     "Term",
     "activation_collectives",
-    "all_runs",
     "argument_bytes",
     "attention_flops",
     "batch_of_equal_reads",
-    "before_stages",
     "best_fsdp_degree",
-    "branch_collectives",
-    "branch_flops",
     "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",
@@ -134,11 +134,14 @@ __all__ = [
     "decode_seconds",
     "decode_tokens_per_second",
     "device_cache_bytes",
+    "dropless_padding_collectives",
+    "dropless_padding_flops",
     "evicted_tokens",
     "feedforward_texts",
     "free_bytes",
     "gather_bytes_per_second",
     "hardware_intensity",
+    "hbm_bytes",
     "hit_experts",
     "host_bytes",
     "image_collectives",
@@ -151,7 +154,6 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
-    "is_shared_before",
     "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",
@@ -177,8 +179,6 @@ __all__ = [
     "product_time",
     "read_cache_bytes",
     "ring_work",
-    "room_collectives",
-    "room_flops",
     "sequence_cache_bytes",
     "serving_collectives",
     "serving_flops",
@@ -189,10 +189,11 @@ __all__ = [
     "step_collectives",
     "step_flops",
     "step_memory",
-    "step_traffic",
     "straggling_seconds",
     "token_cache_bytes",
     "training_seconds",
+    "untaken_branch_collectives",
+    "untaken_branch_flops",
     "update_seconds",
     "utilisation",
     "wasted_share",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.cost.achieved import HBM_SHARE
 from meshwright.cost.collective import collective_seconds
-from meshwright.cost.elementwise import layer_passes
+from meshwright.cost.elementwise import FUSED, Pass
 from meshwright.cost.kv_cache import kept_tokens, mean_cache_bytes
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.roofline import critical_batch, critical_tokens_moe
@@ -18,7 +18,7 @@ from meshwright.cost.serving_products import product_times
 from meshwright.cost.serving_traffic import serving_collectives
 from meshwright.hardware import Placement, System, dtype_bytes
 from meshwright.record import Bound, Collective
-from meshwright.workload import TENSOR_AXES, Serving, ServingLayout, active_share, leaves, parameters
+from meshwright.workload import TENSOR_AXES, ModelConfig, Serving, ServingLayout, active_share, leaves, parameters
 
 Placements = Callable[[tuple[str, ...]], Placement]
 
@@ -132,9 +132,25 @@ def _elementwise_seconds(serving: Serving, layout: ServingLayout, rows: float, s
         "heads": (model.num_heads + model.num_kv_heads) * model.query_key_dim / degree,
     }
     # Passes are counted in narrow elements, of two bytes.
-    narrow = sum(each.forward_bytes * widths[name] for name, each in layer_passes(model, fuses=True, dropout=False))
+    narrow = sum(each.forward_bytes * widths[name] for name, each in _layer_passes(model))
     moved = model.num_layers * rows * narrow * dtype_bytes(serving.activation_dtype) / 2
     return moved / (HBM_SHARE * system.hbm_bytes_per_second)
+
+
+def _layer_passes(model: ModelConfig) -> Iterator[tuple[str, Pass]]:
+    """Every pass of a layer but the softmax's, with what its elements are: `stream`, `heads` or `mlp`."""
+    table = FUSED
+    norm = table["norm"]
+    for _ in range(1 if model.parallel_blocks else 2):
+        yield "stream", norm
+    for _ in range(2):
+        yield "stream", table["residual"]
+    # Queries, keys and values; gate and up.
+    for _ in range(3 if model.gated else 2):
+        yield "stream", table["branch"]
+    if model.positions == "rotary":
+        yield "heads", table["rotary"]
+    yield "mlp", table["gated" if model.gated else "activation"]
 
 
 def _move_seconds(move: Collective, placement: Placement, system: System) -> float:

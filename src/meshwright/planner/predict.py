@@ -7,20 +7,17 @@ from dataclasses import replace
 
 from meshwright.cost import (
     PassSeconds,
-    all_runs,
-    before_stages,
     buffer_seconds,
     contention_seconds,
+    hbm_bytes,
     host_bytes,
     is_round_ring,
-    is_shared_before,
     microbatch_seconds,
     model_flops,
     offloaded_bytes,
     step_collectives,
     step_flops,
     step_memory,
-    step_traffic,
     straggling_seconds,
     update_seconds,
 )
@@ -37,6 +34,8 @@ from meshwright.planner.waits import (
     waits,
 )
 from meshwright.record import Bound, Collective, Phase, Record, merge
+from meshwright.step.blocks import program
+from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
 from meshwright.workload import DEFAULT, RULES, Strategy, Workload, device_blocks
 
@@ -55,7 +54,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
-    in_ticks = step_collectives(workload, mesh, strategy, counted=all_runs)
+    in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(moves, workload, mesh, system, strategy)
     waited = waits(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, waited)
@@ -81,8 +80,8 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
     """What there is to say of a prediction beside its figures."""
     notes = (SIMULATED,) if system.chip.kind == "cpu" else ()
-    if before := before_stages(workload, mesh, strategy):
-        notes += _repeated(before.workload.model.num_layers, workload, mesh, strategy)
+    if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
+        notes += _repeated(before.num_layers, workload, mesh, strategy)
     experts = workload.model.experts
     if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
         size = device_blocks(workload, mesh, strategy).size
@@ -94,7 +93,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
     """That every stage runs the plain layers before those of experts, so many, where they cannot share them."""
-    if is_shared_before(workload, mesh, strategy):
+    if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
     ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
     return (
@@ -185,7 +184,7 @@ def _in_every_tick(
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
     """What most of the step waits for; a bubble is no reason of its own."""
-    flops, traffic = step_flops(workload, mesh, _WORKED), step_traffic(workload, mesh)
+    flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
     waits: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],

@@ -35,7 +35,7 @@ _LEAST_SHARE = 0.005
 class Room:
     """What a program's text says beyond its plan, and why: room that experts need, branches that few ticks take.
 
-    As `cost.room_flops` and `room_collectives` have it, and `branch_flops` and `branch_collectives`. in_kernels:
+    As `cost.dropless_padding_flops` and `dropless_padding_collectives` have it, and `untaken_branch_flops` and `untaken_branch_collectives`. in_kernels:
     planned flops of which the text says nothing. collectives: with fewer bytes than none where the program has less;
     the note of each says why where `why` does not.
     """

@@ -15,15 +15,14 @@ from meshwright.compiler import (
     read_program,
 )
 from meshwright.cost import (
-    all_runs,
     argument_bytes,
     attention_flops,
-    branch_collectives,
-    branch_flops,
+    dropless_padding_collectives,
+    dropless_padding_flops,
     model_flops,
-    room_collectives,
-    room_flops,
     step_collectives,
+    untaken_branch_collectives,
+    untaken_branch_flops,
 )
 from meshwright.cost.attention import tpu_kernel
 from meshwright.errors import MeshwrightError
@@ -89,9 +88,9 @@ def beyond(plan: Plan) -> Room:
     """What the text of a plan's program says beyond the plan, for reasons that are known."""
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
     kind = plan.system.chip.kind
-    routing = room_collectives(workload, mesh, strategy, is_ragged=kind != "cpu")
-    branches = branch_collectives(workload, mesh, strategy)
-    of_experts = room_flops(workload, mesh, strategy, has_ragged=kind == "tpu")
+    routing = dropless_padding_collectives(workload, mesh, strategy, is_ragged=kind != "cpu")
+    branches = untaken_branch_collectives(workload, mesh, strategy)
+    of_experts = dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu")
     of_flops = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches))
     said = (*of_flops, (ONCE, _summed_once(plan)), (EACH_LAYER, _gathered_each_layer(plan)))
     why = "; ".join(reason for reason, moves in of_flops if moves)
@@ -99,7 +98,7 @@ def beyond(plan: Plan) -> Room:
     is_whole = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
     is_splash = is_whole and tpu_kernel(workload.seq_len) == "splash"
     return Room(
-        flops=of_experts + branch_flops(workload, mesh, strategy),
+        flops=of_experts + untaken_branch_flops(workload, mesh, strategy),
         in_kernels=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
         collectives=tuple(replace(move, note=reason) for reason, moves in said for move in moves),
         why=why or FOR_ANY_ROUTING,
@@ -128,7 +127,7 @@ def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
     if plan.system.chip.kind != "gpu" or mesh.pp == 1:
         return
     slots = chunk_slots(num_staged_layers(workload.model), mesh.pp, strategy.virtual_stages)
-    for move in step_collectives(workload, mesh, strategy, counted=all_runs):
+    for move in step_collectives(workload, mesh, strategy, counted="executed"):
         if (move.kind, move.array, move.phase) == ("all-gather", "positions", "forward"):
             yield replace(move, bytes=(slots - 1) * move.bytes, count=(slots - 1) * move.count)
 

@@ -1,0 +1,614 @@
+"""Shard pass: mesh axes on the dims of every value, by the rules; the moves between layouts follow by the notation.
+
+Walks the ops of a region and gives a `Node` for each: what it reads and writes, and how its arrays lie. A value that
+must lie otherwise than it does becomes a `Move`; what a move communicates is what `notation.reshard` infers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from meshwright.mesh import LAYOUT
+from meshwright.notation import Communicate as Inferred
+from meshwright.notation import Sizes
+from meshwright.notation.reshard import reshard
+from meshwright.record import Kind
+from meshwright.step.ir import Array, Block, Dim, Pass, Region
+from meshwright.step.layer import (
+    STREAM,
+    Add,
+    Attention,
+    Combine,
+    Concat,
+    Dispatch,
+    Gated,
+    Linear,
+    Norm,
+    Rotary,
+    Slice,
+    Stack,
+)
+from meshwright.step.layer import Block as LayerBlock
+
+LETTERS = {
+    "embed": "D",
+    "kv_heads": "K",
+    "group": "G",
+    "head_dim": "H",
+    "mlp": "F",
+    "vocab": "V",
+    "expert": "E",
+    "router": "E",
+    "latent": "L",
+    "latent_input": "R",
+    "positions": "P",
+    "norm": "N",
+}
+"""The dims of parameters as the notation writes them."""
+
+STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
+"""Logical axes that only store a parameter in shards: for use that dim is gathered and lies as this one does."""
+
+
+class Tag(Enum):
+    """What a remat policy calls a value of a layer."""
+
+    PRODUCT = "product"
+    READ = "read by a product"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """What the shard pass knows of a mesh and a strategy: live axes, and the rules by which arrays lie on them.
+
+    Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
+
+    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
+    2. parts: whether there are several microbatches.
+    """
+
+    rules: Mapping[str, tuple[str, ...]]
+    live: frozenset[str]
+    batch: tuple[str, ...]
+    sequence: tuple[str, ...]
+    residual: tuple[str, ...]
+    sp_method: Literal["gather", "ring", "ulysses"]
+    has_positions: bool
+    is_pair: bool
+    collective_matmul: bool
+    sequence_parallel: bool
+    dropout: bool
+
+    @cached_property
+    def live_rules(self) -> Mapping[str, tuple[str, ...]]:
+        """The live axes of each rule."""
+        return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The live axes of a rule."""
+        return self.live_rules[name]
+
+    @property
+    def tokens(self) -> tuple[Dim, Dim]:
+        """Batch and sequence as products have them."""
+        return Dim("B", None, self.batch), Dim("S", None, self.sequence)
+
+    @property
+    def residual_tokens(self) -> tuple[Dim, Dim]:
+        """Batch and sequence as the residual stream has them between blocks."""
+        return Dim("B", None, self.batch), Dim("S", None, self.residual)
+
+    def used(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
+        """The dims of a parameter as products use it."""
+        return tuple(Dim(LETTERS[name], size, self.axes(STORAGE_ONLY.get(name, name))) for name, size in dims)
+
+    def stored(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
+        """The dims of a parameter as it is stored."""
+        return tuple(Dim(LETTERS[name], size, self.axes(name)) for name, size in dims)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A product with a weight, as it is multiplied."""
+
+    name: str
+    rows: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    columns: tuple[Dim, ...]
+    experts: tuple[Dim, ...] = ()
+    is_summed: bool = False
+    is_rounded: bool = False
+    is_ring: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A parameter on its way from where it is stored to its use, and its gradient on the way back.
+
+    pending: the axes over which each device has a part of the gradient: those that split the tokens it works on.
+    """
+
+    name: str
+    stored: Array
+    used: Array
+    pending: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector:
+    """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn."""
+
+    name: str
+    array: Array
+    pending: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """A value brought from one layout to another; its gradient, a sum over `pending`, goes the other way."""
+
+    name: str
+    before: Array
+    after: Array
+    pending: tuple[str, ...] = ()
+    is_ring: bool = False
+    name_gradient: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """Attention between its products, with the arrays that it has on one device."""
+
+    op: Attention
+    query: Array
+    key: Array
+    value: Array
+    output: Array
+    num_heads: Dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One collective that a kernel of its own makes in some phases: `array` is as in `record.Collective`.
+
+    phases: in which it runs; recompute where the node runs again.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    array: Array
+    phases: tuple[Literal["forward", "recompute", "backward"], ...]
+    times: int = 1
+    is_ring: bool = False
+    is_end: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassOver:
+    """An elementwise pass over the elements of some arrays."""
+
+    kind: Pass
+    arrays: tuple[Array, ...]
+
+
+Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Node:
+    """One forward op: what it reads and writes by name, and its work. Equal only to itself.
+
+    saved: the values that its backward reads. tag: what a remat policy calls its result.
+    """
+
+    region: Region
+    block: Block
+    work: tuple[Work, ...]
+    reads: tuple[str, ...] = ()
+    writes: str = ""
+    saved: tuple[str, ...] = ()
+    tag: Tag = Tag.OTHER
+
+
+def moves_between(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...], Array], ...]:
+    """The collectives from one layout to another, each with the array that its bytes are of."""
+    return _inferred(before, after)
+
+
+@lru_cache(maxsize=1 << 14)
+def _inferred(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...], Array], ...]:
+    """`moves_between`: by `notation.reshard`, which needs degrees only to tell axes of one device."""
+    if before.dims == after.dims and before.unreduced == after.unreduced:
+        return ()
+    source, target = before.notation, after.notation
+    axes = {*source.split_axes, *source.unreduced, *target.split_axes}
+    sizes = Sizes(degrees=dict.fromkeys(axes, 2), dims=dict.fromkeys(source.dims, 1 << 20))
+    found = []
+    for move in reshard(source, target, sizes):
+        if isinstance(move, Inferred):
+            counted = move.counted
+            dims = tuple(dim._replace(axes=on) for dim, on in zip(before.dims, counted.axes, strict=True))
+            found.append((move.kind, move.axes, replace(before, dims=dims, unreduced=counted.unreduced)))
+    return tuple(found)
+
+
+def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
+    """Mesh axes in the order in which they are laid over devices."""
+    return tuple(sorted(axes, key=LAYOUT.index))
+
+
+@lru_cache(maxsize=1 << 10)
+def shard_stack(stack: Stack, layout: Layout) -> tuple[Node, ...]:
+    """The nodes of one layer of a stack."""
+    region = Region(stack.name)
+    nodes: list[Node] = []
+    for block in stack.blocks:
+        nodes.extend(_BlockSharder(block, stack.name, region, layout).nodes())
+    return tuple(nodes)
+
+
+_Layouts = dict[str, Array]
+
+
+class _BlockSharder:
+    """The nodes of one block: the layouts of its values as the ops are walked."""
+
+    def __init__(self, block: LayerBlock, stack: str, region: Region, layout: Layout) -> None:
+        self.ops, self.name, self.stack, self.region, self.layout = block.ops, block.name, stack, region, layout
+        self.block = Block.MLP if block.name == "mlp" else Block.ATTENTION
+        self.arrays: _Layouts = {}
+        self.entries: dict[tuple[str, str], str] = {}
+        self.parts: set[str] = set()
+
+    def nodes(self) -> Iterator[Node]:
+        """A node for each op, with moves between."""
+        for op in self.ops:
+            if isinstance(op, Norm) and op.source == STREAM and self.arrays:
+                # Of parallel blocks the second one begins.
+                self.block = Block.MLP
+            match op:
+                case Norm():
+                    yield from self._norm(op)
+                case Linear():
+                    yield from self._linear(op)
+                case Rotary():
+                    yield from self._rotary(op)
+                case Attention():
+                    yield from self._attention(op)
+                case Gated():
+                    yield from self._gated(op)
+                case Dispatch():
+                    yield from self._dispatch(op)
+                case Combine():
+                    yield from self._combine(op)
+                case Add():
+                    yield from self._add(op)
+                case Slice():
+                    source = self.arrays[op.source]
+                    self.arrays[op.target] = _resized(source, op.target, op.size)
+                    self.parts.add(op.target)
+                    yield self._node(reads=(op.source,), writes=op.target)
+                case Concat():
+                    yield self._concat(op)
+
+    def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
+              tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
+        """A node of this block."""
+        return Node(region=self.region, block=self.block, work=work, reads=reads, writes=writes, saved=saved, tag=tag)
+
+    def _array(self, name: str) -> Array:
+        """How a value lies; the residual stream where the block starts."""
+        if name == STREAM and name not in self.arrays:
+            return self._stream(STREAM)
+        return self.arrays[name]
+
+    def _stream(self, name: str) -> Array:
+        """An array that lies as the residual stream does between blocks."""
+        return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
+
+    def _embed(self) -> int:
+        """The width of the stream, as the block's first norm has it."""
+        return next(op.size for op in self.ops if isinstance(op, Norm))
+
+    def _norm(self, op: Norm) -> Iterator[Node]:
+        """A norm over the last dim; what is still a sum is summed first."""
+        if op.source != STREAM:
+            yield from self._summed((op.source,), op.source)
+        source = self._array(op.source)
+        self.arrays[op.target] = replace(source, name=op.target)
+        kind: Pass = "layer_norm" if op.kind == "layer" else "norm"
+        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, (("norm", op.size),), source)]
+        if op.has_bias:
+            work.append(self._vector(f"{op.name}_bias", (("norm", op.size),), source))
+        yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
+
+    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array) -> Vector:
+        """A parameter that is added to or multiplied into a value: its gradient is summed over what splits its tokens."""
+        used = self.layout.used(dims)
+        split = {axis for dim in used for axis in dim.axes}
+        batch, *others = ([axis for axis in dim.axes if axis not in split] for dim in on.dims)
+        along = outermost_first(axis for axes in others for axis in axes)
+        batch = outermost_first(batch)
+        return Vector(name=f"{self.stack}.{name}", array=Array(name, used, width="float32"), pending=(along, batch))
+
+    def _linear(self, op: Linear) -> Iterator[Node]:
+        """A product with a weight: its input gathered along the tokens where its weight is split, its weight gathered."""
+        inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
+        lead = self._rows(op)
+        source = op.source
+        if not op.num_experts and not op.is_on_residual:
+            source = yield from self._entry(op, columns)
+        dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
+        tokens = self._token_axes(op, lead)
+        stored, used = self.layout.stored(dims), self.layout.used(dims)
+        path = f"{self.stack}.{op.name}"
+        weight = Weight(name=path, stored=Array(op.name, stored), used=Array(op.name, used), pending=tokens)
+        partial = tuple(axis for dim in inner for axis in dim.axes)
+        experts = used[:1] if op.num_experts else ()
+        self.arrays[op.target] = Array(op.target, (*experts, *lead, *columns), partial)
+        product = Product(
+            name=path,
+            rows=lead,
+            inner=inner,
+            columns=columns,
+            experts=experts,
+            is_summed=columns[-1].letter == "D",
+            is_rounded=op.is_rounded,
+            is_ring=self._has_rings(op),
+        )
+        work: list[Work] = [weight, product]
+        if op.has_bias:
+            work.append(self._vector(f"{op.name}_bias", _bias_dims(op), self.arrays[op.target]))
+        tag = Tag.OTHER if partial else Tag.PRODUCT
+        yield self._node(*work, reads=(source,), writes=op.target, saved=(source,), tag=tag)
+
+    def _rows(self, op: Linear) -> tuple[Dim, ...]:
+        """The dims that a product keeps: tokens, those of the residual stream, or the rows of an expert."""
+        if op.num_experts:
+            return (Dim("R", None),)
+        return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
+
+    def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
+        """The axes that split what a weight works on, over which each device has a part of its gradient."""
+        if not op.num_experts:
+            return outermost_first(axis for dim in lead for axis in dim.axes)
+        experts = self.layout.axes("expert")
+        return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
+
+    def _has_rings(self, op: Linear) -> bool:
+        """Whether a product goes round tp in steps beside its collective."""
+        return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
+
+    def _entry(self, op: Linear, columns: tuple[Dim, ...]) -> Iterator[Node]:
+        """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
+        array = self._array(op.source)
+        key = (op.source, "tokens")
+        if "tp" not in {a for dim in array.dims[2:] for a in dim.axes} and key not in self.entries:
+            after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
+            pending = tuple(axis for dim in columns for axis in dim.axes)
+            self.entries[key] = name = f"{op.source} as read"
+            self.arrays[name] = replace(after, name=name)
+            is_stream = array.dims[-1].letter == "D"
+            move = Move(
+                name=f"{self.name} input" if is_stream else op.source,
+                before=array,
+                after=after,
+                pending=pending,
+                is_ring=is_stream and self.layout.collective_matmul,
+            )
+            yield self._node(move, reads=(op.source,), writes=name, tag=Tag.READ)
+        return self.entries.get(key, op.source)
+
+    def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
+        """Values that are still sums over tp, added up and summed once, onto the layout of the residual stream."""
+        partial = tuple(name for name in sources if self.arrays[name].unreduced)
+        if not partial:
+            return
+        before = self.arrays[partial[0]]
+        after = self._stream(before.name)
+        move = Move(name=f"{self.name} output", before=before, after=after, is_ring=self.layout.collective_matmul)
+        for name in partial:
+            self.arrays[name] = after
+        yield self._node(move, reads=partial, writes=target, tag=Tag.PRODUCT)
+
+    def _rotary(self, op: Rotary) -> Iterator[Node]:
+        """Rotation of queries and keys in place."""
+        # What is only a part of a value is rotated as the whole is written (`_concat`).
+        whole = tuple(self.arrays[value] for value in op.values if value not in self.parts)
+        for value in op.values:
+            passes = (PassOver(kind="rotary", arrays=whole),) if whole and value == op.values[0] else ()
+            yield self._node(*passes, reads=(value,), writes=value, tag=Tag.READ)
+
+    def _attention(self, op: Attention) -> Iterator[Node]:
+        """Keys and values brought to their queries, and attention itself."""
+        query, key, value = (self.arrays[name] for name in (op.query, op.key, op.value))
+        names = (op.query, op.key, op.value)
+        work: list[Work] = []
+        if self.layout.sequence and self.layout.sp_method == "gather":
+            whole = Dim("S", None)
+            names = (op.query, f"{op.key} gathered", f"{op.value} gathered")
+            pairs = ((op.key, names[1], "keys"), (op.value, names[2], "values"))
+            for name, gathered, label in pairs:
+                array = self.arrays[name]
+                after = replace(array, dims=(array.dims[0], whole, *array.dims[2:]))
+                self.arrays[gathered] = after
+                move = Move(name=label, before=array, after=after, pending=self.layout.sequence)
+                yield self._node(move, reads=(name,), writes=gathered, tag=Tag.READ)
+            key, value = self.arrays[names[1]], self.arrays[names[2]]
+            if self.layout.has_positions:
+                positions = Array("positions", (self.layout.tokens[0], whole), width="float32")
+                work.append(_exchange("positions", "all-gather", self.layout, positions, ("recompute",), is_end=True))
+        elif self.layout.sequence and self.layout.sp_method == "ring":
+            work.extend(self._ring(key, value))
+        output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
+        if self.layout.sequence and self.layout.sp_method == "ulysses":
+            for label, array in (("queries", query), ("keys", key), ("values", value), ("attention output", output)):
+                both = ("forward", "recompute")
+                work.append(_exchange(label, "all-to-all", self.layout, array, both))
+                work.append(_exchange(f"{label} gradient", "all-to-all", self.layout, array, ("backward",)))
+        self.arrays[op.target] = output
+        heads = Dim("N", op.num_heads, self.layout.axes("kv_heads"))
+        core = Core(op=op, query=query, key=key, value=value, output=output, num_heads=heads)
+        branch = PassOver(kind="branch", arrays=(self._stream(STREAM),))
+        yield self._node(
+            core, branch, branch, *work, reads=names, writes=op.target, saved=(*names, op.target), tag=Tag.READ
+        )
+
+    def _ring(self, key: Array, value: Array) -> Iterator[Work]:
+        """Keys, values and positions round the ring of sp, forward and backward; their gradients in float32 backward.
+
+        Of two devices the compiler sees that backward sends what was just sent to recompute.
+        """
+        positions = Array("positions", self.layout.tokens, width="float32")
+        phases = ("forward", "recompute", "backward")
+        for label, array in (("keys", key), ("values", value)):
+            yield _exchange(label, "collective-permute", self.layout, array, phases, is_ring=True)
+            wide = replace(array, width="float32")
+            yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
+        yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
+
+    def _concat(self, op: Concat) -> Node:
+        """Values with their last dims in a row; they lie as the first does."""
+        sources = [self.arrays[name] for name in op.sources]
+        self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
+        rotated = PassOver(kind="rotary", arrays=(self.arrays[op.target],))
+        return self._node(rotated, reads=op.sources, writes=op.target)
+
+    def _gated(self, op: Gated) -> Iterator[Node]:
+        """An MLP's activation."""
+        first = self.arrays[op.sources[0]]
+        self.arrays[op.target] = replace(first, name=op.target)
+        kind: Pass = "gated" if len(op.sources) > 1 else "activation"
+        yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
+
+    def _dispatch(self, op: Dispatch) -> Iterator[Node]:
+        """Rows to their experts: exchanged over ep and gathered over tp, or the stream gathered where ep is 1."""
+        layout = self.layout
+        ep, tp = layout.axes("expert"), layout.axes("mlp")
+        self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
+        work: list[Work] = []
+        reads = op.source
+        if ep:
+            work.extend(_experts_moves(ep, tp, self._embed(), op, layout))
+        else:
+            array = self._array(op.source)
+            after = replace(array, dims=(*layout.tokens, *array.dims[2:]))
+            name = "experts input"
+            work.append(Move(name=name, before=array, after=after, pending=tp))
+            work.extend(_routing_of_tokens(tp, layout))
+        load = Array("load", (Dim("load", 3 * op.num_experts),), width="float32")
+        work.append(Exchange(
+            name="loss of imbalance", kind="all-reduce", axes=(*layout.batch, *layout.residual), array=load,
+            phases=("forward", "recompute"), is_end=True,
+        ))  # fmt: skip
+        yield self._node(*work, reads=(reads, op.router), writes=op.target, saved=(op.router,), tag=Tag.READ)
+
+    def _combine(self, op: Combine) -> Iterator[Node]:
+        """Rows back to their tokens. Their moves over ep stand with the dispatch's, which they mirror."""
+        layout = self.layout
+        ep, tp = layout.axes("expert"), layout.axes("mlp")
+        self.arrays[op.target] = after = self._stream(op.target)
+        work: list[Work] = []
+        if ep:
+            work.extend(_combine_moves(ep, tp, self._embed()))
+        else:
+            before = Array(op.target, (*layout.tokens, after.dims[-1]), tp)
+            work.append(Move(name="experts output", before=before, after=after))
+        yield self._node(*work, reads=(op.source,), writes=op.target, tag=Tag.PRODUCT)
+
+    def _add(self, op: Add) -> Iterator[Node]:
+        """What a block adds to the residual stream."""
+        partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
+        yield from self._summed(op.sources, "added")
+        stream = self._stream(STREAM)
+        # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
+        kinds: list[Pass] = ["residual"]
+        if self.layout.dropout:
+            kinds.append("dropout")
+        kinds *= 2 if self.name == "block" else 1
+        if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
+            # The gradient of the input that gate and up share.
+            kinds.append("branch")
+        passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]
+        reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))
+        yield self._node(*passes, reads=reads, writes=op.target)
+
+
+def _resized(array: Array, name: str, size: int) -> Array:
+    """An array with a last dim of another size."""
+    return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))
+
+
+def _bias_dims(op: Linear) -> tuple[tuple[str, int], ...]:
+    """The dims of a product's bias: kept whole where it is added to the stream."""
+    return tuple(("norm" if name == "embed" else name, size) for name, size in op.outputs)
+
+
+def _exchange(
+    name: str, kind: Kind, layout: Layout, array: Array, phases: tuple, *, is_ring: bool = False, is_end: bool = False
+) -> Exchange:
+    """A collective over the axes of the sequence."""
+    return Exchange(
+        name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring, is_end=is_end
+    )
+
+
+def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: tuple) -> Iterator[Exchange]:
+    """What each device sends to others of ep, and what arrives gathered over tp."""
+    yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
+    if tp:
+        whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
+        yield Exchange(name=name, kind="all-gather", axes=tp, array=whole, phases=phases)
+
+
+def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: tuple) -> Iterator[Exchange]:
+    """The other way, summed over tp."""
+    if tp:
+        whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
+        yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
+    yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
+
+
+def _experts_moves(
+    ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch, layout: Layout
+) -> Iterator[Exchange]:
+    """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
+    again, back = ("forward", "recompute"), ("backward",)
+    rows = Array("rows", (Dim("C", None), Dim("D", embed)))
+    shares = Array("shares", (Dim("C", None),), width="float32")
+    yield from _there("experts dispatch", ep, tp, rows, again)
+    yield from _back("experts dispatch", ep, tp, rows, back)
+    yield from _there("routing shares", ep, tp, shares, again)
+    yield from _back("routing shares", ep, tp, shares, back)
+    if op.capacity_factor is None:
+        counts = Array("counts", (Dim("sent", None),), width="float32")
+        yield Exchange(name="routing counts", kind="all-to-all", axes=ep, array=counts, phases=again)
+        if tp:
+            gathered = Array("counts", (Dim("gathered", None),), width="float32")
+            yield Exchange(name="routing counts", kind="all-gather", axes=tp, array=gathered, phases=again)
+
+
+def _combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
+    """Copies on their way back. Backward needs nothing of them: experts apply each copy's share of its token."""
+    rows = Array("rows", (Dim("C", None), Dim("D", embed)))
+    yield from _back("experts combine", ep, tp, rows, ("forward",))
+    yield from _there("experts combine", ep, tp, rows, ("backward",))
+
+
+def _routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
+    """Where experts are not split: the experts and shares of all tokens of tp, or the shares' gradient alone."""
+    if not tp:
+        return
+    array = Array("routing", (Dim("A", None),), width="float32")
+    if not layout.sequence_parallel:
+        yield Exchange(name="routing shares", kind="all-reduce", axes=tp, array=array, phases=("backward",))
+        return
+    name = "routing experts and shares"
+    yield Exchange(name=name, kind="all-gather", axes=tp, array=array, phases=("forward", "recompute"), times=2)
+    yield Exchange(name="routing shares", kind="reduce-scatter", axes=tp, array=array, phases=("backward",))
