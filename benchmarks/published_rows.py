@@ -15,8 +15,8 @@ from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, System, load_chip, make_system
 from meshwright.mesh import MeshShape
-from meshwright.workload import Experts, ModelConfig, Remat, Strategy, Workload, check_mesh
-from meshwright.workload.strategy import Attention
+from meshwright.step import Experts, ModelConfig, Remat, Strategy, Workload, check_mesh
+from meshwright.step.strategy import Attention
 
 Row = Mapping[str, Any]
 

@@ -15,9 +15,10 @@ from meshwright.cost import (
 )
 from meshwright.cost.efficiency import gpu_figures
 from meshwright.cost.seconds import layer_parts, products
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, num_parameters
+from meshwright.step import DEFAULT, Strategy, Workload, num_parameters
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=4096, remat="none")
 DEEPSEEK = Workload(model=PRESETS["deepseek-v3"], batch=256, seq_len=4096, remat="none")

@@ -7,8 +7,9 @@ import pytest
 from meshwright.cost import argument_bytes, host_bytes, in_flight, states_bytes, step_memory
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import tiled_elements
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, PRESETS, REMATS, ModelConfig, Strategy, Workload, num_parameters
+from meshwright.step import DEFAULT, REMATS, ModelConfig, Strategy, Workload, num_parameters
 
 GIB = 2**30
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192)

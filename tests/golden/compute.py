@@ -32,16 +32,15 @@ from meshwright.cost import (
     untaken_branch_collectives,
     untaken_branch_flops,
 )
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import parse_mesh
 from meshwright.planner import Plan, make_plan, make_serving_plan, rank, rank_serving
 from meshwright.planner.images import plan_image_mesh, rank_images
 from meshwright.record import Collective, Record, record_from_json
-from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
-    PRESETS,
     RESNETS,
     Experts,
     ImageWorkload,
@@ -51,6 +50,7 @@ from meshwright.workload import (
     Strategy,
     Workload,
 )
+from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 
 Case = Mapping[str, Any]
 
@@ -240,9 +240,9 @@ def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     import jax
 
     from meshwright.runtime import ShardingContext, build_mesh
+    from meshwright.step import check_runnable, rules_of
     from meshwright.training import Optimizer, abstract_state, train_step
     from meshwright.training.step import abstract_batch
-    from meshwright.workload import check_runnable, rules_of
 
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])

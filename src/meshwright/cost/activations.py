@@ -12,12 +12,7 @@ from functools import cached_property
 
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step.blocks import program
-from meshwright.step.ir import Array, ForwardOps, Step
-from meshwright.step.layer import Lookup
-from meshwright.step.pipeline import LOGITS, is_lockstep
-from meshwright.step.train import train_step
-from meshwright.workload import (
+from meshwright.step import (
     BLOCK,
     DEFAULT,
     RULES,
@@ -28,6 +23,11 @@ from meshwright.workload import (
     scores_made,
     token_axes,
 )
+from meshwright.step.blocks import program
+from meshwright.step.ir import Array, ForwardOps, Step
+from meshwright.step.layer import Lookup
+from meshwright.step.pipeline import LOGITS, is_lockstep
+from meshwright.step.train import train_step
 
 
 @dataclass(frozen=True)

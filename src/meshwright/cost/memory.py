@@ -11,6 +11,7 @@ from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
+from meshwright.step import DEFAULT, Strategy, Workload, is_zigzag, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
@@ -21,7 +22,6 @@ from meshwright.step.pipeline import (
     pre_pipeline_stack,
     stage_layers,
 )
-from meshwright.workload import DEFAULT, Strategy, Workload, is_zigzag, token_axes
 
 Kind = Literal["tpu", "gpu", "cpu"]
 

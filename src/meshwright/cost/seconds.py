@@ -25,11 +25,11 @@ from meshwright.cost.model_states import parameter_elements
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
+from meshwright.step import DEFAULT, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack, stage_layers, stage_slots
 from meshwright.step.train import train_step
-from meshwright.workload import DEFAULT, Strategy, Workload, sent_copies, sent_tokens, token_axes
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _time(workload: Workload, mesh: MeshShape, system: System, strategy: Strateg
     step = train_step(workload, mesh, strategy)
     sizes = dict(step.extents.sizes) | {"B": tokens * mesh.ep / workload.seq_len}
     if experts := workload.model.experts:
-        sent = sent_copies(workload, mesh) / sent_tokens(workload, mesh)
+        sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
     timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload, system, strategy)
     shares = dict(layer_shares(system))

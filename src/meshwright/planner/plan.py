@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
 from meshwright.planner.files import read_data, write_data
 from meshwright.planner.prediction import predict
 from meshwright.record import Record, record_from_json
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     Strategy,
     Workload,
@@ -24,7 +25,6 @@ from meshwright.workload import (
     check_stage_remat,
     check_strategy,
     logical_rules,
-    workload_from_data,
 )
 
 FORMAT = 1

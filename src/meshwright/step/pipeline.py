@@ -13,13 +13,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.cost.pipeline import Schedule
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step.ir import Array, Communicate, Dim, Region, Repeat
 from meshwright.step.layer import Dispatch, Lookup, Program, Stack
-from meshwright.step.shard import Layout
-from meshwright.workload import Strategy, batch_before_stages, chunk_slots
+from meshwright.step.nodes import Layout
+from meshwright.step.schedule import Schedule
+from meshwright.step.stages import batch_before_stages, chunk_slots
+from meshwright.step.strategy import Strategy
 
 EMBEDDING, LOGITS, STAGES, UPDATE = "embedding", "logits", "stages", "update"
 """Regions outside of the layers."""

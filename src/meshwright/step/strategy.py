@@ -7,7 +7,7 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.choices import check_choices
-from meshwright.workload.workload import Dtype
+from meshwright.step.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
 SequenceMethod = Literal["gather", "ring", "ulysses"]

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import as_run, make_plan
 from meshwright.runtime import ShardingContext
-from meshwright.workload import DEFAULT, PRESETS, RULES, Experts, Strategy, Workload, check_mesh
+from meshwright.step import DEFAULT, RULES, Experts, Strategy, Workload, check_mesh
 
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))
