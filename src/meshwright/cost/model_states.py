@@ -15,7 +15,7 @@ from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import (
     DEFAULT,
-    ModelConfig,
+    Model,
     Strategy,
     Workload,
     chunk_slots,
@@ -58,7 +58,7 @@ def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy =
 
 @lru_cache(maxsize=1 << 14)
 def stored_elements(
-    model: ModelConfig, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
+    model: Model, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
 ) -> tuple[int, int]:
     """The elements that one device stores of the layers, and of what is before and after; `mesh` without dp, of copies.
 
@@ -101,7 +101,7 @@ def _filled(dim: int, tile: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def factored_elements(model: ModelConfig, mesh: MeshShape) -> int:
+def factored_elements(model: Model, mesh: MeshShape) -> int:
     """The elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): means over rows and over columns.
 
     Of a parameter whose two largest dims are not both from `FACTORED_FROM` on it is all. What is not kept has one.

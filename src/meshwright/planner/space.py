@@ -16,7 +16,7 @@ from meshwright.step import (
     REMATS,
     STAGE_REMATS,
     Attention,
-    ModelConfig,
+    Model,
     Remat,
     SequenceMethod,
     Strategy,
@@ -28,6 +28,8 @@ from meshwright.step import (
     num_staged_layers,
     sequence_method,
 )
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Attention as AttentionOfLayer
 
 
 @dataclass(frozen=True)
@@ -154,17 +156,18 @@ def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...]
     )
 
 
-def run_strategy(model: ModelConfig, mesh: MeshShape, system: System) -> Strategy:
+def run_strategy(model: Model, mesh: MeshShape, system: System) -> Strategy:
     """How a step is run on a mesh of which nothing else is said."""
     return _on_mesh(replace(DEFAULT, attention=run_attention(model, system)), model, mesh)
 
 
-def run_attention(model: ModelConfig, system: System) -> Attention:
+def run_attention(model: Model, system: System) -> Attention:
     """How a step computes attention where nothing is said: by a fused kernel on TPUs, but for scores with a cap.
 
     GPUs have cuDNN's, where `attention='cudnn'` asks for it.
     """
-    return "flash" if system.chip.kind == "tpu" and not model.attention_softcap else "scores"
+    is_capped = any(isinstance(op, AttentionOfLayer) and op.softcap for stack in layers(model) for op in stack.ops)
+    return "flash" if system.chip.kind == "tpu" and not is_capped else "scores"
 
 
 def planned_attention(system: System) -> Attention:
@@ -244,7 +247,7 @@ def _strategies(
 
 
 @lru_cache(maxsize=1 << 14)
-def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
+def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether what runs takes a strategy on a mesh."""
     try:
         check_runnable(model, mesh, strategy)
@@ -253,7 +256,7 @@ def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
     return True
 
 
-def _on_mesh(base: Strategy, model: ModelConfig, mesh: MeshShape) -> Strategy:
+def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
     """The strategy, with the best method of a mesh that splits the sequence; scores gather it."""
     if mesh.sp == 1 or base.attention == "scores":
         return base

@@ -115,8 +115,9 @@ class _BlockSharder:
         return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
 
     def _embed(self) -> int:
-        """The width of the stream, as the block's first norm has it."""
-        return next(op.size for op in self.ops if isinstance(op, Norm))
+        """The width of the stream, as the block's first norm or product has it."""
+        first = next(op for op in self.ops if isinstance(op, Norm | Linear))
+        return first.size if isinstance(first, Norm) else first.fan_in
 
     def _norm(self, op: Norm) -> Iterator[Node]:
         """A norm over the last dim; what is still a sum is summed first."""
