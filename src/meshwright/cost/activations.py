@@ -143,7 +143,7 @@ class Activations:
         ops = program(self.workload.model).embedding
         # A table that is looked up in twice is one.
         tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
-        degree = self.mesh.tp * (self.mesh.pp if is_lockstep(self.mesh, self.strategy) else 1)
+        degree = self.mesh.degree(RULES["vocab"]) * (self.mesh.pp if is_lockstep(self.mesh, self.strategy) else 1)
         return sum(op.rows[1] * op.columns[1] for op in tables.values()) / degree
 
     @cached_property
@@ -164,7 +164,8 @@ class Activations:
     def inputs(self) -> float:
         """A block's gathered input."""
         residual = self._residual
-        return self._size(residual) * (self.mesh.tp if "tp" in residual.split_axes else 1)
+        gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
+        return self._size(residual) * self.mesh.degree(gathered)
 
     @cached_property
     def stream(self) -> float:

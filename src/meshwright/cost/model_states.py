@@ -15,6 +15,7 @@ from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import (
     DEFAULT,
+    RULES,
     Model,
     Strategy,
     Workload,
@@ -202,10 +203,11 @@ class States:
 
     @property
     def _shards(self) -> int:
-        """The devices that share each parameter, and would have it whole without ZeRO: those of fsdp and sp."""
-        return self.mesh.fsdp * self.mesh.sp
+        """The devices that share each parameter, and would have it whole without ZeRO."""
+        return self.mesh.degree(RULES["embed"])
 
     @property
     def _kept_on(self) -> MeshShape:
         """The mesh that shards what stays from step to step."""
-        return replace(self.mesh, dp=1) if self.strategy.zero_stage else replace(self.mesh, dp=1, fsdp=1, sp=1)
+        whole = {} if self.strategy.zero_stage else dict.fromkeys(RULES["embed"], 1)
+        return replace(self.mesh, dp=1, **whole)

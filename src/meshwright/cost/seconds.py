@@ -25,7 +25,7 @@ from meshwright.cost.model_states import parameter_elements
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
-from meshwright.step import DEFAULT, Strategy, Workload, routed_tokens, sent_tokens, token_axes
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
@@ -56,6 +56,9 @@ class PassSeconds:
 
 
 NONE = PassSeconds()
+
+WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
+"""The mesh axes that split weights as products have them: with the tokens of a device they make its ops."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,8 @@ def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
-    return _time(workload, MeshShape(tp=mesh.tp, ep=mesh.ep), system, _of_ops(strategy), tokens, rows)
+    weights = MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
+    return _time(workload, weights, system, _of_ops(strategy), tokens, rows)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -169,7 +173,7 @@ def _time(
     rows: those of a microbatch on all devices, where a model multiplies with all of them.
     """
     step = train_step(workload, mesh, strategy)
-    sizes = dict(step.extents.sizes) | {"B": tokens * mesh.ep / workload.seq_len}
+    sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
     if rows is not None:
         sizes["I"] = rows
     if experts := workload.model.experts:

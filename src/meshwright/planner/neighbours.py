@@ -21,7 +21,7 @@ from meshwright.planner.facts import (
 )
 from meshwright.planner.plan import Plan, make_plan
 from meshwright.planner.search import find_best
-from meshwright.step import Workload, check_mesh, learned_positions
+from meshwright.step import RULES, Workload, check_mesh, learned_positions
 
 MAX_FACTOR = 64
 """The largest factor that is looked at."""
@@ -117,7 +117,7 @@ def _plan(
     """A plan with another workload, or another mesh on `factor` times the chips; of `parts` times the microbatches."""
     system = plan.system if factor == 1 else _larger(plan.system, factor)
     read, shape = workload or plan.workload, mesh or plan.mesh
-    shards = shape.degree(("dp", "fsdp", "ep"))
+    shards = shape.degree(RULES["batch"])
     if read.batch % shards:
         raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be shared out over {shards:,} devices")
     check_mesh(read, shape)

@@ -14,6 +14,7 @@ from meshwright.planner.plan import check_kernel
 from meshwright.step import (
     DEFAULT,
     REMATS,
+    RULES,
     STAGE_REMATS,
     Attention,
     Model,
@@ -84,7 +85,7 @@ class Space:
 
     def parts(self, mesh: MeshShape) -> list[int]:
         """The numbers of microbatches that a device's batch can be cut into."""
-        each = self.workload.batch // mesh.degree(("dp", "fsdp", "ep"))
+        each = self.workload.batch // mesh.degree(RULES["batch"])
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
         return _divisors(each)

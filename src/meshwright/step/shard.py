@@ -194,7 +194,8 @@ class _BlockSharder:
         """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
         array = self._array(op.source)
         key = (op.source, "tokens")
-        if "tp" not in {a for dim in array.dims[2:] for a in dim.axes} and key not in self.entries:
+        is_split = any(dim.axes for dim in array.dims[2:])
+        if not is_split and key not in self.entries:
             after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
             pending = tuple(axis for dim in columns for axis in dim.axes)
             self.entries[key] = name = f"{op.source} as read"

@@ -132,7 +132,7 @@ def _ops(
 @lru_cache(maxsize=1 << 12)
 def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
-    vocab = ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
+    vocab = ("pp", *RULES["vocab"]) if is_lockstep(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
