@@ -61,7 +61,15 @@ from meshwright.step.stages import (
     num_staged_layers,
     staged_parameters,
 )
-from meshwright.step.strategy import DEFAULT, Attention, MatmulDtype, Optimizer, SequenceMethod, Strategy
+from meshwright.step.strategy import (
+    DEFAULT,
+    Attention,
+    FrameworkProfile,
+    MatmulDtype,
+    Optimizer,
+    SequenceMethod,
+    Strategy,
+)
 from meshwright.step.unused_options import check_strategy, unused_options
 from meshwright.step.workload import (
     REMATS,
@@ -91,6 +99,7 @@ __all__ = [
     "Convolution",
     "Dtype",
     "Experts",
+    "FrameworkProfile",
     "ImageWorkload",
     "MatmulDtype",
     "ModelConfig",

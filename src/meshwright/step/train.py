@@ -114,7 +114,7 @@ def _ops(
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
         else:
-            ops += build.stack(stack, layout, remat, is_whole=strategy.reruns_blocks)
+            ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_again = is_lockstep(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout), is_again=is_again)
     if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
