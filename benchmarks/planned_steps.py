@@ -23,7 +23,7 @@ from meshwright.hlo import parse_hlo
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
 from meshwright.simulate import read_buffers, simulate
-from meshwright.verification.verify import step_request
+from meshwright.verification.plans import step_request
 from meshwright.workload import PRESETS, ModelConfig, Remat, Strategy, Workload
 
 CHIPS = 256

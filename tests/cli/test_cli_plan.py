@@ -13,7 +13,7 @@ DATA = Path(meshwright.hardware.__file__).parent / "data"
 GPT3 = ["plan", "gpt3-175b", "--on", "a100-80gb:1024", "--batch", "1536"]
 SCREENS = [
     ["plan", "gpt2-xl", "--on", "a100-80gb:4", "--batch", "64"],
-    [*GPT3, "--mesh-dim", "dp=8,tp=8,pp=16"],
+    [*GPT3, "--mesh", "dp=8,tp=8,pp=16"],
     ["plan", "mixtral-8x7b", "--on", "h100:64", "--batch", "512"],
     ["plan", "llama3-8b", "--on", "v5e:4x4", "--batch", "64", "--runnable"],
     ["plan", "llama3-8b", "--on", "h100:64", "--batch", "512", "--compare", "1,64,1,1", "8,8,1,1", "dp=8,tp=8"],
@@ -52,7 +52,7 @@ def test_a_mistake_is_one_line_with_the_numbers(words, said, capsys, tmp_path, m
 
 
 def test_a_mesh_that_is_asked_for_is_laid_beside_the_best(capsys):
-    assert main([*GPT3, "--mesh-dim", "dp=8,tp=8,pp=16"]) == 0
+    assert main([*GPT3, "--mesh", "dp=8,tp=8,pp=16"]) == 0
     printed = capsys.readouterr().out
     assert "asked for: dp=8,tp=8,pp=16" in printed
     assert "loses because: " in printed
@@ -65,7 +65,7 @@ def test_a_mesh_that_is_asked_for_is_laid_beside_the_best(capsys):
 
 
 def test_the_data_has_the_candidates_how_they_run_and_what_is_near(capsys):
-    assert main(["plan", "llama3-8b", "--on", "h100:16", "--batch", "64", "--mesh-dim", "fsdp=8,pp=2", "--json"]) == 0
+    assert main(["plan", "llama3-8b", "--on", "h100:16", "--batch", "64", "--mesh", "fsdp=8,pp=2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     first = answer["candidates"][0]
     assert {"mesh", "step_seconds", "remat", "strategy", "loses_because", "planned_only"} <= set(first)

@@ -13,8 +13,8 @@ from meshwright.cost import (
     step_memory,
     update_seconds,
 )
-from meshwright.cost.seconds import layer_parts, products
 from meshwright.cost.efficiency import gpu_figures
+from meshwright.cost.seconds import layer_parts, products
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, num_parameters

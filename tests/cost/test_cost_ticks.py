@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-
-from meshwright.cost import KEPT_INPUTS, untaken_branch_collectives, untaken_branch_flops, step_collectives, step_flops
 from meshwright.cost.ticks import Runs, all_runs, told_runs, worked_runs
+
+from meshwright.cost import KEPT_INPUTS, step_collectives, step_flops, untaken_branch_collectives, untaken_branch_flops
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict

@@ -13,33 +13,32 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from meshwright.hlo import read_hlo
-from meshwright.verification.compare import compare, in_plans_terms
-from meshwright.verification.verify import beyond
 from meshwright.cost import (
     argument_bytes,
     attention_flops,
-    untaken_branch_collectives,
-    untaken_branch_flops,
+    dropless_padding_collectives,
+    dropless_padding_flops,
+    hbm_bytes,
     host_bytes,
     image_collectives,
     image_step_flops,
     model_flops,
     offloaded_bytes,
-    dropless_padding_collectives,
-    dropless_padding_flops,
     serving_collectives,
     serving_flops,
     step_collectives,
     step_flops,
     step_memory,
-    hbm_bytes,
+    untaken_branch_collectives,
+    untaken_branch_flops,
 )
 from meshwright.hardware import parse_system
+from meshwright.hlo import read_hlo
 from meshwright.mesh import parse_mesh
 from meshwright.planner import Plan, make_plan, make_serving_plan, rank, rank_serving
 from meshwright.planner.images import plan_image_mesh, rank_images
 from meshwright.record import Collective, Record, record_from_json
+from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 from meshwright.workload import (
     DEFAULT,
     PRESETS,
@@ -240,14 +239,14 @@ def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     """The program of a row of `kit_rows.py` on simulated CPU devices as a record, and its HLO text."""
     import jax
 
-    from meshwright.parallel import Layout, build_mesh
+    from meshwright.runtime import ShardingContext, build_mesh
     from meshwright.training import Optimizer, abstract_state, train_step
     from meshwright.training.step import abstract_batch
     from meshwright.workload import check_runnable, rules_of
 
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])
-    layout = Layout(row.mesh, rules_of(row.strategy))
+    layout = ShardingContext(row.mesh, rules_of(row.strategy))
     optimizer = Optimizer(warmup_steps=1, decay_steps=10)
     with jax.set_mesh(mesh):
         state = abstract_state(row.workload, layout, optimizer, mesh, row.strategy)
@@ -265,15 +264,15 @@ def kit_differences(row: Any, compiled: Mapping[str, Any]) -> list[str]:
     """What the plan of a row of `kit_rows.py` says otherwise than its compiled program, but for what is explained."""
     plan: Plan = make_plan(row.workload, row.mesh, parse_system(f"cpu:{row.mesh.num_devices}"), row.strategy)
     predicted_arguments = argument_bytes(row.workload, row.mesh, row.strategy)
-    overhead = beyond(plan)
+    known = {Difference.DROPLESS_PADDING, Difference.UNTAKEN_BRANCHES}
     quantities = compare(
         plan.predicted,
         record_from_json(compiled["record"]),
         argument_bytes=compiled["argument bytes"],
-        room=overhead,
+        overhead=static_overhead(plan),
     )
     judged = [each for each in quantities if each.unit in ("flop", "B") and not each.quantity.startswith("memory")]
-    found = [each for each in judged if not each.is_equal and not each.reason.startswith(overhead.why)]
+    found = [each for each in judged if not each.is_equal and not known & {cause.difference for cause in each.causes}]
     lines = [f"{each.quantity}: planned {each.predicted}, compiled {each.compiled}" for each in found]
     if predicted_arguments != compiled["argument bytes"]:
         lines.append(f"arguments: planned {predicted_arguments}, compiled {compiled['argument bytes']}")

@@ -14,7 +14,7 @@ from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.norm import norm
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.step.layer import Norm
 from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
@@ -26,7 +26,7 @@ TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))
 
 def loss_and_gradients(model, shape):
     """Loss, gradients and parameters of one batch in float32, the arrays whole."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         place = layout.spec("batch", "sequence")

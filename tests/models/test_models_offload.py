@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.mesh import MeshShape
-from meshwright.verification.verify import TRAIN_STEP
+from meshwright.verification.plans import TRAIN_STEP
 from meshwright.workload import PRESETS, Workload
 
 TINY = Workload(model=replace(PRESETS["tiny"], num_layers=4), batch=4, seq_len=256, remat="offload")

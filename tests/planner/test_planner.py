@@ -25,7 +25,7 @@ from meshwright.planner import (
     write_plan,
 )
 from meshwright.planner.explain import wanted_tokens
-from meshwright.planner.nearby import is_communication_bound
+from meshwright.planner.neighbours import is_communication_bound
 from meshwright.workload import DEFAULT, PRESETS, Experts, Strategy, Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)

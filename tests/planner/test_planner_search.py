@@ -9,7 +9,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import AXES, MeshShape
 from meshwright.planner import find_best, plan_mesh, plan_stages, predict, rank, rank_space, runnable_space, whole_space
-from meshwright.planner.predict import step_bound_seconds, step_seconds
+from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
 from meshwright.planner.waits import least_waits
 from meshwright.workload import PRESETS, Experts, Workload, check_mesh

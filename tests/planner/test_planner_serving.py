@@ -178,7 +178,7 @@ def test_a_plan_survives_its_file(tmp_path, name, model):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", r"is not a serving plan of format 1; `meshwright plan … --for decode -o"),
+        ("{}", r"is not a serving plan of format 1; `meshwright plan … --serve decode -o"),
         ("meshwright_plan: 1", "is not a serving plan of format 1"),
         ("meshwright_serving_plan: 1", "is not a whole serving plan: 'serving'"),
         ("[", "is not YAML"),

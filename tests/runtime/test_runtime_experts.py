@@ -19,7 +19,7 @@ from meshwright.models.linear import router_logits
 from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.planner import predict
 from meshwright.record import merge
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.runtime.experts_routing import Load, route
 from meshwright.step.blocks import moe_block
 from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step
@@ -88,7 +88,7 @@ def on_mesh(shape, experts, weights=None, h=None):
     """What experts add to the stream, its gradients, and their load, on the first devices."""
     drawn, stream, gradient, axes = draw()
     weights, h = weights or drawn, stream if h is None else h
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         placed = {name: jax.device_put(w, layout.spec(*axes[name])) for name, w in weights.items()}
         h, gradient = (jax.device_put(x, layout.spec(*STREAM)) for x in (h, gradient))
@@ -225,7 +225,7 @@ TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (BATCH, LENGTH + 1))
 
 def decoder_loss(model, *, remat="block"):
     """The loss that training minimizes and its gradients, in float32, on one device."""
-    mesh, layout = build_mesh(MeshShape(), jax.devices()[:1]), Layout(MeshShape())
+    mesh, layout = build_mesh(MeshShape(), jax.devices()[:1]), ShardingContext(MeshShape())
 
     def total(params, batch):
         return decoder.loss_and_load(params, batch, model, layout, dtype=jnp.float32, remat=remat)[0]
@@ -269,7 +269,7 @@ def continued(shape, num_samples):
     model = replace(MODEL, experts=VARIANTS["shared and dense layers"])
     mesh = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(mesh):
-        params = initialise(parameters(model), jax.random.key(0), mesh, Layout(shape), "f32")
+        params = initialise(parameters(model), jax.random.key(0), mesh, ShardingContext(shape), "f32")
         layout, prompts = sampling_layout(shape, num_samples), np.tile(np.arange(6, dtype=np.int32), (num_samples, 1))
         drawn = sample(params, prompts, model, layout, num_tokens=3, temperature=0, dtype=jnp.float32)
         return np.stack(list(drawn))
@@ -288,7 +288,7 @@ def test_samples_that_experts_are_not_split_with_are_told():
 
 def test_a_step_reports_the_load_of_experts():
     shape, workload = MeshShape(ep=2, tp=2), Workload(model=MODEL, batch=8, seq_len=16)
-    mesh, layout = build_mesh(shape, jax.devices()[:4]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[:4]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         state = abstract_state(workload, layout, Optimizer(), mesh)
         batch = abstract_batch(workload, layout, mesh)

@@ -8,7 +8,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import as_run, make_plan
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.workload import DEFAULT, PRESETS, RULES, Experts, Strategy, Workload, check_mesh
 
 TINY = PRESETS["tiny"]
@@ -165,18 +165,21 @@ def test_rules_that_cannot_be_are_refused(rules, said):
 def test_a_layout_takes_no_rule_of_a_dim_or_axis_that_does_not_exist():
     for rules, said in RULES_REFUSED[:2]:
         with pytest.raises(MeshwrightError) as error:
-            Layout(MeshShape(), {**RULES, **rules})
+            ShardingContext(MeshShape(), {**RULES, **rules})
         assert str(error.value).startswith(said)
 
 
 VALUES = [
-    (lambda: Strategy(sequence="rings"), "sequence is 'rings'; it is one of gather, ring, ulysses"),
+    (lambda: Strategy(sequence="rings"), "sequence is 'rings'; did you mean ring? it is one of gather, ring, ulysses"),
     (lambda: Strategy(zero_stage=4), "zero_stage is 4; it is one of 0, 1, 2, 3"),
-    (lambda: Strategy(moment_dtype="f16"), "moment_dtype is 'f16'; it is one of bf16, f32, None"),
+    (lambda: Strategy(moment_dtype="f16"), "moment_dtype is 'f16'; did you mean bf16? it is one of bf16, f32, None"),
     (
         lambda: Workload(model=TINY, batch=1, seq_len=1, param_dtype="f16"),
-        "param_dtype is 'f16'; it is one of bf16, f32",
+        "param_dtype is 'f16'; did you mean bf16? it is one of bf16, f32",
     ),
+    (lambda: Strategy(num_microbatches="x"), "num_microbatches is 'x'; it is a whole number"),
+    (lambda: Strategy(dropout=True), "dropout is True; it is a number"),
+    (lambda: Workload(model=TINY, batch=2.5, seq_len=1), "batch is 2.5; it is a whole number"),
     (lambda: replace(TINY, norm="batch"), "norm is 'batch'; it is one of rms, layer"),
     (lambda: MeshShape(dp=2.0), "mesh axis dp=2.0; a degree is a whole number from 1"),
     (lambda: replace(MOE.experts, num_active=9), "9 active of 8 experts; the active are from 1 to all of them"),

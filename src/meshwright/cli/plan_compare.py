@@ -28,7 +28,7 @@ def print_compared(plans: Sequence[Plan]) -> None:
         loses = "the best of these" if plan == best else f"loses because: {reason(plan, best)}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))
-    print(f"\n next   --mesh-dim {best.mesh} -o plan.yaml")
+    print(f"\n next   --mesh {best.mesh} -o plan.yaml")
 
 
 def compare_data(plans: Sequence[Plan]) -> None:

@@ -4,18 +4,16 @@ from meshwright.compiler.compile import cache_directory, compile_all, compile_in
 from meshwright.compiler.optimized import read_optimized
 from meshwright.compiler.program import CompiledProgram, CompileRequest
 from meshwright.compiler.records import read_program
-from meshwright.compiler.rematerialized import Rematerialized, read_rematerialized
+from meshwright.compiler.rematerialized import read_rematerialized
 from meshwright.compiler.shardings import Laid, read_shardings
-from meshwright.compiler.targets import Effort, check_compiler, compiler_name
+from meshwright.compiler.targets import Effort, compiler_name
 
 __all__ = [
     "CompileRequest",
     "CompiledProgram",
     "Effort",
     "Laid",
-    "Rematerialized",
     "cache_directory",
-    "check_compiler",
     "compile_all",
     "compile_in_child",
     "compiler_name",

@@ -1,6 +1,7 @@
 """Time of a collective and of an op, on links and chips at their full rate."""
 
-from meshwright.cost.achieved import contention_seconds, product_seconds, straggling_seconds
+from meshwright.cost.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
 from meshwright.cost.collective import (
     CollectiveTime,
     Term,
@@ -18,15 +19,14 @@ from meshwright.cost.comm_volume import (
 )
 from meshwright.cost.efficiency import product_efficiency
 from meshwright.cost.flops import (
-    StepFlops,
     attention_flops,
     dropless_padding_flops,
     model_flops,
     step_flops,
     untaken_branch_flops,
 )
-from meshwright.cost.hbm_bytes import hbm_bytes
-from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
+from meshwright.cost.hbm import hbm_bytes
+from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
     IMAGE_AXES,
     STATISTICS,
@@ -37,7 +37,6 @@ from meshwright.cost.images import (
     image_update_seconds,
 )
 from meshwright.cost.inference import (
-    DecodeTime,
     decode_seconds,
     decode_tokens_per_second,
     evicted_tokens,
@@ -60,11 +59,10 @@ from meshwright.cost.kv_cache import (
 )
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
-from meshwright.cost.model_states import parameter_elements, states_bytes
+from meshwright.cost.model_states import states_bytes
 from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
 from meshwright.cost.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
-    OpTime,
     critical_batch,
     critical_tokens_fsdp_tp,
     critical_tokens_moe,
@@ -75,9 +73,9 @@ from meshwright.cost.roofline import (
     op_seconds,
 )
 from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
-from meshwright.cost.serving_memory import last_true, most_sequences, serving_memory, weight_bytes
+from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
 from meshwright.cost.serving_products import hit_experts, product_time
-from meshwright.cost.serving_step import (
+from meshwright.cost.serving_time import (
     BOUNDS,
     ServingStep,
     batch_of_equal_reads,
@@ -103,22 +101,20 @@ __all__ = [
     "IMAGE_AXES",
     "STATISTICS",
     "CollectiveTime",
-    "DecodeTime",
-    "ImageOp",
     "Intensity",
-    "OpTime",
     "PassSeconds",
     "PricedProduct",
     "PricedWay",
     "RingWork",
     "ServingStep",
-    "StepFlops",
     "Term",
     "activation_collectives",
     "argument_bytes",
     "attention_flops",
     "batch_of_equal_reads",
     "best_fsdp_degree",
+    "borrowed_figures",
+    "borrowed_notes",
     "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",
@@ -158,7 +154,6 @@ __all__ = [
     "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",
-    "last_true",
     "matmul_bytes",
     "mean_cache_bytes",
     "microbatch_seconds",
@@ -168,14 +163,12 @@ __all__ = [
     "offloaded_bytes",
     "op_seconds",
     "paged_tokens",
-    "parameter_elements",
     "pipeline_transfer_seconds",
     "power_of_two",
     "prefill_seconds",
     "prefill_servers",
     "price",
     "product_efficiency",
-    "product_seconds",
     "product_time",
     "read_cache_bytes",
     "ring_work",

@@ -28,8 +28,8 @@ def step_collectives(
 ) -> tuple[Collective, ...]:
     """Every collective of a step with more than one device in its group, in bytes per device and step.
 
-    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of the
-    bubble, whose time is a part of that; the same collectives in the same order, some more often.
+    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of
+    the bubble, whose time is a part of that; the same collectives in the same order, some more often.
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)

@@ -1,59 +1,52 @@
-"""HLO text as data: instructions, loops, dataflow, collectives by mesh axis, flops."""
+"""HLO text as data: instructions, loops, dataflow, collectives by mesh axis, flops. Imports no JAX."""
 
-from meshwright.hlo.between_slices import collectives_between_slices, kind_between_slices
-from meshwright.hlo.collectives import Traffic, each_collective, groups_of, read_collectives
+from meshwright.hlo.canonical import canonicalize_collective
+from meshwright.hlo.collectives import ProgramCollectives, each_collective, groups_of, read_collectives
 from meshwright.hlo.dataflow import VIEWS, element, origin, uses
-from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.dcn import dcn_collectives, dcn_kind
+from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of
 from meshwright.hlo.groups import axes_of_groups
-from meshwright.hlo.loops import Runs, count_runs
-from meshwright.hlo.module import CALL_KEYS, Computation, Instruction, Module, contradictions
+from meshwright.hlo.loops import ExecutionCounts, count_executions
+from meshwright.hlo.module import CALL_KEYS, Computation, Instruction, Module, contradictions_as_errors
 from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.phases import Description, describe, scope_of, split_op_name
 from meshwright.hlo.records import read_hlo, read_module
-from meshwright.hlo.respelled import PADDED, PROMOTED, SLICED, SLICED_IN_PART, UNREAD, meant
 from meshwright.hlo.shapes import Shape
-from meshwright.hlo.specs import Spec, spec_by_axes, spec_by_devices
+from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
 from meshwright.hlo.tally import Tally
 
 __all__ = [
     "CALL_KEYS",
-    "PADDED",
-    "PROMOTED",
-    "SLICED",
-    "SLICED_IN_PART",
-    "UNREAD",
     "VIEWS",
-    "Computation",
     "Description",
+    "ExecutionCounts",
     "Instruction",
     "Module",
-    "Runs",
+    "ProgramCollectives",
     "Shape",
     "Spec",
     "Tally",
-    "Traffic",
     "axes_of_groups",
-    "collectives_between_slices",
-    "contradictions",
+    "canonicalize_collective",
+    "contradictions_as_errors",
+    "count_executions",
     "count_flops",
-    "count_runs",
+    "dcn_collectives",
+    "dcn_kind",
     "describe",
     "each_collective",
-    "element",
     "evaluate",
     "flops_of",
     "groups_of",
-    "kind_between_slices",
-    "meant",
     "origin",
     "parse_hlo",
+    "parse_hlo_sharding",
+    "parse_shardy_sharding",
     "read_collectives",
     "read_hlo",
     "read_module",
     "scope_of",
-    "spec_by_axes",
-    "spec_by_devices",
     "split_op_name",
     "uses",
 ]

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.dropout import DropoutRng, dropout_of_weights
 from meshwright.models.remat import INTERMEDIATE, SCORES
 from meshwright.runtime import cotangent_spec
-from meshwright.runtime.blockwise import ATTENDED
+from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
 from meshwright.workload import can_halve_queries, num_query_chunks
 
 
@@ -165,7 +165,7 @@ def _forward_by_chunk(
         total = jnp.sum(weights, axis=-1, keepdims=True)
         return _mix(weights, total, value, chunk.rng(rng), chunk.query.dtype), top + jnp.log(total)
 
-    mixed, log_total = checkpoint_name(jax.lax.map(mix, chunks), ATTENDED)
+    mixed, log_total = checkpoint_name(jax.lax.map(mix, chunks), ATTENTION_RESIDUALS)
     return mixed, (chunks, key, value, reach, rng, mixed, log_total)
 
 

@@ -15,7 +15,7 @@ from meshwright.models.attention import Scoring, attend
 from meshwright.models.context import Cache, LayerContext
 from meshwright.models.remat import INTERMEDIATE
 from meshwright.runtime import sequence
-from meshwright.runtime.places import Mask, Places
+from meshwright.runtime.segments import Mask, Segments
 from meshwright.step.layer import Attention
 
 
@@ -41,7 +41,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
             query,
             key,
             value,
-            positions if isinstance(positions, Places) else None,
+            positions if isinstance(positions, Segments) else None,
             context.layout,
             method=strategy.sequence,
             mask=Mask(window=window),
@@ -60,7 +60,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
 def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext) -> Array:
     """Attention by scores that go through memory; every query has the keys of the whole sequence there."""
     positions, layout = context.positions.positions, context.layout
-    if isinstance(positions, Places):
+    if isinstance(positions, Segments):
         raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
     whole = ("batch", "activation", "kv_heads", "head_dim")
     key, value = (

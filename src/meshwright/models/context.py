@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.rotary import AllTables, rotary_tables
-from meshwright.runtime import Layout
-from meshwright.runtime.places import Places
+from meshwright.runtime import ShardingContext
+from meshwright.runtime.segments import Segments
 from meshwright.workload import DEFAULT, ModelConfig, Strategy
 
 Weights = Mapping[str, Any]
@@ -23,13 +23,13 @@ Weights = Mapping[str, Any]
 class PositionInfo(NamedTuple):
     """The positions of tokens, [s] where they lie in order, and the rotary tables there: the same in every layer."""
 
-    positions: Array | Places
+    positions: Array | Segments
     tables: AllTables
 
     @property
     def numbers(self) -> Array:
         """The positions [s], or [b, s] where rows differ."""
-        return self.positions.positions if isinstance(self.positions, Places) else self.positions
+        return self.positions.positions if isinstance(self.positions, Segments) else self.positions
 
 
 class Cache(NamedTuple):
@@ -54,7 +54,7 @@ class LayerContext:
     """
 
     positions: PositionInfo
-    layout: Layout
+    layout: ShardingContext
     strategy: Strategy = DEFAULT
     rng: DropoutRng | None = None
     layer: Array | int | None = None
@@ -64,13 +64,13 @@ class LayerContext:
 def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:
     """The positions of the tokens of a batch; rotary tables are split as the tokens are."""
     if "positions" in batch:
-        return position_info(Places(batch["positions"], batch.get("segments")), model)
+        return position_info(Segments(batch["positions"], batch.get("segments")), model)
     tokens = jax.typeof(batch["tokens"])
     whole = jnp.arange(tokens.shape[1])
     return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(tokens.sharding.spec[1])), model))
 
 
-def position_info(positions: Array | Places, model: ModelConfig) -> PositionInfo:
+def position_info(positions: Array | Segments, model: ModelConfig) -> PositionInfo:
     """Positions as layers take them, with the rotary tables there."""
-    numbers = positions.positions if isinstance(positions, Places) else positions
+    numbers = positions.positions if isinstance(positions, Segments) else positions
     return PositionInfo(positions, rotary_tables(numbers, model))

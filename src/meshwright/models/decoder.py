@@ -19,7 +19,7 @@ from meshwright.models.ends import cross_entropy, embed, logits
 from meshwright.models.layer import run_layer
 from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts_routing import Load
 from meshwright.step import blocks
 from meshwright.step.layer import Stack
@@ -33,7 +33,7 @@ def loss_and_load(
     params: Weights,
     batch: Weights,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     *,
     dtype: Any,
     remat: Remat,
@@ -63,7 +63,7 @@ def layers(
     weights: Weights,
     x: Array,
     positions: PositionInfo,
-    layout: Layout,
+    layout: ShardingContext,
     remat: Remat,
     strategy: Strategy,
     rng: DropoutRng | None = None,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.runtime import Layout, order
+from meshwright.runtime import ShardingContext, token_order
 from meshwright.workload import Strategy
 
 Place = int
@@ -42,16 +42,16 @@ class DropoutRng:
         return jax.vmap(jax.vmap(partial(jax.random.fold_in, self.key)))(self.tokens)
 
 
-def token_numbers(shape: tuple[int, ...], layout: Layout, strategy: Strategy) -> Array:
+def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
     """The number of each token of a batch [b, s], counted in the order of its text, in whichever order it lies."""
     batch, length = shape
-    lies = order(length, layout, strategy)
+    lies = token_order(length, layout, strategy)
     places = jnp.asarray(np.arange(length) if lies is None else lies, jnp.uint32)
     rows = layout.place(jnp.arange(batch, dtype=jnp.uint32), "batch")
     return rows[:, None] * length + layout.place(places, "sequence")
 
 
-def dropout(x: Array, rng: DropoutRng | None, layout: Layout, place: Place) -> Array:
+def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Place) -> Array:
     """x [b, s, d], which joins the residual stream, without the elements drawn; the others larger by as much."""
     if rng is None:
         return x

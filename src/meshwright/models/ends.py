@@ -12,14 +12,14 @@ from meshwright.models.context import PositionInfo, Weights
 from meshwright.models.linear import GATHERED, RESIDUAL, gathered
 from meshwright.models.norm import norm
 from meshwright.models.product import product
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.step.blocks import program
 from meshwright.step.layer import CrossEntropy, Linear, Lookup, Norm
 from meshwright.workload import ModelConfig
 
 
 def embed(
-    params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: Layout, dtype: Any
+    params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array]:
     """The residual stream that `tokens` [b, s] start as, and the gathered table they were looked up in."""
     table, x = table_in_use(params, layout, dtype), None
@@ -39,12 +39,12 @@ def embed(
     return x, table
 
 
-def table_in_use(params: Weights, layout: Layout, dtype: Any) -> Array:
+def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
     """The embedding table as lookups and tied logits use it."""
     return layout.weight(params["embedding"], "vocab", "embed", dtype=dtype)
 
 
-def _lookup(table: Array, tokens: Array, layout: Layout) -> Array:
+def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
     """The rows of `table` for tokens [b, s], as the stream lies between blocks.
 
     Each device looks up what rows it has: over axes that split these, it has the tokens of all.
@@ -71,7 +71,7 @@ def _lookup(table: Array, tokens: Array, layout: Layout) -> Array:
     return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens)
 
 
-def _positions(stored: Array, tokens: Array, numbers: Array, layout: Layout, dtype: Any) -> Array:
+def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
     """The rows of the table of positions [p, d] for each of tokens [b, s], which every device looks up for its own.
 
     Its gradient is summed over the devices as that of a weight is, which multiplies the stream as it lies between
@@ -82,7 +82,7 @@ def _positions(stored: Array, tokens: Array, numbers: Array, layout: Layout, dty
     return table.at[rows].get(out_sharding=layout.spec(*RESIDUAL))
 
 
-def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: Layout) -> Array:
+def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
     """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)

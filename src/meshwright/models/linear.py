@@ -2,7 +2,7 @@
 
 Between blocks the stream is split along the sequence over tp too (Megatron's sequence parallelism, arXiv:2205.05198). A
 block gathers it, multiplies by its shares of weights, and reduce-scatters what it adds; a strategy that overlaps tp
-does each of these beside the products, as rings of `runtime.overlapped`.
+does each of these beside the products, as rings of `runtime.collective_matmul`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.product import product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
-from meshwright.runtime import Layout, gather_products, product_scatter
+from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.shards import on_shards
 from meshwright.step.layer import Linear
 from meshwright.workload import Strategy
@@ -28,7 +28,7 @@ GATHERED = ("batch", "sequence", "activation")
 
 
 def column_parallel_linear(
-    h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: Layout, strategy: Strategy
+    h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
 ) -> list[Array]:
     """The products of h [b, s, d], as the stream lies between blocks, with weights whose columns tp splits.
 
@@ -48,7 +48,7 @@ def column_parallel_linear(
     else:
 
         def local(h: Array, *weights: Array) -> tuple[Array, ...]:
-            return gather_products(subscripts, h, weights, axes=ring, dim="s", is_two_way=_is_torus())
+            return all_gather_matmuls(subscripts, h, weights, axes=ring, dim="s", is_two_way=_is_torus())
 
         results = (layout.spec("batch", "sequence", splits),) * len(ops)
         read = (layout.spec(*RESIDUAL), *map(_spec, used))
@@ -60,7 +60,7 @@ def column_parallel_linear(
 
 
 def row_parallel_linear(
-    x: Array, weight: Array, op: Linear, layout: Layout, strategy: Strategy, *, is_partial: bool = False
+    x: Array, weight: Array, op: Linear, layout: ShardingContext, strategy: Strategy, *, is_partial: bool = False
 ) -> Array:
     """The product of x [b, s, *inputs] with a weight whose rows tp splits, summed over tp, without its bias.
 
@@ -78,19 +78,19 @@ def row_parallel_linear(
         return added if is_partial else layout.place(added, *RESIDUAL)
 
     def local(x: Array, weight: Array) -> Array:
-        return product_scatter("bsn,dn->bsd", x, weight, axes=ring, dim="s", is_two_way=_is_torus())
+        return matmul_reduce_scatter("bsn,dn->bsd", x, weight, axes=ring, dim="s", is_two_way=_is_torus())
 
     specs = (layout.spec("batch", "sequence", splits), _spec(used))
     return on_shards(local, layout, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(x, used)
 
 
-def router_logits(h: Array, weight: Array, layout: Layout) -> Array:
+def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
     """The float32 product of the stream h [b, s, d] as it lies between blocks with a router [d, e]."""
     used = layout.weight(weight, "embed", "router", dtype=h.dtype, along="residual_sequence")
     return checkpoint_name(product("bsd,de->bse", h, used, dtype=jnp.float32), PRODUCT)
 
 
-def gathered(h: Array, layout: Layout, splits: str) -> Array:
+def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
     """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that.
 
     In two steps where some of those axes hold copies of the stream: so backward each device has its share of the sum
@@ -103,7 +103,7 @@ def gathered(h: Array, layout: Layout, splits: str) -> Array:
     return checkpoint_name(layout.place(h, *GATHERED, reduced=over), INTERMEDIATE)
 
 
-def _ring(layout: Layout, splits: str, strategy: Strategy) -> tuple[str, ...]:
+def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
     """The mesh axes over which products that split a logical axis are done as rings; () where none are."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.overlaps_tp else ()

@@ -19,8 +19,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.activation import activate
 from meshwright.models.quantised_experts import expert_product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
-from meshwright.runtime import Layout
-from meshwright.runtime.experts import Split, visit
+from meshwright.runtime import ShardingContext
+from meshwright.runtime.experts import ExpertAxes, dispatch_combine
 from meshwright.runtime.experts_routing import Load, probabilities, route
 from meshwright.runtime.shards import on_shards
 from meshwright.step.layer import Dispatch, Gated, Linear
@@ -54,7 +54,7 @@ def moe_layer(
     logits: Array,
     weights: Mapping[str, Any],
     ops: MoeOps,
-    layout: Layout,
+    layout: ShardingContext,
     matmul_dtype: MatmulDtype | None = None,
 ) -> tuple[Array, Array]:
     """What its experts add to each token of h [b, s, d], split as the stream is between blocks; and their load.
@@ -78,7 +78,7 @@ def moe_layer(
     return checkpoint_name(added, PRODUCT), load
 
 
-def _split(layout: Layout, tokens: tuple[str, ...]) -> Split:
+def _split(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
     """How experts and the tokens that come to them are split; over ep tokens have to be where experts are."""
     ep, tp = layout.axes("expert"), layout.axes("mlp")
     if not set(ep) <= set(tokens):
@@ -87,7 +87,7 @@ def _split(layout: Layout, tokens: tuple[str, ...]) -> Split:
             f"experts are split over {' and '.join(ep)}, and the batch is not; use a batch that is a multiple of"
             f" {'*'.join(batch)}={layout.mesh.degree(batch)}, or ep=1"
         )
-    return Split(ep, tp, tp if set(tp) <= set(tokens) else ())
+    return ExpertAxes(ep, tp, tp if set(tp) <= set(tokens) else ())
 
 
 def load_of_layers(loads: Array) -> Load:
@@ -96,7 +96,7 @@ def load_of_layers(loads: Array) -> Load:
 
 
 def _moe_on_device(
-    h: Array, logits: Array, *weights: Array, ops: MoeOps, split: Split, matmul_dtype: MatmulDtype | None
+    h: Array, logits: Array, *weights: Array, ops: MoeOps, split: ExpertAxes, matmul_dtype: MatmulDtype | None
 ) -> tuple[Array, Array]:
     """`moe_layer` on one device."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
@@ -104,10 +104,10 @@ def _moe_on_device(
         # Every device has all tokens, and parts of experts: so gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")
     routing = route(logits, experts.num_active)
-    here = visit(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
+    here = dispatch_combine(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
     # A product is as much in whichever order it is scaled; scaled here, backward needs nothing that `down` makes.
     hidden = (activate(ops.hidden, *opened) * here.shares).astype(h.dtype)
-    added = here.back(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
+    added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
     copies = jnp.sum(routing.chosen[..., None] == jnp.arange(experts.count), axis=(0, 1, 2), dtype=jnp.float32)
     return added, jnp.stack([copies, here.dropped, probabilities(logits)])[None]

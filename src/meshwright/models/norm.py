@@ -7,7 +7,7 @@ Of JAX's own backward XLA:CPU takes seven times as long, most of it for a produc
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,7 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
     if op.offset:
         scale = scale.astype(jnp.float32) + op.offset
     if op.kind == "layer":
-        moved: Any = _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
-        return moved
+        return cast(Array, _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias))
     normed: Any = _rms_norm(op.epsilon, x, scale)
     return normed if bias is None else normed + bias.astype(x.dtype)
 

@@ -19,10 +19,10 @@ from meshwright.models.dropout import DropoutRng
 from meshwright.models.ends import cross_entropy, embed, logits, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.remat import rematerialized
-from meshwright.runtime import Layout, Pipeline, alternating_loss, held, pipelined_loss
-from meshwright.runtime.copies import in_rows, of_rows
+from meshwright.runtime import Pipeline, ShardingContext, pipelined_loss, pipelined_loss_1f1b, wait_for_input
 from meshwright.runtime.experts_routing import Load
-from meshwright.runtime.pipeline import Made
+from meshwright.runtime.pipeline import LayerOutput
+from meshwright.runtime.replicas import stack_replicas, unstack_replicas
 from meshwright.step.blocks import layers
 from meshwright.workload import (
     ModelConfig,
@@ -38,7 +38,7 @@ def staged_loss_and_load(
     params: Weights,
     batch: Mapping[str, Array],
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     *,
     strategy: Strategy,
     dtype: Any,
@@ -56,19 +56,19 @@ def staged_loss_and_load(
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
     before = layout_before_stages(layout, batch["tokens"].shape[0], strategy) if "dense_layers" in params else layout
     pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat)
-    ends = jax.tree.map(lambda weights: in_rows(weights, 0), _without(params, "layers"))
-    stacked = {name: in_rows(weights, 1) for name, weights in params["layers"].items()}
+    ends = jax.tree.map(lambda weights: stack_replicas(weights, 0), _without(params, "layers"))
+    stacked = {name: stack_replicas(weights, 1) for name, weights in params["layers"].items()}
     count = strategy.num_microbatches
     parts: dict[str, Any] = {name: microbatches(array, count, layout) for name, array in batch.items()}
     if rng is not None:
         keys = jnp.broadcast_to(rng.key, (count,))
         parts["rng"] = replace(rng, key=keys, tokens=microbatches(rng.tokens, count, layout))
-    run: Any = alternating_loss if strategy.schedule == "1f1b" else pipelined_loss
+    run: Any = pipelined_loss_1f1b if strategy.schedule == "1f1b" else pipelined_loss
     loss, loads = run(pipeline, ends, stacked, parts)
     return loss, None if loads is None else _load(loads, pipeline)
 
 
-def layout_before_stages(layout: Layout, batch: int, strategy: Strategy) -> Layout:
+def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
     """How the plain layers before those of experts lie in a step of so many sequences."""
     return replace(layout, rules={**layout.rules, "batch": batch_before_stages(batch, layout.mesh, strategy)})
 
@@ -76,8 +76,8 @@ def layout_before_stages(layout: Layout, batch: int, strategy: Strategy) -> Layo
 def _pipeline(
     specs: Mapping[str, Any],
     model: ModelConfig,
-    layout: Layout,
-    before: Layout,
+    layout: ShardingContext,
+    before: ShardingContext,
     strategy: Strategy,
     dtype: Any,
     remat: Remat,
@@ -99,15 +99,17 @@ def _pipeline(
         # Some compilers, left alone, gather tables once before all ticks and keep them whole.
         ends, given = lax.optimization_barrier((ends, given))
         of_ends = {name: specs[name] for name in ends}
-        return jax.tree.map(lambda rows, spec: of_rows(rows, spec, layout), ends, of_ends), given
+        return jax.tree.map(lambda rows, spec: unstack_replicas(rows, spec, layout), ends, of_ends), given
 
     def first(ends: Weights, part: Weights) -> Array:
         ends, part = whole(ends, part)
         x, _ = embed(ends, part["tokens"], positions_of(part, model), model, before, dtype)
         return _through_dense(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
 
-    def layer(weights: Weights, x: Array, part: Weights, number: Array) -> Made:
-        weights = {name: of_rows(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()}
+    def layer(weights: Weights, x: Array, part: Weights, number: Array) -> LayerOutput:
+        weights = {
+            name: unstack_replicas(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()
+        }
         context = LayerContext(
             positions=positions_of(part, model),
             layout=stage,
@@ -116,7 +118,11 @@ def _pipeline(
             layer=number,
         )
         result = run_layer(stack, x, weights, context)
-        return Made(result.stream) if result.load is None else Made(result.stream, *_balance(result.load, model))
+        return (
+            LayerOutput(result.stream)
+            if result.load is None
+            else LayerOutput(result.stream, *_balance(result.load, model))
+        )
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
         ends, x = whole(_without(ends, "dense_layers"), x)
@@ -126,11 +132,11 @@ def _pipeline(
 
     if has_dense:
         first = jax.checkpoint(first)
-    return Pipeline(first, rematerialized(held(layer), remat), last, schedule, num_staged_layers(model))
+    return Pipeline(first, rematerialized(wait_for_input(layer), remat), last, schedule, num_staged_layers(model))
 
 
 def _through_dense(
-    weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: Layout, strategy: Strategy
+    weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: ShardingContext, strategy: Strategy
 ) -> Array:
     """The stream after the plain layers before those of experts, of those sequences that are a stage's own."""
     part = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, part)
@@ -177,7 +183,7 @@ def _load(loads: Array, pipeline: Pipeline) -> Load:
     return Load(*jnp.moveaxis(jax.reshard(loads, P(None, None, None))[jnp.array(slots)], 1, 0))
 
 
-def microbatches(batch: Array, count: int, layout: Layout) -> Array:
+def microbatches(batch: Array, count: int, layout: ShardingContext) -> Array:
     """An array [b, s] as its microbatches [m, b / m, s], of which every device has its share already."""
     size, length = batch.shape
     shards = layout.mesh.degree(layout.axes("batch"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from meshwright.runtime.blockwise import ATTENDED
-from meshwright.runtime.overlapped import BROUGHT
+from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
+from meshwright.runtime.collective_matmul import GATHERED_BY_RING
 from meshwright.workload import Remat
 
 INTERMEDIATE = "intermediate"
@@ -24,8 +24,8 @@ LAYER_INPUT = "stream"
 """The name of a layer's input, which the remat policy `offload` keeps in host memory."""
 
 KEPT: Mapping[Remat, tuple[str, ...]] = {
-    "none": (PRODUCT, INTERMEDIATE, BROUGHT, ATTENDED, SCORES),
-    "attention": (PRODUCT, INTERMEDIATE, BROUGHT, ATTENDED),
+    "none": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS, SCORES),
+    "attention": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS),
     "matmuls": (PRODUCT,),
     "block": (),
 }

@@ -29,7 +29,7 @@ AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
 def rotary_tables(positions: Array, model: ModelConfig) -> AllTables:
     """The tables of a model at positions [s], or [b, s] where rows differ.
 
-    Made once, before the layers: sines cost more than their use.
+    LayerOutput once, before the layers: sines cost more than their use.
     """
     ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
     kinds = dict.fromkeys((frequencies, op.size) for op in ops for frequencies in op.by_layer)

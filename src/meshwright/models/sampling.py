@@ -14,7 +14,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models.context import Cache, LayerContext, position_info
 from meshwright.models.ends import embed, logits
 from meshwright.models.layer import run_layer
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Stack
 from meshwright.workload import RULES, ModelConfig
@@ -22,21 +22,21 @@ from meshwright.workload import RULES, ModelConfig
 CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")
 
 
-def sampling_layout(mesh: MeshShape, num_samples: int) -> Layout:
+def sampling_layout(mesh: MeshShape, num_samples: int) -> ShardingContext:
     """The layout of decoding: weights and cache split as in training, the sequence, which is one token long, not.
 
     Samples are split over dp and fsdp where these divide them; otherwise every device of those axes works on all.
     """
     splits_batch = num_samples % mesh.degree(RULES["batch"]) == 0
     whole = {"sequence": (), "residual_sequence": ()} | ({} if splits_batch else {"batch": ()})
-    return Layout(mesh, {**RULES, **whole})
+    return ShardingContext(mesh, {**RULES, **whole})
 
 
 def sample(
     params: Mapping[str, Any],
     prompts: np.ndarray,
     model: ModelConfig,
-    layout: Layout,
+    layout: ShardingContext,
     *,
     num_tokens: int,
     temperature: float,
@@ -69,7 +69,13 @@ def sample(
 
 
 def _forward(
-    params: Mapping[str, Any], tokens: Array, cache: Cache, start: Array, model: ModelConfig, layout: Layout, dtype: Any
+    params: Mapping[str, Any],
+    tokens: Array,
+    cache: Cache,
+    start: Array,
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
 ) -> tuple[Array, Cache]:
     """The logits [samples, length, vocab] of `tokens` from position `start` on, and the cache with them."""
     positions = position_info(start + jnp.arange(tokens.shape[1]), model)

@@ -12,7 +12,7 @@ from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import AXES, MeshShape, divisors
-from meshwright.planner.predict import predict
+from meshwright.planner.prediction import predict
 from meshwright.workload import DEFAULT, REMATS, Strategy, Workload, check_mesh
 
 MOST_CHANGES = 3
@@ -155,7 +155,7 @@ def _meshes(step: _Step, system: System) -> Iterator[_Change]:
                 other = replace(mesh, **degrees)
                 if system.chip.levels and other.tp > max(mesh.tp, system.chip.levels[0].degree):
                     continue
-                yield _Change(words=f"mesh {other}", flags=f"--mesh-dim {other}", mesh=other)
+                yield _Change(words=f"mesh {other}", flags=f"--mesh {other}", mesh=other)
 
 
 def _strategies(step: _Step) -> Iterator[list[_Change]]:

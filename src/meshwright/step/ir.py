@@ -191,7 +191,8 @@ class Communicate:
     """A collective over `axes`; bytes are those of `array` (`record.Collective`).
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
-    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those executed. name: as records show it.
+    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
+    executed. name: as records show it.
     """
 
     name: str
@@ -211,7 +212,7 @@ Op = Matmul | AttentionOp | Elementwise | Communicate
 
 @dataclass(frozen=True, eq=False)
 class Ops:
-    """The ops of a step, symbolic: they depend on which mesh axes are larger than 1, and not on degrees or the batch."""
+    """The ops of a step: they depend on which mesh axes are larger than 1, not on their degrees or the batch."""
 
     matmuls: tuple[Matmul, ...] = ()
     attention: tuple[AttentionOp, ...] = ()
@@ -224,10 +225,9 @@ class Ops:
         names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
         return {
             name: ForwardOps(
-                *(
-                    tuple(op for op in ops if op.region.name == name and op.phase == "forward")
-                    for ops in (self.matmuls, self.attention, self.elementwise)
-                )
+                tuple(op for op in self.matmuls if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.attention if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.elementwise if op.region.name == name and op.phase == "forward"),
             )
             for name in names
         }

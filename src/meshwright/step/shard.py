@@ -50,6 +50,8 @@ LETTERS = {
 }
 """The dims of parameters as the notation writes them."""
 
+Phases = tuple[Literal["forward", "recompute", "backward"], ...]
+
 STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
 """Logical axes that only store a parameter in shards: for use that dim is gathered and lies as this one does."""
 
@@ -183,7 +185,7 @@ class Exchange:
     kind: Kind
     axes: tuple[str, ...]
     array: Array
-    phases: tuple[Literal["forward", "recompute", "backward"], ...]
+    phases: Phases
     times: int = 1
     is_ring: bool = False
     is_end: bool = False
@@ -329,7 +331,7 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array) -> Vector:
-        """A parameter that is added to or multiplied into a value: its gradient is summed over what splits its tokens."""
+        """A parameter that is added or multiplied elementwise: its gradient is summed over what splits its tokens."""
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
         batch, *others = ([axis for axis in dim.axes if axis not in split] for dim in on.dims)
@@ -338,7 +340,7 @@ class _BlockSharder:
         return Vector(name=f"{self.stack}.{name}", array=Array(name, used, width="float32"), pending=(along, batch))
 
     def _linear(self, op: Linear) -> Iterator[Node]:
-        """A product with a weight: its input gathered along the tokens where its weight is split, its weight gathered."""
+        """A product with a weight: its input gathered along the tokens where its weight is split; the weight gathered."""
         inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
         lead = self._rows(op)
         source = op.source
@@ -449,7 +451,7 @@ class _BlockSharder:
         output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
         if self.layout.sequence and self.layout.sp_method == "ulysses":
             for label, array in (("queries", query), ("keys", key), ("values", value), ("attention output", output)):
-                both = ("forward", "recompute")
+                both: Phases = ("forward", "recompute")
                 work.append(_exchange(label, "all-to-all", self.layout, array, both))
                 work.append(_exchange(f"{label} gradient", "all-to-all", self.layout, array, ("backward",)))
         self.arrays[op.target] = output
@@ -466,7 +468,7 @@ class _BlockSharder:
         Of two devices the compiler sees that backward sends what was just sent to recompute.
         """
         positions = Array("positions", self.layout.tokens, width="float32")
-        phases = ("forward", "recompute", "backward")
+        phases: Phases = ("forward", "recompute", "backward")
         for label, array in (("keys", key), ("values", value)):
             yield _exchange(label, "collective-permute", self.layout, array, phases, is_ring=True)
             wide = replace(array, width="float32")
@@ -551,7 +553,7 @@ def _bias_dims(op: Linear) -> tuple[tuple[str, int], ...]:
 
 
 def _exchange(
-    name: str, kind: Kind, layout: Layout, array: Array, phases: tuple, *, is_ring: bool = False, is_end: bool = False
+    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False, is_end: bool = False
 ) -> Exchange:
     """A collective over the axes of the sequence."""
     return Exchange(
@@ -559,7 +561,7 @@ def _exchange(
     )
 
 
-def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: tuple) -> Iterator[Exchange]:
+def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
     """What each device sends to others of ep, and what arrives gathered over tp."""
     yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
     if tp:
@@ -567,7 +569,7 @@ def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, pha
         yield Exchange(name=name, kind="all-gather", axes=tp, array=whole, phases=phases)
 
 
-def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: tuple) -> Iterator[Exchange]:
+def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
     """The other way, summed over tp."""
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
@@ -579,7 +581,8 @@ def _experts_moves(
     ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch, layout: Layout
 ) -> Iterator[Exchange]:
     """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
-    again, back = ("forward", "recompute"), ("backward",)
+    again: Phases = ("forward", "recompute")
+    back: Phases = ("backward",)
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     shares = Array("shares", (Dim("C", None),), width="float32")
     yield from _there("experts dispatch", ep, tp, rows, again)

@@ -25,7 +25,7 @@ from meshwright.step.ir import (
     Region,
     Step,
 )
-from meshwright.step.layer import Dispatch, Program, Stack
+from meshwright.step.layer import Stack
 from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import ModelConfig
 from meshwright.step.optimizer import update_moves
@@ -51,7 +51,6 @@ from meshwright.workload import (
     num_query_chunks,
     rules_of,
 )
-
 
 STAGED = MeshShape(pp=2)
 """A mesh with stages, for what depends on whether there are some."""
@@ -218,10 +217,11 @@ class _Builder:
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
-            phases: tuple[Phase, ...] = tuple(phase for phase in ("forward", "recompute") if phase in work.phases)
+            phases: tuple[Phase, ...] = work.phases
             region, array = node.region, work.array
             if work.name == "loss of imbalance" and not self.is_lockstep:
-                phases, region = ("forward",), Region("logits")
+                phases = ("forward",)
+                region = Region("logits")
                 array = replace(array, dims=(Dim("M", None), *array.dims))
             for phase in phases:
                 yield Communicate(
@@ -237,7 +237,7 @@ class _Builder:
             yield from backward_ops(node)
             yield from self._of_weights(node, is_again=is_again)
 
-    def _of_weights(self, node: Node, *, is_again: bool) -> Iterator[Communicate]:
+    def _of_weights(self, node: Node, *, is_again: bool) -> Iterator[Op]:
         """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
 
         Below ZeRO-3 updated parameters are gathered once a step, at its start; below ZeRO-2 gradients are scattered
@@ -278,13 +278,3 @@ def _update(model: ModelConfig, layout: Layout, mesh: MeshShape, strategy: Strat
             axes = () if name == "layers" and not lockstep else layout.axes(name)
             dims.append(Dim("N", size, axes))
         yield from update_moves(path, tuple(dims), is_adafactor=strategy.optimizer == "adafactor")
-
-
-def num_dispatches(stack: Stack) -> int:
-    """How many mixtures of experts a layer of a stack has."""
-    return sum(isinstance(op, Dispatch) for op in stack.ops)
-
-
-def has_dispatch(found: Program) -> bool:
-    """Whether a program has experts."""
-    return any(num_dispatches(stack) for stack in found.stacks)

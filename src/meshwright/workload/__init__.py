@@ -12,16 +12,9 @@ from meshwright.step.parameters import (
     num_parameters,
     parameters,
 )
-from meshwright.workload.config import Experts, LatentAttention, ModelConfig, RopeScaling
+from meshwright.workload.config import Experts, ModelConfig, RopeScaling
 from meshwright.workload.effect import check_strategy, without_effect
-from meshwright.workload.expert_copies import (
-    device_blocks,
-    dropless_padding,
-    expert_blocks,
-    expert_rows,
-    sent_copies,
-    sent_tokens,
-)
+from meshwright.workload.expert_copies import device_blocks, dropless_padding, expert_blocks, sent_copies, sent_tokens
 from meshwright.workload.images import (
     IMAGE_RULES,
     RESNETS,
@@ -35,7 +28,8 @@ from meshwright.workload.images import (
     pooled_size,
 )
 from meshwright.workload.legality import check_mesh, check_positions, check_runnable, limits
-from meshwright.workload.ops import Op, OpPhase, flops_by_phase, ops_collectives
+from meshwright.workload.list_ops import step_ops
+from meshwright.workload.ops import Op, flops_by_phase, ops_collectives
 from meshwright.workload.presets import SEQ_LENS, load_model, usual_seq_len
 from meshwright.workload.rules import (
     IN_USE,
@@ -44,10 +38,10 @@ from meshwright.workload.rules import (
     Spec,
     check_rules,
     local_parameter_shape,
+    logical_rules,
     rules_of,
     spec,
     token_axes,
-    used_shape,
 )
 from meshwright.workload.sequence import BLOCK, check_sequence, halves_queries, is_zigzag, scores_made, sequence_method
 from meshwright.workload.serving import (
@@ -66,12 +60,10 @@ from meshwright.workload.stages import (
     STAGE_REMATS,
     batch_before_stages,
     check_stage_remat,
-    check_stages,
     chunk_slots,
     num_staged_layers,
     staged_parameters,
 )
-from meshwright.workload.step_ops import NEVER_RECOMPUTED, step_ops
 from meshwright.workload.strategy import DEFAULT, Attention, MatmulDtype, Optimizer, SequenceMethod, Strategy
 from meshwright.workload.workload import (
     REMATS,
@@ -89,7 +81,6 @@ __all__ = [
     "DEFAULT",
     "IMAGE_RULES",
     "IN_USE",
-    "NEVER_RECOMPUTED",
     "PRESETS",
     "REMATS",
     "RESNETS",
@@ -106,11 +97,9 @@ __all__ = [
     "Dtype",
     "Experts",
     "ImageWorkload",
-    "LatentAttention",
     "MatmulDtype",
     "ModelConfig",
     "Op",
-    "OpPhase",
     "Optimizer",
     "Parameter",
     "Remat",
@@ -136,14 +125,12 @@ __all__ = [
     "check_sequence",
     "check_serving",
     "check_stage_remat",
-    "check_stages",
     "check_strategy",
     "chunk_slots",
     "convolutions",
     "device_blocks",
     "dropless_padding",
     "expert_blocks",
-    "expert_rows",
     "flops_by_phase",
     "halves_queries",
     "image_parameters",
@@ -152,6 +139,7 @@ __all__ = [
     "limits",
     "load_model",
     "local_parameter_shape",
+    "logical_rules",
     "map_leaves",
     "model_from_hugging_face",
     "num_active_parameters",
@@ -172,7 +160,6 @@ __all__ = [
     "staged_parameters",
     "step_ops",
     "token_axes",
-    "used_shape",
     "usual_seq_len",
     "without_effect",
     "workload_from_data",

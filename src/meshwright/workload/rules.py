@@ -60,6 +60,12 @@ def rules_of(strategy: Strategy) -> Rules:
     return {**stream, **stored, "layers": ("pp",), "vocab": ("tp", "pp")}
 
 
+def logical_rules(strategy: Strategy) -> Rules:
+    """The rules that a strategy is run by, with the names that other models' dims have: `heads` for grouped ones."""
+    found = rules_of(strategy)
+    return {**found, "heads": found["kv_heads"]}
+
+
 def check_rules(rules: Rules) -> None:
     """Raise where there is a rule for dims that no array of a decoder has, or one names an axis that does not exist."""
     for name, axes in rules.items():

@@ -43,10 +43,10 @@ class Workload:
     remat: Remat = "block"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for field in ("batch", "seq_len"):
             if getattr(self, field) < 1:
                 raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
-        check_choices(self)
 
     @property
     def tokens(self) -> int:
