@@ -68,10 +68,10 @@ def test_the_data_has_the_candidates_how_they_run_and_what_is_near(capsys):
     assert main(["plan", "llama3-8b", "--on", "h100:16", "--batch", "64", "--mesh", "fsdp=8,pp=2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     first = answer["candidates"][0]
-    assert {"mesh", "step_seconds", "remat", "strategy", "loses_because", "planned_only"} <= set(first)
+    assert {"mesh", "step_seconds", "remat", "strategy", "gap_to_best", "planned_only"} <= set(first)
     assert first["strategy"]["attention"] == "flash"
-    assert answer["asked"]["mesh"]["pp"] == 2
-    assert "can be planned" in answer["asked"]["planned_only"]
+    assert answer["requested"]["mesh"]["pp"] == 2
+    assert "can be planned" in answer["requested"]["planned_only"]
     assert len(answer["nearby"]) == len(answer["rules_of_thumb"]) == 3
     steps = [record["step_seconds"] for record in answer["candidates"] if record["fits"]]
     assert steps == sorted(steps)
@@ -83,7 +83,7 @@ def test_compare_lays_meshes_in_the_order_asked(capsys):
     assert main(words) == 0
     compared = json.loads(capsys.readouterr().out)["compared"]
     assert [record["mesh"]["fsdp"] for record in compared] == [8, 64]
-    assert [record["loses_because"] for record in compared].count("-") == 1
+    assert [record["gap_to_best"]["kind"] for record in compared].count("best") == 1
 
 
 def test_the_way_that_is_said_is_the_way_that_is_planned(capsys):

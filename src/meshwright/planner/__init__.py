@@ -1,6 +1,6 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
-from meshwright.planner.explain import how, reason, why
+from meshwright.planner.explain import gap_to, why
 from meshwright.planner.files import check_output
 from meshwright.planner.fit import Fix, ways_to_fit
 from meshwright.planner.library import PlanLike, find_meshes, plan_one_mesh, plan_to_run
@@ -23,6 +23,7 @@ from meshwright.planner.plan import Plan, as_run, make_plan, plan_from_data, pla
 from meshwright.planner.prediction import predict
 from meshwright.planner.rules import rules_of_thumb
 from meshwright.planner.search import Ranking, find_best, plan_mesh, plan_stages, rank, rank_space
+from meshwright.planner.sentences import fact_data, how, say
 from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
 from meshwright.planner.serving_explain import bound_in_words, prefill_share, serving_reason, thresholds, why_serving
 from meshwright.planner.serving_plan import (
@@ -53,8 +54,10 @@ __all__ = [
     "bound_in_words",
     "check_output",
     "chips_that_fit",
+    "fact_data",
     "find_best",
     "find_meshes",
+    "gap_to",
     "given",
     "how",
     "make_plan",
@@ -81,11 +84,11 @@ __all__ = [
     "read_sweep",
     "read_system",
     "read_workload",
-    "reason",
     "remats",
     "rules_of_thumb",
     "run_sweep",
     "runnable_space",
+    "say",
     "serving_plan_from_data",
     "serving_plan_to_data",
     "serving_reason",

@@ -1,4 +1,4 @@
-"""The thresholds near a plan: at how many more chips, at what batch and sequence length something else binds."""
+"""The thresholds near a plan, as facts: at how many more chips, what batch and sequence length something else binds."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, make_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.explain import data_axes, dearest_axes, local_tokens, wanted_tokens
+from meshwright.planner.facts import (
+    Exposure,
+    LongerSequences,
+    MoreChips,
+    NearbyFact,
+    OtherBatch,
+    SequenceLimit,
+    Turn,
+)
 from meshwright.planner.plan import Plan, make_plan
 from meshwright.planner.search import find_best
-from meshwright.units import show_bytes, show_percent
 from meshwright.workload import Workload, check_mesh
 
-FARTHEST = 64
+MAX_FACTOR = 64
 """The largest factor that is looked at."""
 
 
-def nearby(plan: Plan) -> list[str]:
-    """What changes the answer, a line each: at how many chips and at what batch something else binds, and the length
-    from which it does not fit.
+def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
+    """What changes the answer: at how many chips and at what batch something else binds, and the length from which it
+    does not fit.
 
     The way a plan runs is kept; but fsdp, or else dp, takes more chips, and microbatches are as many as keep their
     tokens, where a device has the sequences for it.
     """
-    return [_more_chips(plan), _batch(plan), _longer(plan)]
+    return (_more_chips(plan), _batch(plan), _longer(plan))
 
 
 def chips_that_fit(plan: Plan) -> Plan | None:
-    """The best plan on the fewest chips, by factors of two, on which the step of a plan fits; None up to `FARTHEST`."""
+    """The best plan on the fewest chips, by factors of 2, on which a plan fits; None up to `MAX_FACTOR`."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
     for factor in _factors():
         try:
@@ -49,24 +57,24 @@ def is_communication_bound(plan: Plan) -> bool:
     return by_rule or plan.predicted.bound == "communication"
 
 
-def _more_chips(plan: Plan) -> str:
+def _more_chips(plan: Plan) -> MoreChips:
     """The first factor of chips, for the same batch, at which a plan is communication bound."""
+    bound = plan.predicted.bound
     if is_communication_bound(plan):
-        by_rule = "by the rule of thumb " if plan.predicted.bound != "communication" else ""
-        return f"{by_rule}communication bound already {_over(plan)}"
+        return MoreChips(Turn.ALREADY, bound, exposure=_exposure(plan), by_rule=bound != "communication")
     axis = "fsdp" if plan.mesh.fsdp > 1 else "dp"
-    last = plan
+    last, factor = plan, 1
     for factor in _factors():
         try:
             last = _plan(plan, mesh=replace(plan.mesh, **{axis: factor * plan.mesh.degree(axis)}), factor=factor)
         except MeshwrightError as error:
-            return f"up to {_chips(last)} chips it stays {last.predicted.bound} bound; beyond: {error}"
+            return MoreChips(Turn.ENDS, last.predicted.bound, factor, last.system.num_chips, reason=str(error))
         if is_communication_bound(last):
-            return f"at {factor}x the chips ({_chips(last)}) this becomes communication bound {_over(last)}"
-    return f"at {FARTHEST}x the chips ({_chips(last)}) it is {last.predicted.bound} bound still"
+            return MoreChips(Turn.TURNS, last.predicted.bound, factor, last.system.num_chips, _exposure(last))
+    return MoreChips(Turn.STAYS, last.predicted.bound, factor, last.system.num_chips)
 
 
-def _batch(plan: Plan) -> str:
+def _batch(plan: Plan) -> OtherBatch:
     """The batch on the same chips at which a plan changes sides between compute and communication."""
     is_bound = is_communication_bound(plan)
     last = plan
@@ -77,36 +85,31 @@ def _batch(plan: Plan) -> str:
         except MeshwrightError:
             break
         if is_communication_bound(last) != is_bound:
-            verb = f"communication bound {_over(last)}"
-            if is_bound:
-                verb = f"{last.predicted.bound} bound by that too, with {local_tokens(last):,} tokens a device"
-            return f"at a batch of {batch:,} this becomes {verb}"
-    bound = "communication" if is_bound else str(plan.predicted.bound)
-    if last is plan:
-        return f"no smaller batch than {plan.workload.batch:,} can be shared out on this mesh"
-    return f"{'up' if is_bound else 'down'} to a batch of {last.workload.batch:,} it stays {bound} bound on this mesh"
+            exposure = None if is_bound else _exposure(last)
+            return OtherBatch(Turn.TURNS, batch, is_bound, last.predicted.bound, local_tokens(last), exposure)
+    turn = Turn.ENDS if last is plan else Turn.STAYS
+    return OtherBatch(turn, last.workload.batch, is_bound, "communication" if is_bound else plan.predicted.bound)
 
 
-def _longer(plan: Plan) -> str:
+def _longer(plan: Plan) -> LongerSequences:
     """The sequence length from which a plan does not fit."""
     if not plan.predicted.fits:
-        return "it does not fit as it is"
+        return LongerSequences(SequenceLimit.ALREADY)
     model, last = plan.workload.model, plan
     for factor in _factors():
         seq_len = factor * plan.workload.seq_len
         if model.positions == "learned" and seq_len > model.max_positions:
-            return (
-                f"sequences of {last.workload.seq_len:,} tokens fit; {model.name} has {model.max_positions:,} positions"
+            return LongerSequences(
+                SequenceLimit.POSITIONS, last.workload.seq_len, model=model.name, positions=model.max_positions
             )
         try:
             last = _plan(plan, workload=replace(plan.workload, seq_len=seq_len), parts=factor)
         except MeshwrightError as error:
-            return f"sequences up to {seq_len // 2:,} tokens fit; beyond: {error}"
+            return LongerSequences(SequenceLimit.MESH, seq_len // 2, reason=str(error))
         if not last.predicted.fits:
-            peak = show_bytes(last.predicted.memory_bytes["peak"])
-            room = show_bytes(plan.system.usable_bytes)
-            return f"at {seq_len:,} tokens a sequence it no longer fits: {peak} of {room}"
-    return f"sequences of {last.workload.seq_len:,} tokens fit still"
+            peak = last.predicted.memory_bytes["peak"]
+            return LongerSequences(SequenceLimit.MEMORY, seq_len, peak, plan.system.usable_bytes)
+    return LongerSequences(SequenceLimit.NONE, last.workload.seq_len)
 
 
 def _plan(
@@ -133,24 +136,18 @@ def _larger(system: System, factor: int) -> System:
     return make_system(system.chip, (count,), num_slices=system.num_slices)
 
 
-def _over(plan: Plan) -> str:
+def _exposure(plan: Plan) -> Exposure:
     """Over which axes communication is exposed, why, and for how much of the step."""
     share = plan.predicted.breakdown_seconds["exposed communication"] / (plan.predicted.step_seconds or 1.0)
-    exposed = f"{show_percent(share)} of the step exposed"
     axes = data_axes(plan)
     if axes and (tokens := local_tokens(plan)) < (wanted := wanted_tokens(plan, axes)):
-        return f"on {'*'.join(axes)}: {tokens:,} tokens a device < {wanted:,}, {exposed}"
-    return f"on {'*'.join(dearest_axes(plan.predicted))}: {exposed}"
+        return Exposure(axes, share, tokens, wanted)
+    return Exposure(dearest_axes(plan.predicted), share)
 
 
 def _factors() -> Iterator[int]:
     """The factors that are looked at: 2, 4, 8, …"""
     factor = 2
-    while factor <= FARTHEST:
+    while factor <= MAX_FACTOR:
         yield factor
         factor *= 2
-
-
-def _chips(plan: Plan) -> str:
-    """The chips of a plan, as text."""
-    return f"{plan.system.num_chips:,}"

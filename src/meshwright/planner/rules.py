@@ -1,55 +1,34 @@
-"""The rules of thumb that people choose meshes by, each with the numbers of a plan."""
+"""The rules of thumb that people choose meshes by, each with the numbers of a plan, as facts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.cost import step_memory
 from meshwright.mesh import MeshShape
+from meshwright.planner.facts import FsdpFirst, RuleFact, SequencesPerDevice, StateSize
 from meshwright.planner.plan import Plan
-from meshwright.units import show_bytes
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
 """The axes that make a device hold less than the whole step."""
 
-_SIZES = (
-    (1, "it fits in one device: data parallelism is enough"),
-    (8, "up to 8x wants one model axis"),
-    (64, "8x to 64x wants two model axes"),
-)
-_BEYOND = "beyond 64x wants three model axes, a pipeline among them"
+_RATIOS = (1, 8, 64)
+"""The states in memories of a device up to which no, one and two model axes are enough."""
 
 
-def rules_of_thumb(plan: Plan) -> list[str]:
-    """What the rules of thumb say of a plan, a line each: the size of the model, fsdp first, enough sequences."""
-    return [_size(plan), _fsdp_first(plan), _sequences(plan)]
+def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
+    """What the rules of thumb say of a plan: the size of the model, fsdp first, enough sequences."""
+    size, room, mesh = state_bytes(plan), plan.system.usable_bytes, plan.mesh
+    axes = tuple(axis for axis in MODEL_AXES if mesh.degree(axis) > 1)
+    batch_axes = ("dp", "fsdp", "ep") if mesh.ep > 1 else ("dp", "fsdp")
+    return (
+        StateSize(size, room, sum(size > ratio * room for ratio in _RATIOS), axes),  # pyright: ignore[reportArgumentType]
+        FsdpFirst(mesh.fsdp, mesh.num_devices, replace(mesh, fsdp=1)),
+        SequencesPerDevice(plan.workload.batch, batch_axes, mesh.degree(batch_axes)),
+    )
 
 
 def state_bytes(plan: Plan) -> int:
     """The bytes of parameters, gradients and moments of a whole model."""
     memory = step_memory(plan.workload, MeshShape(), plan.strategy)
     return sum(memory.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
-
-
-def _size(plan: Plan) -> str:
-    """The model against the memory of a device, and the model axes that a plan has."""
-    size, room = state_bytes(plan), plan.system.usable_bytes
-    ratio = size / room
-    advice = next((text for most, text in _SIZES if ratio <= most), _BEYOND)
-    axes = [axis for axis in MODEL_AXES if plan.mesh.degree(axis) > 1]
-    has = f"this plan has {', '.join(axes)}" if axes else "this plan has none"
-    return f"states of {show_bytes(size)} are {ratio:.3g}x the {show_bytes(room)} of a device; {advice}; {has}"
-
-
-def _fsdp_first(plan: Plan) -> str:
-    """The share of the devices that fsdp takes, and what others take them for."""
-    mesh = plan.mesh
-    others = [f"{axis}={degree}" for axis, degree in mesh.degrees.items() if axis != "fsdp" and degree > 1]
-    beside = f"; {', '.join(others)} beside it" if others else ""
-    return f"largest fsdp first: here {mesh.fsdp:,} of {mesh.num_devices:,} devices{beside}"
-
-
-def _sequences(plan: Plan) -> str:
-    """The sequences of the batch beside the devices that share them out."""
-    shards = plan.mesh.degree(("dp", "fsdp", "ep"))
-    each = plan.workload.batch // shards
-    names = "dp*fsdp*ep" if plan.mesh.ep > 1 else "dp*fsdp"
-    return f"batch >= {names}: {plan.workload.batch:,} sequences on {shards:,}, {each:,} each"
