@@ -150,9 +150,13 @@ def test_a_way_to_train_is_equal_to_one_device(ran):
     assert found.metrics[0]["loss"] == pytest.approx(wanted.metrics[0]["loss"], rel=1e-6)
     if wanted.gradients is not None:
         for path, one, other in pairs(found.gradients, wanted.gradients):
+            if path in without_gradient(row):
+                continue
             assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other), path
     before = dict(leaves(wanted.first))
     for path, one, other in pairs(found.last, wanted.last):
+        if path in without_gradient(row):
+            continue
         moved = np.linalg.norm(other - before[path])
         assert moved > 0, path
         assert np.linalg.norm(one - other) <= 5e-3 * moved, path
@@ -174,6 +178,11 @@ def test_a_way_to_train_is_as_planned(ran):
     rows = compare(plan.predicted, compiled, argument_bytes=found.argument_bytes, overhead=more)
     judged = [row for row in rows if row.unit in ("flop", "B") and not row.quantity.startswith("memory")]
     assert [row for row in judged if not row.is_equal and not known & {cause.difference for cause in row.causes}] == []
+
+
+def without_gradient(row: Row) -> set[str]:
+    """The parameters whose gradient is rounding alone: a bias of keys that are not rotated changes no softmax."""
+    return {"layers.key_bias"} if row.model.qkv_bias and row.model.positions == "learned" else set()
 
 
 def pairs(found, wanted):
