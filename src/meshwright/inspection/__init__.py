@@ -1,19 +1,19 @@
-"""What is wrong with a compiled program, and the inspection of any JAX function that finds it."""
+"""Inspect any JAX function or HLO text: what its compiled program does, and what is wrong with it."""
 
-from meshwright.inspection.find import find
+from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.inspection.inspect import inspect, inspect_named, inspect_text
 from meshwright.inspection.inspection import Inspection
-from meshwright.inspection.subject import Rules, Subject
+from meshwright.inspection.run_checks import run_checks
 
 __all__ = [
     "Finding",
     "FindingKind",
     "Inspection",
+    "ProgramContext",
     "Rules",
-    "Subject",
-    "find",
     "inspect",
     "inspect_named",
     "inspect_text",
+    "run_checks",
 ]

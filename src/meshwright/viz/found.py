@@ -8,6 +8,7 @@ from html import escape
 from meshwright.inspection import Finding
 from meshwright.units import show_bytes, show_seconds
 from meshwright.viz.document import Section, paragraphs
+from meshwright.viz.finding_words import evidence, fix
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
@@ -28,5 +29,5 @@ def _finding(number: int, finding: Finding) -> str:
     place = f"<p><code>{escape(finding.source)}</code></p>" if finding.source else ""
     return (
         f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(said)}</p>\n'
-        f"<p>{escape(finding.evidence)}</p>\n{place}\n<p>fix: {escape(finding.fix)}</p>\n</div>"
+        f"<p>{escape(evidence(finding))}</p>\n{place}\n<p>fix: {escape(fix(finding))}</p>\n</div>"
     )
