@@ -25,10 +25,10 @@ from meshwright.simulate import simulate
 from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render, write_page
-from meshwright.viz.found import findings_section
-from meshwright.viz.inspected import inspection_page
+from meshwright.viz.findings_section import findings_section
+from meshwright.viz.inspection_page import inspection_page
 from meshwright.viz.timeline import timeline_section
-from meshwright.viz.verified import verify_page
+from meshwright.viz.verify_page import verify_page
 from meshwright.workload import Workload, load_model
 
 MESH = MeshShape(fsdp=2, tp=4)

@@ -13,7 +13,7 @@ from meshwright.cli.tables import console
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.notation import ShardedArray, Sizes
-from meshwright.viz import device_places, every_sharding, holdings_of, read_text, show
+from meshwright.viz import device_coordinates, every_sharding, holdings_of, read_text, show
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _data(array: ShardedArray, sizes: Sizes, args: Args) -> dict[str, Any]:
     if args.all:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
     if args.on:
-        places = device_places(lay_mesh(parse_system(args.on), sizes.degrees))
+        places = device_coordinates(lay_mesh(parse_system(args.on), sizes.degrees))
         data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
     return data
 

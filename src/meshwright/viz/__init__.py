@@ -1,11 +1,14 @@
-"""What lies where, as pictures: in a terminal, a notebook, or an SVG file. JAX is imported only for live arrays."""
+"""Pictures of shardings, collectives and pipelines in a terminal, a notebook or SVG.
+
+Charts; HTML pages in `verify_page` and `inspection_page`.
+"""
 
 from meshwright.viz.charts import Bar, Limits, check_chart_file, write_charts
-from meshwright.viz.collectives import DIGITS, Exchange, run_collective
+from meshwright.viz.collectives import DIGITS, CollectiveRun, run_collective
 from meshwright.viz.gallery import every_sharding
 from meshwright.viz.holdings import Holder, Holdings, holdings_of
 from meshwright.viz.picture import Picture
-from meshwright.viz.positions import device_places
+from meshwright.viz.positions import device_coordinates
 from meshwright.viz.rings import Ring, run_ring
 from meshwright.viz.showing import read_text, show, show_collective, show_pipeline, show_ring
 from meshwright.viz.table import Row, tree_rows
@@ -13,7 +16,7 @@ from meshwright.viz.table import Row, tree_rows
 __all__ = [
     "DIGITS",
     "Bar",
-    "Exchange",
+    "CollectiveRun",
     "Holder",
     "Holdings",
     "Limits",
@@ -21,7 +24,7 @@ __all__ = [
     "Ring",
     "Row",
     "check_chart_file",
-    "device_places",
+    "device_coordinates",
     "every_sharding",
     "holdings_of",
     "read_text",

@@ -1,4 +1,4 @@
-"""Findings and notes as sections of a page."""
+"""Findings and notes as sections of an HTML page."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from meshwright.viz.finding_words import evidence, fix
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
-    """Each finding with its evidence, what it costs, where it comes from and what to do."""
+    """Each finding: evidence, cost, source, and what to change."""
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 
 def notes_section(notes: Sequence[str]) -> Section:
-    """What is to be known beside the figures, each thing once."""
+    """Notes, each once."""
     return Section("Notes", paragraphs(list(dict.fromkeys(notes))))
 
 
 def _finding(number: int, finding: Finding) -> str:
-    """One finding."""
     costs = [show_seconds(finding.seconds)] if finding.seconds is not None else []
     costs += [show_bytes(finding.bytes)] if finding.bytes else []
     said = f"costs {' and '.join(costs)} a step" if costs else ""
