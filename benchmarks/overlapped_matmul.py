@@ -7,9 +7,9 @@ effort, for hardware that need not be there (pip install meshwright[tpu-compiler
 schedule it counts the collectives that are asynchronous, and for each the partial products that stand between its start
 and its done: with none there, nothing hides it. Nothing is run, so nothing is timed.
 
-plain: `jax.jit(jnp.einsum)` with shardings. one way, two ways: `runtime.gather_product` and
-`runtime.product_scatter`, each shard whole in one direction, or in halves in both. A switch has no two directions, and
-XLA keeps one collective of a GPU in flight: there, one way does all.
+plain: `jax.jit(jnp.einsum)` with shardings. one way, two ways: `runtime.all_gather_matmul` and
+`runtime.matmul_reduce_scatter`, each shard whole in one direction, or in halves in both. A switch has no two
+directions, and XLA keeps one collective of a GPU in flight: there, one way does all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from meshwright.cli.tables import console, show, table
 from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.hlo import Instruction, Module, parse_hlo
-from meshwright.runtime import gather_product, product_scatter
+from meshwright.runtime import all_gather_matmul, matmul_reduce_scatter
 
 SIZES = {"b": 4, "s": 8192, "d": 8192, "f": 28672}
 """Sequences, tokens of each, and the width and hidden size of Llama-3-70B (config.json of meta-llama/Meta-Llama-3-70B
@@ -89,7 +89,7 @@ def lower(mesh: Mesh, *, product: str, form: str, passes: str) -> jax.stages.Low
     ]
 
     def ring(left: jax.Array, right: jax.Array) -> jax.Array:
-        call = gather_product if product == "gather" else product_scatter
+        call = all_gather_matmul if product == "gather" else matmul_reduce_scatter
         return call(formula, left, right, axes="tp", dim=dim, is_two_way=form == "two ways")
 
     def plain(left: jax.Array, right: jax.Array) -> jax.Array:

@@ -149,13 +149,13 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     import jax
     import jax.numpy as jnp
 
-    from meshwright.runtime import Layout, attend
-    from meshwright.runtime.places import Mask, Places
+    from meshwright.runtime import ShardingContext, attend
+    from meshwright.runtime.segments import Mask, Segments
     from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS
 
     asked, way = workload_from_data(workload), Strategy(**strategy)
     model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
-    layout, tokens = Layout(shape), (asked.batch, asked.seq_len)
+    layout, tokens = ShardingContext(shape), (asked.batch, asked.seq_len)
     groups = model.num_heads // model.num_kv_heads
 
     def array(names: tuple[str, ...], *dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -163,7 +163,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
         return jax.ShapeDtypeStruct((*tokens, *dims), dtype, sharding=sharding)
 
     def run(query: Any, key: Any, value: Any, positions: Any, gradient: Any) -> Any:
-        places = Places(positions) if is_zigzag(shape, way) else None
+        places = Segments(positions) if is_zigzag(shape, way) else None
 
         def attention(query: Any, key: Any, value: Any) -> Any:
             return attend(query, key, value, places, layout, method=way.sequence, mask=Mask())

@@ -116,8 +116,8 @@ def compile_kernels(chip: str, head_dim: int) -> None:
     from jax.experimental import topologies
 
     from meshwright.compiler.targets import topology
-    from meshwright.runtime.kernels import whole_attention
-    from meshwright.runtime.places import Mask
+    from meshwright.runtime.kernels import full_sequence_attention
+    from meshwright.runtime.segments import Mask
 
     described = topologies.get_topology_desc(**topology(make_system(load_chip(chip), (1,))))
     device = jax.sharding.SingleDeviceSharding(described.devices[0])
@@ -128,7 +128,7 @@ def compile_kernels(chip: str, head_dim: int) -> None:
 
     def step(*arrays: jax.Array) -> object:
         def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return whole_attention(query, key, value, None, Mask(), kernel="splash")
+            return full_sequence_attention(query, key, value, None, Mask(), kernel="splash")
 
         mixed, pullback = jax.vjp(attention, *arrays)
         return mixed, pullback(mixed)

@@ -31,7 +31,7 @@ from naive_step import naive_step
 
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.runtime import Layout, build_mesh, claim_devices
+from meshwright.runtime import ShardingContext, build_mesh, claim_devices
 from meshwright.training import Optimizer, initial_state, train_step
 from meshwright.workload import ModelConfig, Workload, num_parameters
 
@@ -107,7 +107,7 @@ def main() -> None:
 
 def measure(shape: MeshShape, steps: int) -> dict[str, Any]:
     """The row of one mesh."""
-    mesh, layout, optimizer = build_mesh(shape), Layout(shape), Optimizer()
+    mesh, layout, optimizer = build_mesh(shape), ShardingContext(shape), Optimizer()
     text = tokens()
     with jax.set_mesh(mesh):
         place = layout.spec("batch", "sequence")

@@ -17,7 +17,7 @@ from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
 from meshwright.verification import Verification, verify_all
-from meshwright.verification.comparison import ANOTHER_PROGRAM, MISSING, NOT_PLANNED, UNEXPLAINED
+from meshwright.viz.words import row_cells
 from meshwright.workload import DEFAULT, ModelConfig, Strategy, Workload
 
 HARDWARE = ("cpu:8", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2", "h100:8")
@@ -80,9 +80,9 @@ def show(found: Verification) -> int:
     different = [row for row in rows if not row.is_equal]
     print(f"  {program.compiler}, {program.compile_seconds:.0f} s: {len(rows) - len(different)} of {len(rows)} equal")
     for row in different:
-        quantity, *amounts, reason = row.cells(with_measured=False)
+        quantity, *amounts, reason = row_cells(row, with_measured=False)
         print(f"  {quantity:<32}" + "".join(f"{amount:>12}" for amount in amounts) + f"  {reason}")
-    return sum(row.reason.startswith((NOT_PLANNED, MISSING, UNEXPLAINED, ANOTHER_PROGRAM)) for row in different)
+    return sum(not row.is_explained for row in different)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Literal
 
 from meshwright.notebook import Table, card
@@ -17,6 +18,37 @@ KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to
 PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "update")
 
 
+class LoweredAs(StrEnum):
+    """What a compiler made of a collective."""
+
+    SLICED_ALL_REDUCE = "sliced all-reduce"
+    """A reduce-scatter: every device slices its shard out of an all-reduced array."""
+    PARTLY_SLICED_ALL_REDUCE = "partly sliced all-reduce"
+    """A reduce-scatter over some of the axes and an all-reduce over the others."""
+    PADDED_ALL_REDUCE = "padded all-reduce"
+    """An all-gather: every device writes its shard into zeros, and these are all-reduced."""
+    UNREADABLE_SLICE = "all-reduce with an unreadable slice"
+    """An all-reduce that is sliced by a table of offsets, which the HLO text elides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowering:
+    """How a compiler lowered a collective otherwise than the program asked for; `hlo` finds it and can undo it.
+
+    form: None where only the dtype changed. scatter_axes, reduce_axes: of a partly sliced all-reduce. promoted_from:
+    the 16-bit dtype of data that XLA:CPU communicates in float32, or ''.
+    """
+
+    form: LoweredAs | None = None
+    scatter_axes: tuple[str, ...] = ()
+    reduce_axes: tuple[str, ...] = ()
+    promoted_from: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """This lowering as plain data, without empty fields."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items() if value}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """One collective of a step, or several of the same kind, axes and phase added up.
@@ -24,7 +56,7 @@ class Collective:
     `bytes` is the array as one device sees it, summed over the `count` times it runs in a step: the gathered result of
     an all-gather, the unreduced operand of a reduce-scatter, the operand of the others. What a link carries of it
     follows from the kind and the degree (`wire_bytes`). `seconds` and `exposed_seconds` are per step; None where
-    nothing says them.
+    nothing says them. lowerings: how the compiler lowered it otherwise, each way once.
     """
 
     kind: Kind
@@ -37,11 +69,12 @@ class Collective:
     array: str = ""
     source: str = ""
     note: str = ""
+    lowerings: tuple[Lowering, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """This collective as plain data; words that nothing was said for are left out."""
-        data = asdict(self) | {"axes": list(self.axes)}
-        return {key: value for key, value in data.items() if value != ""}
+        """This collective as plain data, without empty texts and lowerings."""
+        data = asdict(self) | {"axes": list(self.axes), "lowerings": [one.to_json() for one in self.lowerings]}
+        return {key: value for key, value in data.items() if value not in ("", [])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +151,19 @@ def _seconds(seconds: float | None) -> str:
 
 def record_from_json(data: Mapping[str, Any]) -> Record:
     """The record that `Record.to_json` wrote."""
-    collectives = tuple(Collective(**(item | {"axes": tuple(item["axes"])})) for item in data.get("collectives", ()))
+    collectives = tuple(map(_collective_from_json, data.get("collectives", ())))
     return Record(**(dict(data) | {"collectives": collectives, "notes": tuple(data.get("notes", ()))}))
+
+
+def _collective_from_json(data: Mapping[str, Any]) -> Collective:
+    lowerings = tuple(map(_lowering_from_json, data.get("lowerings", ())))
+    return Collective(**(dict(data) | {"axes": tuple(data["axes"]), "lowerings": lowerings}))
+
+
+def _lowering_from_json(data: Mapping[str, Any]) -> Lowering:
+    axes = {key: tuple(data.get(key, ())) for key in ("scatter_axes", "reduce_axes")}
+    form = LoweredAs(data["form"]) if "form" in data else None
+    return Lowering(form=form, promoted_from=data.get("promoted_from", ""), **axes)
 
 
 def wire_bytes(kind: Kind, size: float, degree: int) -> float:
@@ -150,6 +194,7 @@ def _add(left: Collective, right: Collective) -> Collective:
         seconds=_sum(left.seconds, right.seconds),
         exposed_seconds=_sum(left.exposed_seconds, right.exposed_seconds),
         note=left.note if right.note in left.note else "; ".join(filter(None, (left.note, right.note))),
+        lowerings=tuple(dict.fromkeys((*left.lowerings, *right.lowerings))),
     )
 
 

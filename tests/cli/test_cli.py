@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshwright.cli.main import COMMANDS, main
-from meshwright.verification.comparison import IN_KERNELS
+from meshwright.verification import Difference
 
 TRAIN = ["train", "tiny", "--on", "cpu:8", "--seq-len", "256"]
 
@@ -125,5 +125,5 @@ def test_a_tpu_slice_that_is_not_there_has_the_planned_collectives(capsys):
     rows = {row["quantity"]: row for row in found["differences"]}
     kinds = {(c["kind"], tuple(c["axes"])) for c in found["compiled"]["collectives"]}
     assert ("reduce-scatter", ("fsdp",)) in kinds
-    assert rows["flops"]["reason"] == IN_KERNELS
+    assert rows["flops"]["causes"] == [{"difference": Difference.OPAQUE_KERNELS}]
     assert not [name for name in rows if name.startswith(("all-gather", "reduce-scatter"))]

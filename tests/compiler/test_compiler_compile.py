@@ -14,7 +14,7 @@ import toy_programs as toys
 
 from meshwright.compiler import CompileRequest, cache_directory, compile_all, compile_in_child, read_program
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import meant
+from meshwright.hlo import canonicalize_collective
 from meshwright.mesh import MeshShape
 from meshwright.record import merge
 
@@ -54,7 +54,9 @@ def test_a_program_is_compiled_for_other_devices_than_this_process_has(cache):
     assert memory["peak"] >= held
     # The tables of 16 devices are in the text, so that what is sliced by them is known.
     gradients = [c for c in read_program(program, mesh, "cpu:16").collectives if c.phase == "backward"]
-    assert [meant(c, mesh.degrees)[0].kind for c in gradients if c.axes == ("fsdp",)] == ["reduce-scatter"]
+    assert [canonicalize_collective(c, mesh.degrees)[0].kind for c in gradients if c.axes == ("fsdp",)] == [
+        "reduce-scatter"
+    ]
 
 
 def test_the_same_program_comes_from_the_cache_and_another_does_not(cache):
@@ -152,7 +154,7 @@ def test_an_interrupt_ends_the_child(tmp_path):
 
 def kinds(record, mesh):
     """The bytes by kind, axes and phase, as a plan names them; weights are gathered again in either backward phase."""
-    plain = merge(one for found in record.collectives for one in meant(found, mesh.degrees))
+    plain = merge(one for found in record.collectives for one in canonicalize_collective(found, mesh.degrees))
     return {(c.kind, c.axes, c.phase): c.bytes for c in plain if c.phase != "update"}
 
 

@@ -6,7 +6,7 @@ import pytest
 from jax import P
 
 from meshwright.compiler import CompiledProgram, CompileRequest, compile_in_child, read_rematerialized, read_shardings
-from meshwright.hlo import Spec, spec_by_axes, spec_by_devices
+from meshwright.hlo import Spec, parse_hlo_sharding, parse_shardy_sharding
 from meshwright.mesh import MeshShape
 
 XY = {"x": 2, "y": 4}
@@ -35,7 +35,7 @@ BY_DEVICES = [
 
 @pytest.mark.parametrize(("text", "rank", "mesh", "spec"), BY_DEVICES)
 def test_a_sharding_by_devices_is_read_in_mesh_axes(text, rank, mesh, spec):
-    assert str(spec_by_devices(text, rank, mesh)) == spec
+    assert str(parse_hlo_sharding(text, rank, mesh)) == spec
 
 
 NO_AXES = [
@@ -61,7 +61,7 @@ NO_AXES = [
 
 @pytest.mark.parametrize("text", NO_AXES)
 def test_a_sharding_that_is_no_product_of_mesh_axes_is_none(text):
-    assert spec_by_devices(text, 2, XY) is None
+    assert parse_hlo_sharding(text, 2, XY) is None
 
 
 BY_AXES = [
@@ -74,11 +74,11 @@ BY_AXES = [
 
 @pytest.mark.parametrize(("text", "spec"), BY_AXES)
 def test_a_sharding_by_axes_is_read_without_axes_of_one_device(text, spec):
-    assert str(spec_by_axes(text, XY | {"z": 1})) == spec
+    assert str(parse_shardy_sharding(text, XY | {"z": 1})) == spec
 
 
 def test_a_sharding_over_a_part_of_an_axis_is_none():
-    assert spec_by_axes('#sdy.sharding<@mesh, [{"x":(1)2}]>', XY) is None
+    assert parse_shardy_sharding('#sdy.sharding<@mesh, [{"x":(1)2}]>', XY) is None
 
 
 def test_an_open_dim_allows_every_split_of_it():

@@ -10,7 +10,7 @@ import pytest
 from jax import P
 
 from meshwright.cost import serving_collectives
-from meshwright.hlo import meant, parse_hlo, read_collectives
+from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.mesh import MeshShape
 from meshwright.record import merge
 from meshwright.runtime import build_mesh
@@ -127,7 +127,7 @@ def test_a_layer_has_the_collectives_that_are_priced_and_the_result_of_one_devic
     np.testing.assert_allclose(found, on_one_device(arrays), rtol=1e-4, atol=1e-4)
 
     read = read_collectives(parse_hlo(compiled.as_text()), shape.layout).collectives
-    compiled_bytes = summed(merge(one for move in read for one in meant(move, shape.degrees)))
+    compiled_bytes = summed(merge(one for move in read for one in canonicalize_collective(move, shape.degrees)))
     moves = serving_collectives(SERVING, ServingLayout(shape, cache), B)
     ends = ("embedding", "logits", "best tokens", "attention norm", "mlp norm")
     assert compiled_bytes == summed(move for move in moves if move.array not in ends)

@@ -13,7 +13,7 @@ from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.runtime import build_mesh
 from meshwright.training import lower_train_step
-from meshwright.verification import compare, in_plans_terms
+from meshwright.verification import Cause, Difference, compare, in_plans_terms
 from meshwright.workload import PRESETS, REMATS, Workload, num_parameters
 
 TINY = Workload(
@@ -69,7 +69,7 @@ def test_a_difference_is_named():
     found = in_plans_terms(read_hlo(compiled.as_text(), shape.layout, hardware="cpu:8"))
     other = predict(replace(TINY, remat="none"), shape, parse_system("cpu:8"))
     rows = {row.quantity: row for row in compare(other, found, argument_bytes=argument_bytes(TINY, shape))}
-    assert rows["all-gather tp recompute"].reason == "not planned"
+    assert rows["all-gather tp recompute"].causes == (Cause(difference=Difference.NOT_PLANNED),)
     assert rows["all-gather tp recompute"].exceeds(10.0)
     assert rows["flops"].relative > 0
     assert rows["all-gather tp forward"].is_equal

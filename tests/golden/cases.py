@@ -513,4 +513,6 @@ IMAGES = {
     "resnet34 on v6e": images("resnet34", "v6e:2x4", "dp=8", 512, param_dtype="bf16"),
 }
 
-CASES = DENSE_ON_TPUS | DENSE_ON_GPUS | EXPERTS | ON_CPU | SERVING | IMAGES
+PUBLISHED = {"published runs": {"kind": "published", "file": "tests/data/published_runs.json"}}
+
+CASES = DENSE_ON_TPUS | DENSE_ON_GPUS | EXPERTS | ON_CPU | SERVING | IMAGES | PUBLISHED

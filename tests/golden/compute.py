@@ -6,11 +6,12 @@ A case is plain data (`cases.py`), and so is its record: numbers under names, an
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
-
-from meshwright.verification.verify import beyond
 
 from meshwright.cost import (
     argument_bytes,
@@ -38,6 +39,7 @@ from meshwright.planner import Plan, make_plan, make_serving_plan, rank, rank_se
 from meshwright.planner.images import plan_image_mesh, rank_images
 from meshwright.record import Collective, Record, record_from_json
 from meshwright.verification.comparison import compare, in_plans_terms
+from meshwright.verification.plans import beyond
 from meshwright.workload import (
     DEFAULT,
     PRESETS,
@@ -53,10 +55,13 @@ from meshwright.workload import (
 
 Case = Mapping[str, Any]
 
+ROOT = Path(__file__).parents[2]
+
 
 def compute(case: Case) -> dict[str, Any]:
     """The record of a case."""
-    return {"train": _train, "serve": _serve, "images": _images}[case["kind"]](case)
+    kinds = {"train": _train, "serve": _serve, "images": _images, "published": _published}
+    return kinds[case["kind"]](case)
 
 
 def _train(case: Case) -> dict[str, Any]:
@@ -141,6 +146,18 @@ def _images(case: Case) -> dict[str, Any]:
         ranking = rank_images(workload, system)
         found[name] = [{"mesh": dict(each.mesh), "seconds": each.step_seconds} for each in ranking.candidates]
     return found
+
+
+def _published(case: Case) -> dict[str, Any]:
+    """The time and the memory that are predicted for every row of the table of published runs."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from published_runs import score
+
+    scored, refused = score(json.loads((ROOT / case["file"]).read_text())["records"])
+    return {
+        "refused": [row["id"] for row in refused],
+        **{item.row["id"]: {"seconds": item.predicted, "peak": item.peak_bytes} for item in scored},
+    }
 
 
 def _model(case: Case) -> ModelConfig:

@@ -57,7 +57,7 @@ def test_the_records_are_of_the_cases_as_they_stand():
 
 def test_the_cases_have_every_preset_and_every_way_to_run_one():
     """Each word that a strategy or a policy can take is that of some case, and each field is changed by one."""
-    cases = list(CASES.values())
+    cases = [case for case in CASES.values() if case["kind"] != "published"]
     assert {case["model"] for case in cases} == set(models())
     training = [case for case in cases if case["kind"] == "train"]
     assert {case["workload"].get("remat", "block") for case in training} == set(remats())

@@ -11,9 +11,9 @@ from jax import P
 
 from meshwright.compiler import read_optimized
 from meshwright.compiler.worker import compile_lowered
-from meshwright.hlo import PROMOTED, SLICED, SLICED_IN_PART, meant, parse_hlo, read_collectives
+from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.mesh import MeshShape
-from meshwright.record import merge
+from meshwright.record import LoweredAs, Lowering, merge
 
 LAYERS = 3
 ACTIVATIONS = 4 * toys.SEQ_LEN * toys.EMBED  # of one row, float32
@@ -51,7 +51,7 @@ MESHES = [
 def test_a_train_step_has_the_collectives_its_reshards_ask_for_with_their_trips(shape):
     lowered = toys.train_step(toys.cpu_mesh(**shape.degrees), layers=LAYERS)
     traffic = collectives_of(lowered, **shape.degrees)
-    plain = merge(one for found in traffic.collectives for one in meant(found, shape.degrees))
+    plain = merge(one for found in traffic.collectives for one in canonicalize_collective(found, shape.degrees))
     found = {(c.kind, c.axes, c.phase): c.bytes for c in plain if c.phase != "update"}
     assert found == expected_of_training(shape)
     assert traffic.notes == ()
@@ -84,23 +84,22 @@ def test_bf16_collectives_that_the_cpu_carries_in_f32_are_noted_and_meant_as_bf1
     traffic = collectives_of(toys.train_step(toys.cpu_mesh(fsdp=8), dtype="bfloat16"), fsdp=8)
     layers = [c for c in traffic.collectives if c.phase != "update"]
     assert layers
-    assert all(PROMOTED.format(dtype="bf16") in c.note and c.array.startswith("f32") for c in layers)
+    assert all(c.lowerings[0].promoted_from == "bf16" and c.array.startswith("f32") for c in layers)
     gathers = [c for c in layers if (c.kind, c.phase) == ("all-gather", "forward")]
-    assert sum(meant(c, {"fsdp": 8})[0].bytes for c in gathers) == 3 * WEIGHTS // 2
+    assert sum(canonicalize_collective(c, {"fsdp": 8})[0].bytes for c in gathers) == 3 * WEIGHTS // 2
 
 
 def test_f32_gathers_of_an_f32_program_are_not_promoted():
     traffic = collectives_of(toys.train_step(toys.cpu_mesh(fsdp=8)), fsdp=8)
-    assert not any("promoted" in c.note for c in traffic.collectives)
+    assert not any(one.promoted_from for c in traffic.collectives for one in c.lowerings)
 
 
 def test_a_reduction_over_two_axes_that_is_sliced_along_one_is_both():
     traffic = collectives_of(toys.train_step(toys.cpu_mesh(dp=2, fsdp=4)), dp=2, fsdp=4)
     gradients = [c for c in traffic.collectives if c.phase == "backward"]
-    assert [(c.kind, c.axes, c.note) for c in gradients] == [
-        ("all-reduce", ("dp", "fsdp"), SLICED_IN_PART.format(scattered="fsdp", rest="dp"))
-    ]
-    scattered, reduced = meant(gradients[0], {"dp": 2, "fsdp": 4})
+    partly = Lowering(form=LoweredAs.PARTLY_SLICED_ALL_REDUCE, scatter_axes=("fsdp",), reduce_axes=("dp",))
+    assert [(c.kind, c.axes, c.lowerings) for c in gradients] == [("all-reduce", ("dp", "fsdp"), (partly,))]
+    scattered, reduced = canonicalize_collective(gradients[0], {"dp": 2, "fsdp": 4})
     assert (scattered.kind, scattered.axes, scattered.bytes) == ("reduce-scatter", ("fsdp",), 3 * WEIGHTS)
     assert (reduced.kind, reduced.axes, reduced.bytes) == ("all-reduce", ("dp",), 3 * WEIGHTS // 4)
 
@@ -257,7 +256,7 @@ def test_a_reduce_scatter_that_the_tpu_compiler_hides_in_a_fusion_is_one():
     )
     (found,) = traffic.collectives
     assert summary(traffic) == [("reduce-scatter", ("tp",), "backward", 4 * 32, 1)]
-    assert found.note == ""
+    assert found.lowerings == ()
 
 
 def test_a_gather_spread_over_the_fusions_of_a_computation_is_counted_once_by_its_channel():
@@ -380,8 +379,8 @@ def test_the_bytes_of_a_mesh_of_other_axes_are_read_as_well():
 def test_sliced_stands_for_a_reduce_scatter():
     traffic = collectives_of(toys.train_step(toys.cpu_mesh(fsdp=8)), fsdp=8)
     (gradient,) = [c for c in traffic.collectives if c.phase == "backward"]
-    assert (gradient.kind, gradient.note) == ("all-reduce", SLICED)
-    assert [c.kind for c in meant(gradient, {"fsdp": 8})] == ["reduce-scatter"]
+    assert (gradient.kind, gradient.lowerings) == ("all-reduce", (Lowering(form=LoweredAs.SLICED_ALL_REDUCE),))
+    assert [c.kind for c in canonicalize_collective(gradient, {"fsdp": 8})] == ["reduce-scatter"]
 
 
 def test_a_gather_that_goes_on_through_an_inner_loop_is_counted_once_where_it_begins():

@@ -202,7 +202,7 @@ def test_flops_and_bytes_are_told_apart_by_scope_with_every_trip(layers):
     module = parse_hlo(lowered.compile().as_text())
     flops, moved = count_flops(module), count_hbm_bytes(module)
     share = layers * PRODUCT // 8
-    again = {scope: amount for (phase, scope), amount in flops.by_part.items() if phase == "recompute"}
+    again = {scope: amount for (phase, scope), amount in flops.by_phase_scope.items() if phase == "recompute"}
     assert sum(again.values()) == share
     assert all(scope.startswith("layers/mlp/") for scope in flops.by_scope)
     assert sum(flops.by_scope.values()) == flops.total == sum(flops.by_phase.values())

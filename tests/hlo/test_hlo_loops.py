@@ -6,7 +6,7 @@ import pytest
 import toy_programs as toys
 
 from meshwright.hlo import parse_hlo
-from meshwright.hlo.loops import count_runs, trip_count
+from meshwright.hlo.loops import count_executions, trip_count
 
 LOOP = """HloModule m
 
@@ -80,13 +80,13 @@ def test_a_count_that_the_backend_knows_is_believed():
 
 
 def test_a_body_runs_once_a_trip_and_its_condition_once_more():
-    runs = count_runs(parse_hlo(LOOP.format(**UP)))
+    runs = count_executions(parse_hlo(LOOP.format(**UP)))
     assert runs.times == {"body": 24, "condition": 25, "main": 1}
     assert runs.notes == ()
 
 
 def test_a_loop_that_cannot_be_read_runs_once_and_is_named():
-    runs = count_runs(parse_hlo(LOOP.format(**(UP | {"step": 0}))))
+    runs = count_executions(parse_hlo(LOOP.format(**(UP | {"step": 0}))))
     assert runs.times["body"] == 1
     assert runs.notes == ("loop loop: its trips depend on data; counted as one",)
 
@@ -118,7 +118,7 @@ def test_the_conditions_of_compiled_scans_give_the_trips_the_backend_knows():
 def test_computations_applied_to_single_elements_do_not_run():
     text = jax.jit(lambda x: x.sum()).lower(jnp.ones(64)).compile().as_text()
     module = parse_hlo(text)
-    runs = count_runs(module)
+    runs = count_executions(module)
     adders = [i.called("to_apply")[0] for i in module.instructions() if i.opcode == "reduce"]
     assert adders
     assert all(runs.times[name] == 0 for name in adders)

@@ -1,4 +1,4 @@
-"""The decoder against a plain one on one device; on every mesh it is held to that in `tests/runtime/kit_rows.py`."""
+"""The decoder: equal to a reference in plain JAX on any mesh, forward and gradients."""
 
 import math
 import re
@@ -12,9 +12,10 @@ import pytest
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
-from meshwright.models.dropout import Draws
+from meshwright.models.dropout import DropoutRng
 from meshwright.models.norm import norm
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.step.layer import Norm
 from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
@@ -25,7 +26,7 @@ TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))
 
 def loss_and_gradients(model, shape):
     """Loss, gradients and parameters of one batch in float32, the arrays whole."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         place = layout.spec("batch", "sequence")
@@ -105,6 +106,8 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
     x, by = (jnp.asarray(rng.normal(size=(2, 8, 64)), dtype) for _ in range(2))
     scale = jnp.asarray(rng.uniform(size=64), jnp.float32)
 
+    op = Norm(name="norm", source="x", target="y", size=64)
+
     def plain(x, scale):
         wide = x.astype(jnp.float32)
         return (wide / jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5) * scale).astype(dtype)
@@ -113,7 +116,7 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
         result, back = jax.vjp(function, x, scale)
         return (result, *back(by))
 
-    for found, wanted in zip(gradients(lambda *of: norm(*of, 1e-5)), gradients(plain), strict=True):
+    for found, wanted in zip(gradients(lambda x, scale: norm(x, op, scale)), gradients(plain), strict=True):
         assert found.dtype == wanted.dtype
         difference = np.linalg.norm(np.asarray(found - wanted, np.float32))
         assert difference <= (1e-6 if dtype == jnp.float32 else 5e-3) * np.linalg.norm(np.asarray(wanted, np.float32))
@@ -134,7 +137,7 @@ def test_halves_of_a_sequence_attend_as_all_at_once(rate, monkeypatch):
     """And drop the same weights, of which the first half has fewer; a quarter of the scores is never made."""
     rng = np.random.default_rng(0)
     query, key, value, by = (jnp.asarray(rng.normal(size=(2, 32, 2, *g, 8)), jnp.float32) for g in ((3,), (), (), (3,)))
-    draws = Draws(rate, jax.random.key(0), jnp.arange(64, dtype=jnp.uint32).reshape(2, 32)) if rate else None
+    draws = DropoutRng(rate, jax.random.key(0), jnp.arange(64, dtype=jnp.uint32).reshape(2, 32)) if rate else None
 
     def lower():
         mixed = jax.value_and_grad(lambda *of: jnp.vdot(attend(*of, jnp.arange(32), draws), by), argnums=(0, 1, 2))

@@ -9,9 +9,9 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.models.dropout import ATTENTION, MLP, Draws, dropped, dropped_weights, numbers_of
+from meshwright.models.dropout import ATTENTION, MLP, DropoutRng, dropout, dropout_of_weights, token_numbers
 from meshwright.models.pipelined import microbatches
-from meshwright.runtime import Layout, build_mesh, order
+from meshwright.runtime import ShardingContext, build_mesh, order
 from meshwright.workload import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64
@@ -20,14 +20,14 @@ STREAM = ("batch", "residual_sequence", "activation")
 WEIGHTS = ("batch", "kv_heads", "group", "sequence", "activation")
 
 
-def draws_of(layout, strategy=DEFAULT, key=0):
+def rng_of(layout, strategy=DEFAULT, key=0):
     """The draws of a batch [B, S]."""
-    return Draws(0.2, jax.random.key(key), numbers_of((B, S), layout, strategy))
+    return DropoutRng(0.2, jax.random.key(key), token_numbers((B, S), layout, strategy))
 
 
 def on(shape, make):
     """What `make` makes of a layout on a mesh, whole, and the program that XLA makes of it."""
-    layout = Layout(shape)
+    layout = ShardingContext(shape)
     with jax.set_mesh(build_mesh(shape, jax.devices()[: shape.num_devices])):
         run = jax.jit(lambda: make(layout)).lower().compile()
         return np.asarray(run()), run.as_text()
@@ -35,12 +35,12 @@ def on(shape, make):
 
 def stream(layout, strategy=DEFAULT, place=MLP, key=0):
     """Ones [B, S, D] as they join the stream."""
-    return dropped(layout.place(jnp.ones((B, S, D)), *STREAM), draws_of(layout, strategy, key), layout, place)
+    return dropout(layout.place(jnp.ones((B, S, D)), *STREAM), rng_of(layout, strategy, key), layout, place)
 
 
 def weights(layout):
     """Ones [B, 2, 2, S, S] as attention's weights."""
-    return dropped_weights(layout.place(jnp.ones((B, 2, 2, S, S)), *WEIGHTS), draws_of(layout))
+    return dropout_of_weights(layout.place(jnp.ones((B, 2, 2, S, S)), *WEIGHTS), rng_of(layout))
 
 
 SPLIT = [MeshShape(dp=2, fsdp=2, tp=2), MeshShape(dp=2, sp=2, tp=2), MeshShape(sp=4)]
@@ -57,16 +57,16 @@ def test_a_mesh_drops_what_one_device_does_and_sends_nothing(shape, make):
 def test_tokens_that_lie_otherwise_take_what_they_drop_with_them():
     shape = MeshShape(fsdp=2, sp=4)
     found, _ = on(shape, lambda layout: stream(layout, RING))
-    lies = order(S, Layout(shape), RING)
+    lies = order(S, ShardingContext(shape), RING)
     assert list(lies) != list(range(S))
     np.testing.assert_array_equal(found, on(MeshShape(), stream)[0][:, lies])
 
 
 def test_microbatches_drop_what_the_whole_batch_does():
     def parted(layout):
-        parts = microbatches(numbers_of((B, S), layout, DEFAULT), 4, layout)
+        parts = microbatches(token_numbers((B, S), layout, DEFAULT), 4, layout)
         return jnp.stack(
-            [dropped(jnp.ones((2, S, D)), Draws(0.2, jax.random.key(0), part), layout, MLP) for part in parts]
+            [dropout(jnp.ones((2, S, D)), DropoutRng(0.2, jax.random.key(0), part), layout, MLP) for part in parts]
         )
 
     whole, _ = on(MeshShape(), stream)
@@ -88,14 +88,14 @@ def test_every_step_place_token_and_head_draws_for_itself():
     heads, _ = on(MeshShape(), weights)
     rows = [*whole.reshape(-1, D), *(row for other in others for row in other.reshape(-1, D))]
     assert len({row.tobytes() for row in rows}) == len(rows)
-    # Of 16 keys two rows in thousands are alike by chance.
+    # Of 16 keys two rows in thousands are match_varying by chance.
     assert len({row.tobytes() for row in heads.reshape(B, 4, S * S).reshape(-1, S * S)}) == B * 4
 
 
-def test_without_draws_nothing_is_dropped():
-    layout, x = Layout(MeshShape()), jnp.ones((B, S, D))
-    assert dropped(x, None, layout, MLP) is x
-    assert dropped_weights(x, None) is x
+def test_without_draws_nothing_is_dropout():
+    layout, x = ShardingContext(MeshShape()), jnp.ones((B, S, D))
+    assert dropout(x, None, layout, MLP) is x
+    assert dropout_of_weights(x, None) is x
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

@@ -10,7 +10,7 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load, staged_loss_and_load
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.workload import PRESETS, Strategy, check_runnable, leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], num_layers=4, embed=32, mlp=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab=64)
@@ -28,7 +28,7 @@ def packed():
 
 def loss_and_gradients(shape, run, batch):
     """Loss and gradients of one batch in float32, the arrays whole."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
         batch = jax.device_put(batch, jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence")))

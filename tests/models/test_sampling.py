@@ -7,8 +7,10 @@ import pytest
 
 from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
-from meshwright.models.decoder import layers, placed
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.models.context import position_info
+from meshwright.models.decoder import layers
+from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.step import blocks
 from meshwright.workload import DEFAULT, PRESETS, parameters
 
 MODEL = PRESETS["tiny"]
@@ -17,14 +19,16 @@ PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)
 
 def greedy_without_cache(num_tokens):
     """The likeliest continuation, the whole text read again for every token."""
-    layout = Layout(MeshShape())
+    layout = ShardingContext(MeshShape())
     mesh = build_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
         text = PROMPT
         for _ in range(num_tokens):
-            x, table = embed(params, jnp.asarray(text[None]), layout, jnp.float32)
-            x, _ = layers(params["layers"], x, placed(jnp.arange(len(text)), MODEL), MODEL, layout, "block", DEFAULT)
+            positions = position_info(jnp.arange(len(text)), MODEL)
+            x, table = embed(params, jnp.asarray(text[None]), positions, MODEL, layout, jnp.float32)
+            (stack,) = blocks.layers(MODEL)
+            x, _ = layers(stack, params["layers"], x, positions, layout, "block", DEFAULT)
             scores = logits(params, x, table, MODEL, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]
@@ -34,7 +38,7 @@ def sampled(mesh_shape, num_samples, **options):
     """The tokens [steps, samples] drawn on a mesh."""
     mesh = build_mesh(mesh_shape, jax.devices()[: mesh_shape.num_devices])
     with jax.set_mesh(mesh):
-        params = initialise(parameters(MODEL), jax.random.key(0), mesh, Layout(mesh_shape), "f32")
+        params = initialise(parameters(MODEL), jax.random.key(0), mesh, ShardingContext(mesh_shape), "f32")
         prompts = np.tile(PROMPT, (num_samples, 1))
         layout = sampling_layout(mesh_shape, num_samples)
         return np.stack(list(sample(params, prompts, MODEL, layout, dtype=jnp.float32, **options)))

@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, build_mesh
-from meshwright.runtime.pipeline import Made, Pipeline, held, pipelined_loss
-from meshwright.runtime.pipeline_1f1b import alternating_loss
+from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.runtime.pipeline import LayerOutput, Pipeline, pipelined_loss, wait_for_input
+from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
 from meshwright.workload import RULES
 
 BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
@@ -33,7 +33,7 @@ def functions(layout):
         h = jnp.sin(jnp.einsum("bsd,df->bsf", h, layout.weight(weights["up"], *LAYER["up"])))
         out = layout.spec(*GATHERED, unreduced=layout.axes("mlp"))
         y = jnp.einsum("bsf,fd->bsd", h, layout.weight(weights["down"], *LAYER["down"]), out_sharding=out)
-        return Made(x + layout.place(y, *RESIDUAL))
+        return LayerOutput(x + layout.place(y, *RESIDUAL))
 
     def last(ends, x, tokens):
         scores = jnp.einsum("bsd,vd->bsv", layout.place(x, *GATHERED), layout.weight(ends["table"], *TABLE))
@@ -58,7 +58,7 @@ def values(num_layers, microbatches):
 
 def on_one_device(num_layers, microbatches):
     """The loss and the gradients of ends and layers, without a pipeline."""
-    first, layer, last = functions(Layout(MeshShape(), RULES_OF_STAGES))
+    first, layer, last = functions(ShardingContext(MeshShape(), RULES_OF_STAGES))
 
     def loss(ends, layers, inputs):
         def one(tokens):
@@ -75,10 +75,10 @@ def on_one_device(num_layers, microbatches):
 
 def compiled_pipeline(shape, schedule, num_layers):
     """The compiled loss and gradients of a pipeline, and its arguments."""
-    layout, mesh = Layout(shape, RULES_OF_STAGES), build_mesh(shape, jax.devices()[: shape.num_devices])
+    layout, mesh = ShardingContext(shape, RULES_OF_STAGES), build_mesh(shape, jax.devices()[: shape.num_devices])
     first, layer, last = functions(layout)
-    pipeline = Pipeline(first, jax.checkpoint(held(layer)), last, schedule, num_layers)
-    run = alternating_loss if schedule.kind == "1f1b" else pipelined_loss
+    pipeline = Pipeline(first, jax.checkpoint(wait_for_input(layer)), last, schedule, num_layers)
+    run = pipelined_loss_1f1b if schedule.kind == "1f1b" else pipelined_loss
 
     def put(x, spec):
         return jax.device_put(np.asarray(x), NamedSharding(mesh, spec))

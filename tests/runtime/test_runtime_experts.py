@@ -14,12 +14,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.models import decoder, sample, sampling_layout
-from meshwright.models.experts import load_of_layers, mix
+from meshwright.models import decoder, layer, sample, sampling_layout
+from meshwright.models.linear import router_logits
+from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.planner import predict
 from meshwright.record import merge
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.runtime.experts_routing import Load, route
+from meshwright.step.blocks import moe_block
 from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step
 from meshwright.training.step import abstract_batch
 from meshwright.verification import in_plans_terms
@@ -75,18 +77,25 @@ def dense(h, weights, num_active, kept=True):
     return jnp.einsum("bsed,bse->bsd", made, shares), chosen, scores
 
 
+def moe(h, weights, experts, layout):
+    """What experts add to the stream, from their router on, and their load."""
+    _, _, dispatch, gate, up, hidden, down, *_ = moe_block(MODEL, experts).ops
+    logits = router_logits(h, weights["router"], layout)
+    return moe_layer(h, logits, weights, MoeOps(dispatch, (gate, up), hidden, down), layout)
+
+
 def on_mesh(shape, experts, weights=None, h=None):
     """What experts add to the stream, its gradients, and their load, on the first devices."""
     drawn, stream, gradient, axes = draw()
     weights, h = weights or drawn, stream if h is None else h
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         placed = {name: jax.device_put(w, layout.spec(*axes[name])) for name, w in weights.items()}
         h, gradient = (jax.device_put(x, layout.spec(*STREAM)) for x in (h, gradient))
 
         @jax.jit
         def run(weights, h):
-            added, back, load = jax.vjp(lambda w, h: mix(h, w, experts, layout), weights, h, has_aux=True)
+            added, back, load = jax.vjp(lambda w, h: moe(h, w, experts, layout), weights, h, has_aux=True)
             return added, back(gradient), load_of_layers(load[None])
 
         return jax.tree.map(np.asarray, run(placed, h))
@@ -216,7 +225,7 @@ TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (BATCH, LENGTH + 1))
 
 def decoder_loss(model, *, remat="block"):
     """The loss that training minimizes and its gradients, in float32, on one device."""
-    mesh, layout = build_mesh(MeshShape(), jax.devices()[:1]), Layout(MeshShape())
+    mesh, layout = build_mesh(MeshShape(), jax.devices()[:1]), ShardingContext(MeshShape())
 
     def total(params, batch):
         return decoder.loss_and_load(params, batch, model, layout, dtype=jnp.float32, remat=remat)[0]
@@ -229,9 +238,10 @@ def decoder_loss(model, *, remat="block"):
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-def dense_mix(h, weights, experts, layout, matmul_dtype=None):
-    """`mix` by every expert on every token, on one device."""
-    del layout, matmul_dtype
+def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None):
+    """`moe_layer` by every expert on every token, on one device."""
+    del logits, layout, matmul_dtype
+    experts = ops.experts
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
     return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])[None]
@@ -248,7 +258,7 @@ def test_a_decoder_of_experts_computes_what_one_of_dense_experts_does(name, monk
     """On one device, to which `kit_rows.py` holds every mesh."""
     model = replace(MODEL, experts=VARIANTS[name])
     found, of_weights = decoder_loss(model)
-    monkeypatch.setattr(decoder, "mix", dense_mix)
+    monkeypatch.setattr(layer, "moe_layer", dense_moe_layer)
     value, gradients = decoder_loss(model, remat="none")
     assert found == pytest.approx(value, rel=1e-6)
     assert_near(of_weights, gradients)
@@ -259,7 +269,7 @@ def continued(shape, num_samples):
     model = replace(MODEL, experts=VARIANTS["shared and dense layers"])
     mesh = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(mesh):
-        params = initialise(parameters(model), jax.random.key(0), mesh, Layout(shape), "f32")
+        params = initialise(parameters(model), jax.random.key(0), mesh, ShardingContext(shape), "f32")
         layout, prompts = sampling_layout(shape, num_samples), np.tile(np.arange(6, dtype=np.int32), (num_samples, 1))
         drawn = sample(params, prompts, model, layout, num_tokens=3, temperature=0, dtype=jnp.float32)
         return np.stack(list(drawn))
@@ -278,7 +288,7 @@ def test_samples_that_experts_are_not_split_with_are_told():
 
 def test_a_step_reports_the_load_of_experts():
     shape, workload = MeshShape(ep=2, tp=2), Workload(model=MODEL, batch=8, seq_len=16)
-    mesh, layout = build_mesh(shape, jax.devices()[:4]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[:4]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         state = abstract_state(workload, layout, Optimizer(), mesh)
         batch = abstract_batch(workload, layout, mesh)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.runtime.experts_products import multiply, multiply_over_rows
+from meshwright.runtime.experts_products import grouped_matmul, grouped_matmul_transposed
 from meshwright.workload import expert_blocks
 
 ROWS, EXPERTS, D, F = 256, 4, 8, 12
@@ -40,7 +40,9 @@ def slices(sizes):
 @pytest.fixture(scope="module")
 def compiled():
     """Both products, which know sizes only as they run."""
-    return jax.jit(partial(multiply, dtype=jnp.float32)), jax.jit(partial(multiply_over_rows, dtype=jnp.float32))
+    return jax.jit(partial(grouped_matmul, dtype=jnp.float32)), jax.jit(
+        partial(grouped_matmul_transposed, dtype=jnp.float32)
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -57,7 +59,7 @@ def test_rows_meet_the_weights_of_their_expert(sizes, compiled):
 def test_sums_of_narrow_rows_are_rounded_once():
     """An expert's blocks add up in float32: 256 ones, and one bfloat16 cannot tell from 256."""
     ones = jnp.ones((512, 1), jnp.bfloat16).at[:, 0].set(1.0078125)
-    (summed,) = multiply_over_rows(ones, jnp.ones_like(ones), jnp.array([512]), jnp.bfloat16)
+    (summed,) = grouped_matmul_transposed(ones, jnp.ones_like(ones), jnp.array([512]), jnp.bfloat16)
     assert summed[0, 0] == 516
 
 

@@ -12,9 +12,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.runtime import build_mesh
 from meshwright.runtime.blockwise import Keys
-from meshwright.runtime.kernels import in_order, kernel_of, parts_attention, whole_attention
-from meshwright.runtime.places import Mask, Places
+from meshwright.runtime.kernels import chunked_attention, full_sequence_attention, select_kernel, sequential_segments
 from meshwright.runtime.ring_attention import zigzag
+from meshwright.runtime.segments import Mask, Segments
 
 MASKS = {
     "causal": (Mask(), False),
@@ -31,7 +31,7 @@ def inputs(*, packed):
     positions = np.arange(256, dtype=np.int32)[None]
     starts = np.array([0, 90, 200])
     segments = (np.searchsorted(starts, positions, side="right") - 1).astype(np.int32)
-    places = Places(jnp.asarray(positions - starts[segments], jnp.int32), jnp.asarray(segments)) if packed else None
+    places = Segments(jnp.asarray(positions - starts[segments], jnp.int32), jnp.asarray(segments)) if packed else None
     return (draws[0], draws[1][:, :, :, 0], draws[2][:, :, :, 0]), draws[3], places
 
 
@@ -42,12 +42,12 @@ def test_the_kernels_of_parts_interpreted_equal_block_by_block_in_any_order(name
     arrays, gradient, places = inputs(packed=packed)
     order = zigzag(256, 4)
     *arrays, gradient = (x[:, order] for x in (*arrays, gradient))
-    places = jax.tree.map(lambda x: x[:, order], places or in_order(256))
+    places = jax.tree.map(lambda x: x[:, order], places or sequential_segments(256))
 
     @partial(jax.jit, static_argnums=0)
     def run(kernel):
         def attend(query, key, value):
-            return parts_attention(query, places, Keys(key, value, places), mask, kernel=kernel)
+            return chunked_attention(query, places, Keys(key, value, places), mask, kernel=kernel)
 
         output, back = jax.vjp(attend, *arrays)
         return output, *back(gradient)
@@ -67,7 +67,7 @@ def test_splash_attention_interpreted_equals_block_by_block(name):
     arrays, gradient, places = inputs(packed=packed)
 
     def run(kernel):
-        output, back = jax.vjp(lambda *arrays: whole_attention(*arrays, places, mask, kernel=kernel), *arrays)
+        output, back = jax.vjp(lambda *arrays: full_sequence_attention(*arrays, places, mask, kernel=kernel), *arrays)
         return output, *back(gradient)
 
     wanted = run("blockwise")
@@ -80,6 +80,6 @@ def test_splash_attention_interpreted_equals_block_by_block(name):
 def test_a_kernel_that_the_device_has_not_is_one_clear_error():
     (query, _, _), _, places = inputs(packed=False)
     with jax.set_mesh(build_mesh(MeshShape(dp=8))):
-        assert kernel_of("flash", query, 256, places, Mask()) == "blockwise"
+        assert select_kernel("flash", query, 256, places, Mask()) == "blockwise"
         with pytest.raises(MeshwrightError, match="devices are of kind cpu, not NVIDIA GPUs; use attention='flash'"):
-            kernel_of("cudnn", query, 256, places, Mask())
+            select_kernel("cudnn", query, 256, places, Mask())

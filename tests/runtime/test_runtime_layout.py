@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import LAYOUT, MeshShape
-from meshwright.runtime import Layout, abstract, abstract_mesh, build_mesh, initialise, shardings
+from meshwright.runtime import ShardingContext, abstract, abstract_mesh, build_mesh, initialise, shardings
 from meshwright.workload import PRESETS, leaves, local_parameter_shape, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
@@ -36,7 +36,7 @@ def test_an_abstract_mesh_types_values_without_devices():
     """A mesh of more devices than there are: shapes, dtypes and shardings come out all the same."""
     shape = MeshShape(fsdp=16, tp=8)
     mesh = abstract_mesh(shape)
-    values = abstract(parameters(MODEL), mesh, Layout(shape), "f32")
+    values = abstract(parameters(MODEL), mesh, ShardingContext(shape), "f32")
     declared = dict(leaves(parameters(MODEL)))
     for path, value in leaves(values):
         parameter = declared[path]
@@ -47,7 +47,7 @@ def test_an_abstract_mesh_types_values_without_devices():
 
 
 def test_parameters_lie_as_the_rules_say():
-    mesh, layout = build_mesh(SHAPE), Layout(SHAPE)
+    mesh, layout = build_mesh(SHAPE), ShardingContext(SHAPE)
     with jax.set_mesh(mesh):
         params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
     declared = dict(leaves(parameters(MODEL)))
@@ -59,7 +59,7 @@ def test_parameters_lie_as_the_rules_say():
 
 def test_a_parameter_starts_with_its_declared_spread():
     with jax.set_mesh(build_mesh(SHAPE)):
-        params = initialise(parameters(MODEL), jax.random.key(0), build_mesh(SHAPE), Layout(SHAPE), "f32")
+        params = initialise(parameters(MODEL), jax.random.key(0), build_mesh(SHAPE), ShardingContext(SHAPE), "f32")
     assert float(params["layers"]["gate"].std()) == pytest.approx(1 / 8, rel=0.05)
     assert (np.asarray(params["final_norm"]) == 1).all()
 
@@ -67,17 +67,17 @@ def test_a_parameter_starts_with_its_declared_spread():
 def test_a_degree_that_does_not_divide_a_parameter_is_told_with_its_path():
     shape = MeshShape(tp=3)
     with pytest.raises(MeshwrightError, match="tp=3 cannot split vocab=256 of embedding"):
-        shardings(parameters(MODEL), abstract_mesh(shape), Layout(shape))
+        shardings(parameters(MODEL), abstract_mesh(shape), ShardingContext(shape))
 
 
 def test_axes_of_degree_1_are_left_out_of_specs():
-    assert Layout(MeshShape(tp=2)).spec("batch", "residual_sequence", "activation") == P(None, ("tp",), None)
+    assert ShardingContext(MeshShape(tp=2)).spec("batch", "residual_sequence", "activation") == P(None, ("tp",), None)
 
 
 @pytest.mark.parametrize("names", [("embed", "mlp"), ("mlp", "embed")])
 def test_a_weight_is_gathered_for_use_and_its_gradient_summed_onto_its_shards(names):
     """Each device adds its own number to the gradient: the sum over dp and fsdp must come back on the shards."""
-    layout, mesh = Layout(SHAPE), build_mesh(SHAPE)
+    layout, mesh = ShardingContext(SHAPE), build_mesh(SHAPE)
     with jax.set_mesh(mesh):
         stored = jax.device_put(np.arange(64.0).reshape(8, 8), layout.spec(*names))
         x = jax.device_put(np.random.default_rng(0).normal(size=(8, 8)), layout.spec("batch", "activation"))

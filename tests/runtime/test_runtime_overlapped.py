@@ -11,7 +11,7 @@ from jax import P
 
 from meshwright.errors import MeshwrightError
 from meshwright.hlo import parse_hlo, read_collectives
-from meshwright.runtime import gather_product, gather_products, product_scatter
+from meshwright.runtime import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -22,17 +22,17 @@ TOLERANCE = 2e-6
 
 # The einsum, the ring's dim, and the dim of each operand and of the result that the ring's axis splits.
 TENSOR_PARALLEL = [
-    (gather_product, "sd,df->sf", "s", "sff"),
-    (product_scatter, "sf,fd->sd", "s", "ffs"),
+    (all_gather_matmul, "sd,df->sf", "s", "sff"),
+    (matmul_reduce_scatter, "sf,fd->sd", "s", "ffs"),
 ]
 OTHERS = [
-    (gather_product, "bsd,df->bsf", "s", "sff"),
-    (gather_product, "df,sd->sf", "d", "dss"),  # the weights of FSDP: the gathered dim is summed
-    (gather_product, "sd,df->fs", "s", "sff"),
-    (gather_product, "bsd,bdf->bsf", "b", "bff"),
-    (product_scatter, "bsf,fd->bsd", "s", "ffs"),
-    (product_scatter, "sf,fd->ds", "d", "ffd"),
-    (product_scatter, "bsf,bfd->bsd", "b", "ffb"),
+    (all_gather_matmul, "bsd,df->bsf", "s", "sff"),
+    (all_gather_matmul, "df,sd->sf", "d", "dss"),  # the weights of FSDP: the gathered dim is summed
+    (all_gather_matmul, "sd,df->fs", "s", "sff"),
+    (all_gather_matmul, "bsd,bdf->bsf", "b", "bff"),
+    (matmul_reduce_scatter, "bsf,fd->bsd", "s", "ffs"),
+    (matmul_reduce_scatter, "sf,fd->ds", "d", "ffd"),
+    (matmul_reduce_scatter, "bsf,bfd->bsd", "b", "ffb"),
 ]
 
 
@@ -119,7 +119,7 @@ def test_an_operand_that_every_device_holds_gets_the_sum_of_its_gradients():
     mesh, (x, w, _) = mesh_of(4), arrays_of("sd,df->sf", 8)
 
     def local(shard, w):
-        return gather_product("sd,df->sf", shard, w, axes="X", dim="s")[None]
+        return all_gather_matmul("sd,df->sf", shard, w, axes="X", dim="s")[None]
 
     ring = jax.shard_map(local, mesh=mesh, in_specs=(P("X"), P()), out_specs=P("X"))
     placed = jax.device_put(x, jax.NamedSharding(mesh, P("X"))), jax.device_put(w, jax.NamedSharding(mesh, P()))
@@ -132,7 +132,7 @@ def test_sums_of_bf16_products_are_float32():
     mesh = mesh_of(8)
     weights, x = jnp.ones((8, 1), jnp.bfloat16).at[0].set(256), jnp.ones((1, 8), jnp.bfloat16)
     ring = jax.shard_map(
-        lambda w, x: gather_product("df,sd->sf", w, x, axes="X", dim="d", is_two_way=False)[None],
+        lambda w, x: all_gather_matmul("df,sd->sf", w, x, axes="X", dim="d", is_two_way=False)[None],
         mesh=mesh,
         in_specs=(P("X"), P()),
         out_specs=P("X"),
@@ -162,7 +162,7 @@ def test_products_of_one_shard_share_its_ring_forward_and_backward():
     others = (w, 2 * w, w[:, ::-1].copy())
 
     def local(shard, *others):
-        return gather_products(("sd,df->sf",) * 3, shard, others, axes="X", dim="s", is_two_way=False)
+        return all_gather_matmuls(("sd,df->sf",) * 3, shard, others, axes="X", dim="s", is_two_way=False)
 
     split = P(None, "X")
     ring = jax.shard_map(local, mesh=mesh, in_specs=(P("X"), *[split] * 3), out_specs=(split,) * 3)
@@ -196,12 +196,12 @@ MISTAKES = [
 @pytest.mark.parametrize(("formula", "dim", "message"), MISTAKES)
 def test_an_einsum_that_cannot_overlap_is_one_clear_error(formula, dim, message):
     with pytest.raises(MeshwrightError, match=message):
-        gather_product(formula, jnp.ones((2, 2)), jnp.ones((2, 2)), axes="X", dim=dim)
+        all_gather_matmul(formula, jnp.ones((2, 2)), jnp.ones((2, 2)), axes="X", dim=dim)
 
 
 def test_a_dim_that_the_ring_cannot_share_out_is_an_error():
     mesh = mesh_of(4)
-    ring, specs = ring_of((product_scatter, "sf,fd->sd", "s", "ffs"), mesh)
+    ring, specs = ring_of((matmul_reduce_scatter, "sf,fd->sd", "s", "ffs"), mesh)
     arrays = [
         jax.device_put(jnp.ones((6, 4)), jax.NamedSharding(mesh, specs[0])),
         jax.device_put(jnp.ones((4, 4)), jax.NamedSharding(mesh, specs[1])),

@@ -18,7 +18,7 @@ from pipelined_layers import (
 )
 
 from meshwright.cost.pipeline import Schedule
-from meshwright.hlo import count_runs, flops_of, parse_hlo, read_hlo
+from meshwright.hlo import count_executions, flops_of, parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.simulate import read_buffers
 
@@ -136,7 +136,7 @@ def test_the_work_of_a_device_is_that_of_its_microbatches_and_the_bubble(kind, s
     m = 4 * stages if virtual_stages == 1 else 2 * stages
     text, _ = compiled(kind, MeshShape(pp=stages), virtual_stages, m)
     module = parse_hlo(text)
-    times = count_runs(module).times
+    times = count_executions(module).times
     done = sum(
         times[product.computation] * (flops_of(module, product) or 0)
         for product in module.instructions()

@@ -17,8 +17,8 @@ from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.runtime.blockwise import Keys
-from meshwright.runtime.places import Mask, Places, is_visible
-from meshwright.runtime.ring_attention import ring_attention, work, zigzag
+from meshwright.runtime.ring_attention import blocks_per_device, ring_attention, zigzag
+from meshwright.runtime.segments import Mask, Segments, pairwise_mask
 from meshwright.simulate import simulate
 from meshwright.workload import PRESETS, Strategy, Workload
 
@@ -43,7 +43,7 @@ MASKS = {
 def dense(query, keys, places, mask):
     """Attention with all scores at once."""
     scores = jnp.einsum("bskgh,btkh->bkgst", query, keys.key) / math.sqrt(HEAD_DIM)
-    scores = jnp.where(is_visible(places, keys.places, mask)[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(pairwise_mask(places, keys.segments, mask)[:, None, None], scores, -jnp.inf)
     return jnp.einsum("bkgst,btkh->bskgh", jax.nn.softmax(scores, axis=-1), keys.value)
 
 
@@ -54,17 +54,17 @@ def inputs(*, packed, dtype=jnp.float32):
         jax.random.normal(key, (*shape, GROUPS, HEAD_DIM), dtype) for key in jax.random.split(jax.random.key(0), 4)
     ]
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
-    places = Places(jnp.asarray(positions))
+    places = Segments(jnp.asarray(positions))
     if packed:
         segments = np.searchsorted(STARTS, positions, side="right") - 1
-        places = Places(jnp.asarray(positions - STARTS[segments], jnp.int32), jnp.asarray(segments, jnp.int32))
+        places = Segments(jnp.asarray(positions - STARTS[segments], jnp.int32), jnp.asarray(segments, jnp.int32))
     query, key, value, gradient = draws[0], draws[1][:, :, :, 0], draws[2][:, :, :, 0], draws[3]
     return query, Keys(key, value, places), gradient
 
 
 def with_gradients(attend, query, keys, gradient):
     """Attention and the gradients of queries, keys and values."""
-    output, back = jax.vjp(lambda q, k, v: attend(q, Keys(k, v, keys.places)), query, keys.key, keys.value)
+    output, back = jax.vjp(lambda q, k, v: attend(q, Keys(k, v, keys.segments)), query, keys.key, keys.value)
     return output, *back(gradient)
 
 
@@ -74,7 +74,7 @@ def on_a_ring(degree, mask):
         (min(2, 8 // degree), degree), ("dp", "sp"), devices=jax.devices()[: min(2, 8 // degree) * degree]
     )
     attend = jax.shard_map(
-        lambda query, keys: ring_attention(query, keys.places, keys, "sp", mask),
+        lambda query, keys: ring_attention(query, keys.segments, keys, "sp", mask),
         mesh=mesh,
         in_specs=(SPLIT, SPLIT),
         out_specs=SPLIT,
@@ -87,7 +87,7 @@ def on_a_ring(degree, mask):
 def test_a_ring_in_zigzag_order_equals_dense_attention(name, degree):
     mask, packed = MASKS[name]
     query, keys, gradient = inputs(packed=packed)
-    expected = with_gradients(lambda q, k: dense(q, k, keys.places, mask), query, keys, gradient)
+    expected = with_gradients(lambda q, k: dense(q, k, keys.segments, mask), query, keys, gradient)
     mesh, run = on_a_ring(degree, mask)
     order = zigzag(LENGTH, degree)
     split = [
@@ -105,8 +105,8 @@ def test_a_ring_in_zigzag_order_equals_dense_attention(name, degree):
 def test_blockwise_attention_on_one_device_equals_dense_attention(name):
     mask, packed = MASKS[name]
     query, keys, gradient = inputs(packed=packed)
-    expected = with_gradients(lambda q, k: dense(q, k, keys.places, mask), query, keys, gradient)
-    found = with_gradients(lambda q, k: ring_attention(q, k.places, k, None, mask), query, keys, gradient)
+    expected = with_gradients(lambda q, k: dense(q, k, keys.segments, mask), query, keys, gradient)
+    found = with_gradients(lambda q, k: ring_attention(q, k.segments, k, None, mask), query, keys, gradient)
     assert np.abs(found[0] - expected[0]).max() < 2e-6
     for ours, theirs in zip(found[1:], expected[1:], strict=True):
         assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
@@ -118,7 +118,7 @@ def lowered_ring(degree, dtype):
     mesh = jax.make_mesh((degree,), ("sp",), devices=jax.devices()[:degree])
     split = P(None, "sp")
     attend = jax.shard_map(
-        lambda query, keys: ring_attention(query, keys.places, keys, "sp", Mask()),
+        lambda query, keys: ring_attention(query, keys.segments, keys, "sp", Mask()),
         mesh=mesh,
         in_specs=(split, split),
         out_specs=split,
@@ -196,9 +196,9 @@ def kernels_beside_sends(module, computation):
 
 def test_the_zigzag_order_gives_every_device_as_much_to_do():
     order = zigzag(4096, 8)
-    balanced = work(Places(order[None]), 8, Mask(), block=64)
+    balanced = blocks_per_device(Segments(order[None]), 8, Mask(), block=64)
     assert max(balanced) == min(balanced)
-    in_order = work(Places(np.arange(4096)[None]), 8, Mask(), block=64)
+    in_order = blocks_per_device(Segments(np.arange(4096)[None]), 8, Mask(), block=64)
     assert sum(in_order) == sum(balanced)
     # The last device of a sequence in order has (2 P - 1) / P times the mean, as finely as blocks count it.
     assert max(in_order) / max(balanced) == pytest.approx(15 / 8, rel=0.01)

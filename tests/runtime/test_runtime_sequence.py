@@ -11,8 +11,8 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, abstract, build_mesh
-from meshwright.runtime.places import Mask, Places, is_visible
+from meshwright.runtime import ShardingContext, abstract, build_mesh
+from meshwright.runtime.segments import Mask, Segments, pairwise_mask
 from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS, attend
 from meshwright.training import lower_train_step
 from meshwright.workload import PRESETS, Strategy, Workload, parameters
@@ -38,7 +38,7 @@ MESHES = {
 def dense(query, key, value, places, mask):
     """Attention with all scores at once."""
     scores = jnp.einsum("bskgh,btkh->bkgst", query, key) / math.sqrt(HEAD_DIM)
-    scores = jnp.where(is_visible(places, places, mask)[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(pairwise_mask(places, places, mask)[:, None, None], scores, -jnp.inf)
     return jnp.einsum("bkgst,btkh->bskgh", jax.nn.softmax(scores, axis=-1), value)
 
 
@@ -48,13 +48,13 @@ def inputs(*, packed):
     draws = [jax.random.normal(key, (*shape, GROUPS, HEAD_DIM)) for key in jax.random.split(jax.random.key(0), 4)]
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
     segments = (np.searchsorted(STARTS, positions, side="right") - 1).astype(np.int32)
-    places = Places((positions - STARTS[segments]).astype(np.int32), segments) if packed else None
+    places = Segments((positions - STARTS[segments]).astype(np.int32), segments) if packed else None
     return (draws[0], draws[1][:, :, :, 0], draws[2][:, :, :, 0], draws[3]), places
 
 
 def sharded(shape, method, mask):
     """A jitted function to attention and its gradients on a mesh, and the arrays laid on it."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
 
     @jax.jit
     def run(arrays, places):
@@ -80,7 +80,7 @@ def sharded(shape, method, mask):
 def test_every_method_equals_dense_attention(method, shape, name):
     mask, packed = MASKS[name]
     arrays, places = inputs(packed=packed)
-    row = Places(np.arange(LENGTH, dtype=np.int32)[None])
+    row = Segments(np.arange(LENGTH, dtype=np.int32)[None])
     expected, back = jax.vjp(lambda *arrays: dense(*arrays, places or row, mask), *arrays[:3])
     mesh, run, lay = sharded(shape, method, mask)
     with jax.set_mesh(mesh):
@@ -123,7 +123,7 @@ def test_no_device_ever_has_the_stream_of_a_whole_sequence(method, mesh):
 
 
 def test_weights_are_stored_over_fsdp_and_sp_together():
-    layout = Layout(MeshShape(fsdp=2, sp=2))
+    layout = ShardingContext(MeshShape(fsdp=2, sp=2))
     weights = jax.tree.leaves(abstract(parameters(STEP), build_mesh(layout.mesh, jax.devices()[:4]), layout, "f32"))
     # All but the scales of norms, which are whole everywhere.
     shares = {math.prod(x.shape) / math.prod(x.sharding.shard_shape(x.shape)) for x in weights if x.ndim > 2}

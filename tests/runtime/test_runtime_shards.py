@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, build_mesh
-from meshwright.runtime.copies import in_rows, of_rows
+from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.runtime.replicas import stack_replicas, unstack_replicas
 from meshwright.runtime.shards import on_shards
 
 NEXT = [(0, 1), (1, 0)]
@@ -35,7 +35,7 @@ def differentiated(loss, shape, *arrays):
 @pytest.mark.parametrize("wrapped", [lambda layer: layer, jax.checkpoint])
 def test_a_function_on_shards_of_stages_moves_nothing_over_them(wrapped):
     shape = MeshShape(pp=2, sp=2)
-    stage = Layout(shape, is_stage=True)
+    stage = ShardingContext(shape, is_stage=True)
 
     def layer(scale, x):
         # Each half of the sequence with the other half added.
@@ -55,13 +55,13 @@ def test_a_function_on_shards_of_stages_moves_nothing_over_them(wrapped):
 
 def test_gradients_of_weights_are_summed_over_their_copies_once():
     shape = MeshShape(pp=2, dp=2)
-    stage = Layout(shape, is_stage=True)
+    stage = ShardingContext(shape, is_stage=True)
 
     def loss(weights, x):
-        rows = in_rows(jax.reshard(weights, P("pp", None, reduced={"dp"})), 1)
+        rows = stack_replicas(jax.reshard(weights, P("pp", None, reduced={"dp"})), 1)
 
         def layer(rows, x):
-            return x @ of_rows(rows, P(None, reduced={"dp"}), stage)
+            return x @ unstack_replicas(rows, P(None, reduced={"dp"}), stage)
 
         def tick(total, x):
             return total + jnp.sum(jax.vmap(layer)(rows, x) ** 2), None

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, build_mesh
+from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.training import (
     Checkpoints,
     Optimizer,
@@ -47,7 +47,7 @@ def unbroken(tmp_path_factory):
 
 def final_params(directory, config):
     """The parameters at the end of a run, whole."""
-    mesh, layout = build_mesh(config.mesh, jax.devices()[: config.mesh.num_devices]), Layout(config.mesh)
+    mesh, layout = build_mesh(config.mesh, jax.devices()[: config.mesh.num_devices]), ShardingContext(config.mesh)
     with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints:
         state = checkpoints.restore(checkpoints.latest, abstract_state(WORKLOAD, layout, config.optimizer, mesh))
     return jax.tree.map(np.asarray, state["params"])

@@ -13,10 +13,10 @@ from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan, predict
-from meshwright.runtime import Layout, build_mesh, initialise
+from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
 from meshwright.training.gradients import loss_and_gradients
-from meshwright.verification import in_plans_terms, verify
+from meshwright.verification import Difference, in_plans_terms, verify
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, leaves, parameters, rules_of
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)
@@ -28,7 +28,7 @@ TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (BF16.batch, BF16.seq_l
 @cache
 def gradients(shape, workload, strategy=DEFAULT):
     """The loss of the text on a mesh, and its gradients whole."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape, rules_of(strategy))
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape, rules_of(strategy))
     with jax.set_mesh(mesh):
         place = jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence"))
         batch = {"tokens": jax.device_put(TEXT[:, :-1], place), "targets": jax.device_put(TEXT[:, 1:], place)}
@@ -46,7 +46,7 @@ def apart(one, other):
 def test_a_gradient_is_summed_over_devices_in_the_dtype_of_sums(dtype, total):
     """256 of one device and 1 of the other, of which bf16, with its 8 bits, has no sum."""
     shape = MeshShape(fsdp=2)
-    layout = Layout(shape, gradient_dtype=dtype)
+    layout = ShardingContext(shape, gradient_dtype=dtype)
     with jax.set_mesh(build_mesh(shape, jax.devices()[:2])):
         stored = jax.device_put(np.zeros((4, 8), np.float32), layout.spec("embed", "mlp"))
         x = jax.device_put(np.array([[256.0] * 4, [1.0] * 4], jnp.bfloat16), layout.spec("batch", "activation"))
@@ -175,5 +175,7 @@ def test_compilers_of_accelerators_multiply_in_8_bits(hardware, dtype, wanted):
     narrow = {kinds: count for kinds, count in found.items() if not {"bf16", "f32"}.intersection(kinds)}
     assert (narrow if isinstance(wanted, dict) else narrow.keys()) == wanted
     assert all(
-        row.is_equal or "phase" in row.reason for row in verified.rows if row.unit == "B" and "all-" in row.quantity
+        row.is_equal or Difference.OTHER_PHASE in {cause.difference for cause in row.causes}
+        for row in verified.rows
+        if row.unit == "B" and "all-" in row.quantity
     )

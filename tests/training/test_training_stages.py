@@ -10,7 +10,7 @@ import pytest
 from meshwright.cost.pipeline import slot_layers
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, build_mesh
+from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
 from meshwright.training.generate import generate
 from meshwright.training.slots import in_order, to_order, to_slots
@@ -31,7 +31,7 @@ STAGES = [
 @cache
 def drawn(shape, strategy):
     """The first state on a mesh, and what lies it there."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape, rules_of(strategy))
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape, rules_of(strategy))
     with jax.set_mesh(mesh):
         return initial_state(WORKLOAD, layout, OPTIMIZER, mesh, strategy, seed=0), mesh, layout
 
@@ -73,7 +73,7 @@ def test_a_state_in_order_is_that_of_one_device_and_comes_back(shape, strategy, 
 def test_layers_in_order_take_no_more_room_than_in_slots():
     """On the way they are whole over pp, and lie in shards along embed instead."""
     shape = MeshShape(pp=4, fsdp=2)
-    layout = Layout(shape, rules_of(INTERLEAVED))
+    layout = ShardingContext(shape, rules_of(INTERLEAVED))
     lies = in_order(layout, replace(MODEL, num_layers=8), INTERLEAVED)
     assert lies.spec("layers", "embed", "mlp") == jax.P(None, ("fsdp", "pp"), None)
     assert lies.spec("vocab", "embed") == jax.P(None, ("fsdp", "pp"))

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost import argument_bytes
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, build_mesh
+from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.training import Optimizer, abstract_state
 from meshwright.training.step import abstract_batch
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, rules_of
@@ -43,7 +43,7 @@ KEPT = [
 
 @pytest.mark.parametrize(("workload", "shape", "strategy"), KEPT)
 def test_a_steps_arguments_are_the_planned_bytes(workload, shape, strategy):
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape, rules_of(strategy))
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape, rules_of(strategy))
     with jax.set_mesh(mesh):
         state = abstract_state(workload, layout, Optimizer(), mesh, strategy)
         given = jax.tree.leaves((state, abstract_batch(workload, layout, mesh, strategy)))

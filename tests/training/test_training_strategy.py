@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, build_mesh
+from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_config, train, train_step
 from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, check_runnable
 
@@ -20,7 +20,7 @@ OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=4)
 
 def started(shape, workload=WORKLOAD, strategy=DEFAULT):
     """A mesh, a layout and the state that training starts from."""
-    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), Layout(shape)
+    mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape)
     with jax.set_mesh(mesh):
         return mesh, layout, initial_state(workload, layout, OPTIMIZER, mesh, strategy, seed=3)
 

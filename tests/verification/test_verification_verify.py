@@ -10,30 +10,17 @@ from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.record import Collective, Record
-from meshwright.verification import Row, compare, verify
-from meshwright.verification.comparison import FOR_ANY_ROUTING, MISSING, NOT_PLANNED, ONCE, UNEXPLAINED, Room
-from meshwright.verification.explain import (
-    ELSEWHERE,
-    IN_ROWS,
-    IN_STEPS,
-    INSIDE_AND_BETWEEN,
-    OTHER_PHASE,
-    PADDED_SHARES,
-    PUTS_IN_PLACE,
-    TOGETHER,
-    explain,
-)
+from meshwright.verification import Cause, Difference, Row, StaticOverhead, compare, verify
+from meshwright.verification.explain import explain
+from meshwright.viz.words import reason
 from meshwright.workload import Strategy, Workload, load_model
 
 MESH = {"fsdp": 4, "tp": 4}
 
 
-def moves(*said: tuple[str, str, str, int]) -> dict:
-    """Collectives by their key, from kind, axes, phase and bytes."""
-    found = [
-        Collective(kind=kind, axes=tuple(axes.split("*")), phase=phase, bytes=size) for kind, axes, phase, size in said
-    ]
-    return {(move.kind, move.axes, move.phase): move for move in found}
+def sizes(*said: tuple[str, str, str, int]) -> dict:
+    """Bytes by kind, axes and phase."""
+    return {(kind, tuple(axes.split("*")), phase): size for kind, axes, phase, size in said}
 
 
 # (planned, found, the names by kind and phase)
@@ -45,26 +32,32 @@ EXPLAINED = [
             ("all-gather", "fsdp", "backward", 30),
             ("all-reduce", "tp", "backward", 8),
         ],
-        {("all-gather", "recompute"): OTHER_PHASE, ("all-gather", "backward"): OTHER_PHASE},
+        {("all-gather", "recompute"): Difference.OTHER_PHASE, ("all-gather", "backward"): Difference.OTHER_PHASE},
     ),
     (
         # As libtpu makes of a gradient of 2048 rows over 4 devices: 528 rows each, and 3 x 16 sent on.
         [("reduce-scatter", "fsdp", "backward", 2048)],
         [("reduce-scatter", "fsdp", "backward", 2112), ("collective-permute", "fsdp", "backward", 48)],
-        {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "backward"): PUTS_IN_PLACE},
+        {
+            ("reduce-scatter", "backward"): Difference.PADDED_SHARDS,
+            ("collective-permute", "backward"): Difference.PADDED_SHARDS_PERMUTED,
+        },
     ),
     (
         # Of the table of logits libtpu puts rows in place only where the norm needs them.
         [("reduce-scatter", "fsdp", "backward", 2048)],
         [("reduce-scatter", "fsdp", "backward", 2112), ("collective-permute", "fsdp", "update", 48)],
-        {("reduce-scatter", "backward"): PADDED_SHARES, ("collective-permute", "update"): PUTS_IN_PLACE},
+        {
+            ("reduce-scatter", "backward"): Difference.PADDED_SHARDS,
+            ("collective-permute", "update"): Difference.PADDED_SHARDS_PERMUTED,
+        },
     ),
     (
         [("all-gather", "fsdp", "forward", 1000)],
         [("all-gather", "fsdp", "forward", 600), ("collective-permute", "fsdp", "forward", 300)],
         {
-            ("all-gather", "forward"): IN_STEPS,
-            ("collective-permute", "forward"): "steps of the all-gather, beside the products that use it",
+            ("all-gather", "forward"): Difference.RING_REMAINDER,
+            ("collective-permute", "forward"): Difference.RING_STEPS,
         },
     ),
     (
@@ -86,7 +79,7 @@ EXPLAINED = [
             ("all-reduce", "dp", "backward", 6832128),
             ("all-reduce", "dp", "update", 4096),
         ],
-        {("all-reduce", phase): INSIDE_AND_BETWEEN for phase in ("forward", "backward", "update")},
+        {("all-reduce", phase): Difference.WITHIN_AND_BETWEEN_SLICES for phase in ("forward", "backward", "update")},
     ),
     (
         # As XLA:GPU sums the loss and gradients of norms over both axes at once.
@@ -96,7 +89,7 @@ EXPLAINED = [
             ("all-reduce", "fsdp*tp", "backward", 18432),
         ],
         [("all-reduce", "fsdp*tp", "backward", 18436)],
-        {("all-reduce", phase): ELSEWHERE for phase in ("forward", "backward")},
+        {("all-reduce", phase): Difference.COMBINED_SUMS_ACROSS_PHASES for phase in ("forward", "backward")},
     ),
     (
         [("all-reduce", "fsdp", "forward", 4), ("all-reduce", "fsdp*tp", "backward", 18432)],
@@ -106,7 +99,7 @@ EXPLAINED = [
     (
         [("all-reduce", "fsdp", "update", 36), ("all-reduce", "tp", "update", 36)],
         [("all-reduce", "fsdp", "update", 1024), ("all-reduce", "tp", "update", 40)],
-        {("all-reduce", "update"): IN_ROWS},
+        {("all-reduce", "update"): Difference.REGISTER_ROWS},
     ),
     (
         [("all-reduce", "dp*fsdp", "backward", 18432)],
@@ -118,8 +111,8 @@ EXPLAINED = [
 
 @pytest.mark.parametrize(("planned", "found", "names"), EXPLAINED)
 def test_a_difference_has_a_name_where_the_bytes_add_up_exactly(planned, found, names):
-    named = explain(moves(*planned), moves(*found), {"dp": 2, **MESH})
-    assert {(kind, phase): name for (kind, _, phase), name in named.items()} == names
+    causes = explain(sizes(*planned), sizes(*found), {"dp": 2, **MESH})
+    assert {(kind, phase): cause.difference for (kind, _, phase), cause in causes.items()} == names
 
 
 def record(**changes) -> Record:
@@ -142,7 +135,8 @@ def test_times_are_rows_where_a_schedule_or_a_run_gives_them():
     rows = {row.quantity: row for row in compare(plan, program, argument_bytes=10, measured=run)}
     step = rows["step"]
     assert (step.predicted, step.compiled, step.measured) == (1.0, 1.5, 1.6)
-    assert step.reason == "exposed communication +500 ms"
+    assert step.causes == (Cause(difference=Difference.STEP_TERM, term="exposed communication", seconds=0.5),)
+    assert reason(step) == "exposed communication +500 ms"
     assert step.measured_relative == pytest.approx(0.6)
     assert rows["memory peak"].measured == 90
     assert "tokens a second" not in rows
@@ -153,11 +147,11 @@ def test_a_difference_that_no_rule_explains_says_so_whatever_the_compiler_notes(
     planned = [Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=100)]
     found = [Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=130, note="as all-reduce of shards")]
     (row,) = compared(planned, found)
-    assert row.reason == f"{UNEXPLAINED}; as all-reduce of shards"
+    assert (differences(row), row.note) == ([Difference.UNEXPLAINED], "as all-reduce of shards")
     (row,) = compared([], found)
-    assert row.reason.startswith(NOT_PLANNED)
+    assert differences(row) == [Difference.NOT_PLANNED]
     (row,) = compared(planned, [])
-    assert row.reason == MISSING
+    assert differences(row) == [Difference.MISSING]
 
 
 def test_a_sum_over_two_axes_at_once_is_one_planned_over_each_in_turn_in_whatever_phase_it_stands():
@@ -172,7 +166,8 @@ def test_a_sum_over_two_axes_at_once_is_one_planned_over_each_in_turn_in_whateve
         ("all-reduce fsdp*tp backward", 4096, 4132),
         ("all-reduce fsdp*tp update", 36, None),
     ]
-    assert all(row.reason == f"planned over fsdp and tp in turn; {OTHER_PHASE}" for row in rows)
+    joined = Cause(difference=Difference.JOINED_AXES, axes=(("fsdp",), ("tp",)))
+    assert all(row.causes == (joined, Cause(difference=Difference.OTHER_PHASE)) for row in rows)
 
 
 def test_sums_over_several_axes_done_together_are_named_where_each_axis_has_as_many_bytes():
@@ -186,47 +181,60 @@ def test_sums_over_several_axes_done_together_are_named_where_each_axis_has_as_m
 
     planned = sums(fsdp=36, tp=28, fsdp_tp=8)
     rows = compared(planned, sums(fsdp=8, fsdp_tp=36, tp=0))
-    assert {row.reason for row in rows if not row.is_equal} == {TOGETHER}
+    assert {one for row in rows if not row.is_equal for one in differences(row)} == {Difference.COMBINED_SUMS}
     rows = compared(planned, sums(fsdp=8, fsdp_tp=37, tp=0))
-    assert TOGETHER not in {row.reason for row in rows}
+    assert Difference.COMBINED_SUMS not in {one for row in rows for one in differences(row)}
 
 
-def test_room_that_experts_need_is_named_in_whatever_phase_it_stands():
+def test_padding_for_experts_is_named_in_whatever_phase_it_stands():
     """XLA:GPU exchanges in backward what the plan has in the recomputed forward pass."""
 
     def exchanges(**sizes):
         return [Collective(kind="all-to-all", axes=("tp",), phase=phase, bytes=size) for phase, size in sizes.items()]
 
-    planned, room = exchanges(forward=100, recompute=40, backward=60), exchanges(forward=1, recompute=1, backward=2)
-    said = [row.reason for row in compared(planned, exchanges(forward=101, recompute=3, backward=100), room)]
-    assert said == [FOR_ANY_ROUTING, *[f"{OTHER_PHASE}; {FOR_ANY_ROUTING}"] * 2]
-    assert [row.reason for row in compared(planned, exchanges(forward=102, recompute=41, backward=62), room)] == [
-        UNEXPLAINED,
-        FOR_ANY_ROUTING,
-        FOR_ANY_ROUTING,
+    planned, padding = exchanges(forward=100, recompute=40, backward=60), exchanges(forward=1, recompute=1, backward=2)
+    overhead = [(Difference.DROPLESS_PADDING, move) for move in padding]
+    rows = compared(planned, exchanges(forward=101, recompute=3, backward=100), overhead)
+    moved = [Difference.OTHER_PHASE, Difference.DROPLESS_PADDING]
+    assert [differences(row) for row in rows] == [[Difference.DROPLESS_PADDING], moved, moved]
+    rows = compared(planned, exchanges(forward=102, recompute=41, backward=62), overhead)
+    assert [differences(row) for row in rows] == [
+        [Difference.UNEXPLAINED],
+        [Difference.DROPLESS_PADDING],
+        [Difference.DROPLESS_PADDING],
     ]
 
 
-def test_what_a_program_sums_less_often_is_named_by_its_own_note():
+def test_what_a_program_sums_less_often_is_named():
     """XLA:GPU sums the last norm's gradient once for all microbatches, together with that of other axes."""
 
-    def sums(*sizes, note=""):
+    def sums(*sizes):
         return [
-            Collective(kind="all-reduce", axes=(axis,), phase="backward", bytes=size, note=note)
+            Collective(kind="all-reduce", axes=(axis,), phase="backward", bytes=size)
             for axis, size in zip(("fsdp", "tp"), sizes, strict=True)
         ]
 
+    overhead = [(Difference.SUMMED_ONCE, move) for move in sums(-100, -100)]
     both = Collective(kind="all-reduce", axes=("fsdp", "tp"), phase="backward", bytes=300)
-    (row,) = compared(sums(400, 400), [both], sums(-100, -100, note=ONCE))
-    assert (row.predicted, row.compiled, row.reason) == (400, 300, f"planned over fsdp and tp in turn; {ONCE}")
-    (row,) = compared(sums(400, 400), [replace(both, bytes=299)], sums(-100, -100, note=ONCE))
-    assert ONCE not in row.reason
+    (row,) = compared(sums(400, 400), [both], overhead)
+    assert (row.predicted, row.compiled) == (400, 300)
+    assert differences(row) == [Difference.JOINED_AXES, Difference.SUMMED_ONCE]
+    (row,) = compared(sums(400, 400), [replace(both, bytes=299)], overhead)
+    assert differences(row) == [Difference.UNEXPLAINED]
 
 
-def compared(planned: list[Collective], found: list[Collective], room: list[Collective] | None = None) -> list[Row]:
+def differences(row: Row) -> list[Difference]:
+    return [cause.difference for cause in row.causes]
+
+
+def compared(
+    planned: list[Collective],
+    found: list[Collective],
+    overhead: list[tuple[Difference, Collective]] | None = None,
+) -> list[Row]:
     """The rows of the collectives alone."""
     plan, program = (record(collectives=tuple(moves)) for moves in (planned, found))
-    rows = compare(plan, program, argument_bytes=10, room=Room(collectives=tuple(room or [])))
+    rows = compare(plan, program, argument_bytes=10, overhead=StaticOverhead(collectives=tuple(overhead or [])))
     return [row for row in rows if "all-" in row.quantity]
 
 

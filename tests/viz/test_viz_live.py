@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, abstract, abstract_mesh
+from meshwright.runtime import ShardingContext, abstract, abstract_mesh
 from meshwright.units import show_bytes
 from meshwright.viz import show, tree_rows
 from meshwright.viz.live import live_holdings, type_text
@@ -130,7 +130,7 @@ def test_types_are_written_as_jax_writes_them(mesh, spec):
 
 def test_the_parameters_of_a_model_are_a_table_that_fits_the_screen():
     shape = MeshShape(fsdp=2, tp=2, sp=2)
-    tree = abstract(parameters(load_model("tiny")), abstract_mesh(shape), Layout(shape), "bf16")
+    tree = abstract(parameters(load_model("tiny")), abstract_mesh(shape), ShardingContext(shape), "bf16")
     text = str(show(tree))
     assert max(map(len, text.splitlines())) <= 100
     placed = sum(row.bytes_per_device * 8 // row.copies for row in tree_rows(tree))

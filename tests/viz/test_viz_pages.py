@@ -78,7 +78,7 @@ def found() -> Verification:
     )
     compiled = read_hlo(text, MESH.layout, hardware="cpu:8")
     compiled = Record(**(vars(compiled) | {"memory_bytes": {"arguments": 10, "temporaries": 30, "peak": 40}}))
-    rows = (Row(quantity="flops", unit="flop", predicted=2e9, compiled=3e9, reason='"<script>alert(1)</script>"'),)
+    rows = (Row(quantity="flops", unit="flop", predicted=2e9, compiled=3e9, note='"<script>alert(1)</script>"'),)
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)
 
 

@@ -8,7 +8,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import as_run, make_plan
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.workload import DEFAULT, PRESETS, RULES, Experts, Strategy, Workload, check_mesh
 
 TINY = PRESETS["tiny"]
@@ -165,7 +165,7 @@ def test_rules_that_cannot_be_are_refused(rules, said):
 def test_a_layout_takes_no_rule_of_a_dim_or_axis_that_does_not_exist():
     for rules, said in RULES_REFUSED[:2]:
         with pytest.raises(MeshwrightError) as error:
-            Layout(MeshShape(), {**RULES, **rules})
+            ShardingContext(MeshShape(), {**RULES, **rules})
         assert str(error.value).startswith(said)
 
 

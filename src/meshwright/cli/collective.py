@@ -166,10 +166,10 @@ def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:
     """The median time of the collective on the devices that are there, float32, after one run that compiles."""
-    from meshwright.runtime import build_exchange, claim_devices
+    from meshwright.runtime import build_collective, claim_devices
 
     claim_devices(system)
-    exchange, array = build_exchange(KINDS[args.kind], degrees, axes, nbytes)
+    exchange, array = build_collective(KINDS[args.kind], degrees, axes, nbytes)
     exchange(array).block_until_ready()
     times = []
     for _ in range(7):

@@ -138,6 +138,8 @@ def _answer(found: Inspection) -> str:
 
 def _collective_table(found: Inspection) -> Any:
     """The collectives, those alike from one line added up, the largest first."""
+    from meshwright.viz.words import collective_note
+
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
@@ -148,7 +150,7 @@ def _collective_table(found: Inspection) -> Any:
         seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []
         seconds += [show_seconds(move.exposed_seconds or 0.0)] if has_schedule else []
         counts = [show_bytes(move.bytes), str(move.count), *seconds]
-        place = _file_name(move.source) + (f" [{move.note}]" if move.note else "")
+        place = _file_name(move.source) + (f" [{note}]" if (note := collective_note(move)) else "")
         rows.append([move.kind, "*".join(move.axes) or "?", move.phase, *counts, place])
     if len(moves) > _MOST_ROWS:
         rest = moves[_MOST_ROWS:]
@@ -161,10 +163,10 @@ def _alike(moves: Sequence[Collective]) -> Iterator[Collective]:
     """The collectives with those of one kind, axes, phase, note and place in the source added up."""
     groups: dict[tuple[Any, ...], list[Collective]] = {}
     for move in moves:
-        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.source), []).append(move)
-    for (*_, note, source), alike in groups.items():
-        (one,) = merge(replace(move, note="") for move in alike)
-        yield replace(one, note=note, source=source)
+        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
+    for (*_, source), alike in groups.items():
+        (one,) = merge(alike)
+        yield replace(one, source=source)
 
 
 def _print_memory(found: Inspection) -> None:

@@ -85,8 +85,10 @@ def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
-    rows = [row.to_json() for row in found.rows]
-    differences = [row.to_json() for row in found.rows if not row.is_equal]
+    from meshwright.viz.words import reason
+
+    rows = [row.to_json() | {"reason": reason(row)} for row in found.rows]
+    differences = [data for row, data in zip(found.rows, rows, strict=True) if not row.is_equal]
     return records | {"rows": rows, "differences": differences}
 
 
@@ -100,12 +102,14 @@ def _write_page(path: Path, found: Verification, measured: Record | None) -> Non
 
 def _print(found: Verification) -> None:
     """The table, with a column for what was measured where there is anything."""
+    from meshwright.viz.words import row_cells
+
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     print(f"{headline(plan.workload, plan.hardware)}\nmesh {plan.mesh} · compiled by {program.compiler} {took}\n")
     ran = any(row.measured is not None for row in rows)
     columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), ""]
-    show(console(), table(columns, [row.cells(with_measured=ran) for row in rows], left=(0, len(columns) - 1)))
+    show(console(), table(columns, [row_cells(row, with_measured=ran) for row in rows], left=(0, len(columns) - 1)))
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.compiler.program import CompiledProgram
 from meshwright.hlo import Instruction, Module, parse_hlo
-from meshwright.hlo.phases import is_of_partitioner, moved_for
+from meshwright.hlo.phases import consumer_of_move, is_partitioner_generated
 
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 
@@ -19,11 +19,11 @@ def read_optimized(program: CompiledProgram) -> Module:
     not. A collective is the same in both where channel, kind and name are.
     """
     module = parse_hlo(program.hlo)
-    if not program.partitioned or not any(map(is_of_partitioner, module.instructions())):
+    if not program.partitioned or not any(map(is_partitioner_generated, module.instructions())):
         return module
     left = parse_hlo(program.partitioned)
-    moves = [one for one in left.instructions() if is_of_partitioner(one) and one.opcode in _MOVES]
-    wanted = {_channel(one): use for one in moves if (use := moved_for(left, one)) is not None}
+    moves = [one for one in left.instructions() if is_partitioner_generated(one) and one.opcode in _MOVES]
+    wanted = {_channel(one): use for one in moves if (use := consumer_of_move(left, one)) is not None}
     computations = {
         name: replace(one, instructions={key: _named(found, wanted) for key, found in one.instructions.items()})
         for name, one in module.computations.items()

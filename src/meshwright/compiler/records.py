@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.compiler.optimized import read_optimized
 from meshwright.compiler.program import CompiledProgram
 from meshwright.hardware import parse_system
-from meshwright.hlo import collectives_between_slices, read_module
+from meshwright.hlo import dcn_collectives, read_module
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
 from meshwright.runtime import across_slices, within_slice
@@ -23,7 +23,7 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     record = read_module(module, within_slice(system, mesh.layout), hardware=hardware)
     if system.num_slices > 1:
         across = dict(zip(mesh.layout, across_slices(mesh.layout, system.num_slices), strict=True))
-        between = tuple(collectives_between_slices(module, across))
+        between = tuple(dcn_collectives(module, across))
         said = tuple(note for note in record.notes if not note.startswith(("send:", "recv:")))
         record = replace(record, collectives=(*record.collectives, *between), notes=said)
     fits = program.memory_bytes["peak"] <= system.usable_bytes if system.chip.kind != "cpu" else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.program import CompiledProgram
-from meshwright.hlo import Spec, parse_hlo, scope_of, spec_by_devices
+from meshwright.hlo import Spec, parse_hlo, parse_hlo_sharding, scope_of
 
 _WARNING = re.compile(
     r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go from sharding (\{.*?\})"
@@ -61,8 +61,8 @@ def _read(
             op=scope_of(op_name) or name,
             source=under.get(op_name) or named.get(name, ""),
             array=f"{dtype}[{dims}]",
-            before=_words(before, spec_by_devices(before, rank, mesh)),
-            after=_words(after, spec_by_devices(after, rank, mesh)),
+            before=_words(before, parse_hlo_sharding(before, rank, mesh)),
+            after=_words(after, parse_hlo_sharding(after, rank, mesh)),
         )
 
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.compiler.program import CompiledProgram
-from meshwright.hlo import Instruction, Module, Shape, Spec, parse_hlo, scope_of, spec_by_axes, spec_by_devices
+from meshwright.hlo import (
+    Instruction,
+    Module,
+    Shape,
+    Spec,
+    parse_hlo,
+    parse_hlo_sharding,
+    parse_shardy_sharding,
+    scope_of,
+)
 
 Role = Literal["input", "output", "intermediate"]
 
@@ -160,7 +169,7 @@ def _place(instruction: Instruction) -> _Place:
 def _wanted(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
     """The spec that an instruction of the annotated module asks for; by axes where Shardy says it."""
     said = _SDY.search(instruction.attributes.get("frontend_attributes", ""))
-    by_axes = spec_by_axes(said[1], mesh) if said else None
+    by_axes = parse_shardy_sharding(said[1], mesh) if said else None
     return by_axes or _specs(instruction, [instruction.shape], mesh, unsaid="")[0]
 
 
@@ -177,4 +186,4 @@ def _specs(
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
     texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)
     texts += [unsaid] * (len(arrays) - len(texts))
-    return [spec_by_devices(one, len(array.dims), mesh) for one, array in zip(texts, arrays, strict=False)]
+    return [parse_hlo_sharding(one, len(array.dims), mesh) for one, array in zip(texts, arrays, strict=False)]

@@ -28,17 +28,17 @@ def step_collectives(
 ) -> tuple[Collective, ...]:
     """Every collective of a step with more than one device in its group, in bytes per device and step.
 
-    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of the
-    bubble, whose time is a part of that; the same collectives in the same order, some more often.
+    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of
+    the bubble, whose time is a part of that; the same collectives in the same order, some more often.
     """
     step = train_step(workload, mesh, strategy)
-    return _collectives(step.ops.communication, step, workload, strategy, counted)
+    return _collectives(step.communication, step, workload, strategy, counted)
 
 
 def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
     """Those of a step's collectives that gather weights, and sum gradients and their norm."""
     step = train_step(workload, mesh, strategy)
-    return _collectives((op for op in step.ops.communication if op.of_weight), step, workload, strategy)
+    return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
 def activation_collectives(
@@ -46,7 +46,7 @@ def activation_collectives(
 ) -> tuple[Collective, ...]:
     """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
     step = train_step(workload, mesh, strategy)
-    return _collectives((op for op in step.ops.communication if not op.of_weight), step, workload, strategy, counted)
+    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy, counted)
 
 
 def dropless_padding_collectives(
@@ -65,7 +65,7 @@ def dropless_padding_collectives(
         is_of_copies = not {"C", "CT"}.isdisjoint(op.array.symbols)
         return is_of_copies and not (is_ragged and op.kind == "all-to-all" and op.array.width == "compute")
 
-    padded = _collectives(filter(is_padded, step.ops.communication), step, workload, strategy, "executed")
+    padded = _collectives(filter(is_padded, step.communication), step, workload, strategy, "executed")
     return tuple(replace(move, bytes=round(more * move.bytes)) for move in padded)
 
 
@@ -76,7 +76,7 @@ def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: St
     def untaken(op: Communicate, repeat: Repeat) -> int:
         return _runs(op, repeat, "static") - _runs(op, repeat, "executed")
 
-    return tuple(_priced(step.ops.communication, step, workload, strategy, untaken))
+    return tuple(_priced(step.communication, step, workload, strategy, untaken))
 
 
 def is_of_weights(move: Collective) -> bool:

@@ -138,7 +138,7 @@ def _attention(
     """The flops of attention, as often as its regions repeat."""
     is_fused = strategy.attention != "scores"
     made = HALVED if not is_fused and halves_queries(workload, mesh) else 1.0
-    sums = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+    sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in step.ops.attention:
         passes = 1.0 if op.phase != "backward" else FUSED_BACKWARD if is_fused else 2.0
         sums[op.phase] += count(step.repeats[op.region.name]) * passes * op.share * made * pair_flops(op, step)
@@ -148,7 +148,7 @@ def _attention(
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
     """The flops of products, each as often as its region repeats."""
     local = step.extents.local_dims
-    sums = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+    sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         each = 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
         sums[op.phase] += count(step.repeats[op.region.name]) * each

@@ -206,7 +206,7 @@ class OpTimer:
 
     def passes(self, ops: Iterable[Op]) -> PassSeconds:
         """The time of some ops by pass."""
-        sums = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+        sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
         for op in ops:
             sums[op.phase] += self.seconds(op)
         return PassSeconds(**sums)

@@ -1,55 +1,50 @@
-"""HLO text as data: instructions, loops, dataflow, collectives by mesh axis, flops."""
+"""HLO text as data: instructions, loops, dataflow, collectives by mesh axis, flops. Imports no JAX."""
 
-from meshwright.hlo.between_slices import collectives_between_slices
+from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.hlo.collectives import each_collective, groups_of, read_collectives
 from meshwright.hlo.dataflow import VIEWS, origin, uses
+from meshwright.hlo.dcn import dcn_collectives
 from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of
 from meshwright.hlo.groups import axes_of_groups
-from meshwright.hlo.loops import Runs, count_runs
-from meshwright.hlo.module import CALL_KEYS, Instruction, Module, contradictions
+from meshwright.hlo.loops import ExecutionCounts, count_executions
+from meshwright.hlo.module import CALL_KEYS, Instruction, Module, contradictions_as_errors
 from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.phases import Description, describe, scope_of, split_op_name
 from meshwright.hlo.records import read_hlo, read_module
-from meshwright.hlo.respelled import PADDED, PROMOTED, SLICED, SLICED_IN_PART, UNREAD, meant
 from meshwright.hlo.shapes import Shape
-from meshwright.hlo.specs import Spec, spec_by_axes, spec_by_devices
+from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
 from meshwright.hlo.tally import Tally
 
 __all__ = [
     "CALL_KEYS",
-    "PADDED",
-    "PROMOTED",
-    "SLICED",
-    "SLICED_IN_PART",
-    "UNREAD",
     "VIEWS",
     "Description",
+    "ExecutionCounts",
     "Instruction",
     "Module",
-    "Runs",
     "Shape",
     "Spec",
     "Tally",
     "axes_of_groups",
-    "collectives_between_slices",
-    "contradictions",
+    "canonicalize_collective",
+    "contradictions_as_errors",
+    "count_executions",
     "count_flops",
-    "count_runs",
+    "dcn_collectives",
     "describe",
     "each_collective",
     "evaluate",
     "flops_of",
     "groups_of",
-    "meant",
     "origin",
     "parse_hlo",
+    "parse_hlo_sharding",
+    "parse_shardy_sharding",
     "read_collectives",
     "read_hlo",
     "read_module",
     "scope_of",
-    "spec_by_axes",
-    "spec_by_devices",
     "split_op_name",
     "uses",
 ]

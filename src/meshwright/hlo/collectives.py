@@ -1,19 +1,19 @@
-"""Every collective of a compiled program: its mesh axes, its bytes, how often it runs, in which phase, from where."""
+"""The collectives of a program: mesh axes, bytes, executions per step, phase, source."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from meshwright.hlo.canonical import is_padded_gather, promoted_from, slice_lowering
 from meshwright.hlo.groups import Axes, Groups, axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
-from meshwright.hlo.loops import Runs, count_runs
+from meshwright.hlo.loops import ExecutionCounts, count_executions
 from meshwright.hlo.module import Instruction, Module
 from meshwright.hlo.phases import describe
-from meshwright.hlo.respelled import PADDED, PROMOTED, is_padded, promoted_from, sliced_note
 from meshwright.hlo.shapes import Shape
-from meshwright.record import KINDS, Collective, Kind, Phase
+from meshwright.record import KINDS, Collective, Kind, LoweredAs, Lowering, Phase
 
 _KINDS: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "ragged-all-to-all": "all-to-all"}
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
@@ -21,23 +21,23 @@ _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """What a program sends: its collectives, and notes on what they leave out or could not tell."""
+class ProgramCollectives:
+    """The collectives of a program, and notes on transfers that are not among them or could not be read."""
 
     collectives: tuple[Collective, ...]
     notes: tuple[str, ...]
 
 
-def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
-    """The collectives of a program on a mesh, with trip counts; those in groups of one device are left out.
+def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollectives:
+    """The collectives of a program on a mesh, with trip counts. Collectives in groups of one device are left out.
 
-    mesh: every axis and its degree in the order the devices are laid out in, outermost first. A collective is one entry
-    for each phase and note of the arrays it carries. One whose groups are no product of axes has axes () and a note.
-    An all-reduce that is a reduce-scatter or an all-gather in other words keeps its kind, and its note says so
-    (`respelled.SLICED`, `respelled.PADDED`; `respelled.meant` puts it in those words). What the TPU compiler spreads
-    over the fusions of one computation, and of loops inside it, is counted once, by its channel.
+    mesh: every axis and its degree in device order, outermost first. A collective is one entry for each phase and
+    lowering of its arrays. One whose groups are no product of axes has axes () and a note. An all-reduce that stands
+    for a reduce-scatter or an all-gather keeps its kind and says so in `lowerings`; `canonical.canonicalize_collective`
+    undoes that. A collective that the TPU compiler spreads over several fusions, or inner loops, is counted once, by
+    its channel.
     """
-    runs = count_runs(module)
+    runs = count_executions(module)
     collectives = [one for _, entries in each_collective(module, mesh, runs) for one in entries]
     left_out: Counter[str] = Counter()
     for instruction in module.instructions():
@@ -45,17 +45,18 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> Traffic:
         if opcode in _NOT_COUNTED and times:
             left_out[opcode] += times
     notes = [f"{opcode}: {count} a step, not among the collectives" for opcode, count in left_out.items()]
-    return Traffic(collectives=tuple(collectives), notes=(*runs.notes, *notes))
+    return ProgramCollectives(collectives=tuple(collectives), notes=(*runs.notes, *notes))
 
 
 def each_collective(
-    module: Module, mesh: Mapping[str, int], runs: Runs
+    module: Module, mesh: Mapping[str, int], runs: ExecutionCounts
 ) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
-    """Each instruction that communicates, the first of one over several fusions, and what `read_collectives` says.
+    """Each communicating instruction with its entries, as in `read_collectives`.
 
-    One that does not run, or in groups of one device, is left out.
+    Of a collective spread over fusions the first instruction. Instructions that never run, or run in groups of one
+    device, are left out.
     """
-    further = _further_parts(module)
+    further = _repeated_parts(module)
     for instruction in module.instructions():
         times = runs.times[instruction.computation]
         if collective_kind(instruction) is None or not times:
@@ -66,32 +67,32 @@ def each_collective(
                 yield instruction, entries
 
 
-def _further_parts(module: Module) -> frozenset[tuple[str, str]]:
-    """What is counted already, by computation and name: parts of one collective that stand in several fusions.
+def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
+    """Instructions already counted, by computation and name: further parts of a collective spread over several fusions.
 
-    They have kind and channel in common, and the fusions stand in one computation or in loops inside it. The first in
-    the outermost counts: a gather that goes on through the trips of an inner loop is still one.
+    Parts share kind and channel; their fusions are in one computation or in loops inside it. The first in the outermost
+    counts: a gather that continues through the iterations of an inner loop is still one.
     """
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():
         kind, channel = collective_kind(instruction), instruction.attributes.get("channel_id")
         # Of several slices all that are reduce-scatters have one channel, each a fusion of its own.
         if kind is not None and channel and not _is_hidden_reduce_scatter(module, instruction):
-            *_, home = _outwards(module, instruction.computation, "fusion")
+            *_, home = _single_callers(module, instruction.computation, "fusion")
             if home != instruction.computation:
                 parts[channel, kind].append((home, instruction))
     further = set()
     for alike in parts.values():
         homes = [home for home, _ in alike]
         for number, (home, instruction) in enumerate(alike):
-            around = _outwards(module, home, "while")[1:]
+            around = _single_callers(module, home, "while")[1:]
             if home in homes[:number] or any(other in around for other in homes):
                 further.add((instruction.computation, instruction.name))
     return frozenset(further)
 
 
-def _outwards(module: Module, computation: str, opcode: str) -> list[str]:
-    """A computation and those around it, as far as each is called once, by an instruction of some opcode."""
+def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
+    """A computation and those around it, as long as each has one caller, of the given opcode."""
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)
@@ -99,16 +100,16 @@ def _outwards(module: Module, computation: str, opcode: str) -> list[str]:
 
 
 def collective_kind(instruction: Instruction) -> Kind | None:
-    """The kind of collective that an instruction makes or starts; None of one that makes none."""
+    """The kind of collective that an instruction runs or starts, or None."""
     return _KINDS.get(instruction.opcode.removesuffix("-start"))
 
 
 def collective_entries(
     module: Module, instruction: Instruction, mesh: Mapping[str, int], times: int = 1
 ) -> Iterator[Collective]:
-    """One collective, run so many times, as entries of a record, one for each phase and note of its arrays.
+    """One collective, run `times` times, as record entries: one for each phase and lowering of its arrays.
 
-    None where its groups have one device each.
+    No entry where its groups have one device each.
     """
     kind, groups = _KINDS[instruction.opcode.removesuffix("-start")], groups_of(instruction, mesh)
     axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
@@ -116,16 +117,16 @@ def collective_entries(
         return
     scattered = _is_hidden_reduce_scatter(module, instruction)
     shapes = _shapes(module, instruction)
-    notes = [
-        "" if scattered else _note(module, instruction, number, len(shapes), axes or (), mesh)
+    lowerings = [
+        None if scattered else _lowering(module, instruction, number, len(shapes), axes or (), mesh)
         for number in range(len(shapes))
     ]
-    moves = kind in _MOVES or all(PADDED in note for note in notes)
+    moves = kind in _MOVES or all(one is not None and one.form == LoweredAs.PADDED_ALL_REDUCE for one in lowerings)
     descriptions = describe(module, instruction, number=len(shapes), moves=moves)
-    mixed = "" if axes is not None else f"its groups are no product of mesh axes: {_shorten(instruction)}"
+    note = "" if axes is not None else f"its groups are no product of mesh axes: {_shorten(instruction)}"
     phases: list[Phase] = [description.phase for description in descriptions]
-    for phase, note in dict.fromkeys(zip(phases, notes, strict=True)):
-        alike = [i for i in range(len(shapes)) if (phases[i], notes[i]) == (phase, note)]
+    for phase, lowering in dict.fromkeys(zip(phases, lowerings, strict=True)):
+        alike = [i for i in range(len(shapes)) if (phases[i], lowerings[i]) == (phase, lowering)]
         yield Collective(
             kind="reduce-scatter" if scattered else kind,
             axes=axes or (),
@@ -134,7 +135,8 @@ def collective_entries(
             count=times,
             array=_arrays([shapes[i] for i in alike]),
             source=descriptions[alike[0]].place,
-            note="; ".join(filter(None, (note, mixed))),
+            note=note,
+            lowerings=() if lowering is None else (lowering,),
         )
 
 
@@ -146,7 +148,7 @@ def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
 
 
 def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
-    """The arrays whose bytes count: the results of an all-gather, the operands of the others."""
+    """The arrays whose bytes count: results of an all-gather, operands of the others."""
     if instruction.opcode == "all-gather":
         return list(instruction.shape.arrays())
     if instruction.opcode == "all-gather-start":
@@ -164,27 +166,29 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
 
 
 def _permutes_in_place(instruction: Instruction) -> bool:
-    """Whether a permute has one array, whatever its operands; a combined one has a tuple of them."""
+    """Whether a permute moves one array, whatever its operands; a combined one moves a tuple."""
     started = instruction.opcode == "collective-permute-start" and instruction.shape.elements
     made = instruction.shape.elements[0] if started else instruction.shape
     return instruction.opcode.startswith("collective-permute") and made.dtype != "tuple"
 
 
-def _note(module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]) -> str:
-    """What there is to note on one array: what the collective stands for, and what its data would be elsewhere."""
+def _lowering(
+    module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]
+) -> Lowering | None:
+    """How the compiler lowered one array of a collective otherwise than the program asked; None where it did not."""
     result = _result(module, instruction, number, of)
     if result is None:
-        return ""
-    notes = []
+        return None
+    found = None
     operand = module.operands(instruction)[number]
     reducer = next(iter(instruction.called("to_apply")), "")
     if instruction.opcode.startswith("all-reduce"):
         sums = module.root(reducer).opcode in ("add", "or")
-        padded = sums and is_padded(module, operand, axes, mesh)
-        notes.append(PADDED if padded else sliced_note(module, result, axes, mesh))
+        padded = sums and is_padded_gather(module, operand, axes, mesh)
+        found = Lowering(form=LoweredAs.PADDED_ALL_REDUCE) if padded else slice_lowering(module, result, axes, mesh)
     if dtype := promoted_from(module, operand, result, reducer):
-        notes.append(PROMOTED.format(dtype=dtype))
-    return "; ".join(filter(None, notes))
+        found = replace(found or Lowering(), promoted_from=dtype)
+    return found
 
 
 def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
@@ -221,6 +225,6 @@ def _arrays(shapes: list[Shape]) -> str:
 
 
 def _shorten(instruction: Instruction) -> str:
-    """The groups as printed, cut to a line's length."""
+    """The groups as printed, cut to line length."""
     text = instruction.attributes.get("replica_groups", "")
     return text if len(text) <= 60 else text[:57] + "..."

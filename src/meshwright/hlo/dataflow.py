@@ -1,4 +1,4 @@
-"""Where a value of a program comes from, and where it goes."""
+"""Where a value of a program comes from, and where it is used."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from meshwright.hlo.module import Instruction, Module
 
 VIEWS = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done", "opt-barrier"})
-"""Instructions that hand on the same elements, in another layout, place or shape."""
+"""Instructions whose result has the same elements in another layout, memory or shape."""
 
 INLINE = ("fusion", "call")
-"""Instructions that stand for the computation they call: a value goes in as a parameter and comes out as its root."""
+"""Instructions that stand for the computation they call: operands are its parameters, the result is its root."""
 
 _LONGEST_CHAIN = 400
-"""How far a value is followed; no program seen comes near."""
+"""How many steps a value is followed; real programs stay far below."""
 
 
 def origin(module: Module, instruction: Instruction, through: frozenset[str] = VIEWS) -> Instruction:
-    """The instruction that made a value: back through views, out of and into fusions, out of tuples and loops."""
+    """The instruction that computed a value: back through views, fusions, tuples and loops."""
     for _ in range(_LONGEST_CHAIN):
-        before = handed_on(module, instruction, through)
+        before = forwarded_from(module, instruction, through)
         if before is None:
             break
         instruction = before
@@ -29,10 +29,10 @@ def origin(module: Module, instruction: Instruction, through: frozenset[str] = V
 def uses(
     module: Module, value: Instruction, through: frozenset[str] = VIEWS
 ) -> Iterator[tuple[Instruction, Instruction]]:
-    """Each first use of a value that is no view, as (user, the view of the value that it takes).
+    """The first uses of a value that are not views, as (user, the view of the value that it takes).
 
-    Followed into and out of fusions and through the `-done` of an asynchronous pair. A value that leaves its
-    computation otherwise (a loop's next trip, the program's result) is used by the instruction that takes it away.
+    Followed into and out of fusions, and through the `-done` of an asynchronous pair. A value that leaves its
+    computation otherwise (next loop iteration, program result) is used by the instruction that carries it out.
     """
     waiting, seen = [value], set()
     while waiting:
@@ -41,7 +41,7 @@ def uses(
             continue
         seen.add((held.computation, held.name))
         for user in module.users(held):
-            forward = _one_forward(module, held, user, through)
+            forward = _forwarded_to(module, held, user, through)
             waiting += forward
             if not forward:
                 yield user, held
@@ -53,9 +53,9 @@ def uses(
 
 
 def element(module: Module, instruction: Instruction, index: int) -> Instruction | None:
-    """The instruction that makes one element of a tuple; of a loop's, one that the loop hands on unchanged.
+    """The instruction that computes one element of a tuple, also of a loop's if the loop leaves it unchanged.
 
-    None where that cannot be told.
+    None where that cannot be determined.
     """
     for _ in range(_LONGEST_CHAIN):
         if instruction.opcode == "tuple":
@@ -64,10 +64,10 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
             instruction = module.operand(instruction)
         elif instruction.opcode in INLINE:
             instruction = module.root(_inside(instruction))
-        elif instruction.opcode == "while" and _is_constant(module, instruction, index):
+        elif instruction.opcode == "while" and _is_loop_invariant(module, instruction, index):
             instruction = module.operand(instruction)
         elif instruction.opcode == "parameter" and (caller := _only_caller(module, instruction)) is not None:
-            hands_on = caller.opcode == "while" and _is_constant(module, caller, index)
+            hands_on = caller.opcode == "while" and _is_loop_invariant(module, caller, index)
             if not hands_on and caller.opcode not in INLINE:
                 return None
             instruction = module.operand(caller, instruction.index)
@@ -76,8 +76,8 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
     return None
 
 
-def handed_on(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
-    """The instruction whose value another one hands on, one step back; None where that makes its own."""
+def forwarded_from(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
+    """The instruction whose value this one forwards, one step back; None where it computes its own."""
     if instruction.opcode in through or instruction.opcode.endswith("-done"):
         return module.operand(instruction) if instruction.operands else None
     if instruction.opcode == "get-tuple-element":
@@ -88,11 +88,11 @@ def handed_on(module: Module, instruction: Instruction, through: frozenset[str])
         caller = _only_caller(module, instruction)
         if caller is not None and caller.opcode in INLINE and instruction.index < len(caller.operands):
             return module.operand(caller, instruction.index)
-    return _in_pieces(module, instruction)
+    return _joined_slices(module, instruction)
 
 
-def _in_pieces(module: Module, instruction: Instruction) -> Instruction | None:
-    """The array that the TPU compiler fetches in slices and joins again; None where an instruction is no such thing."""
+def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
+    """The array that the TPU compiler fetches in slices and joins again; None for anything else."""
     if instruction.opcode != "custom-call" or instruction.attributes.get("custom_call_target") != '"ConcatBitcast"':
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
@@ -101,8 +101,11 @@ def _in_pieces(module: Module, instruction: Instruction) -> Instruction | None:
     return module.operand(starts[0]) if is_whole else None
 
 
-def _one_forward(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
-    """What a user hands a value on as: itself where it is a view, parameters inside a fusion; nothing where it ends."""
+def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
+    """What a user forwards a value as: itself if it is a view, parameters inside a fusion.
+
+    Nothing where the value is used.
+    """
     if user.opcode in through or user.opcode.endswith("-done"):
         return [user]
     if user.opcode in INLINE:
@@ -123,8 +126,8 @@ def _inside(instruction: Instruction) -> str:
     return instruction.called("calls", "to_apply")[0]
 
 
-def _is_constant(module: Module, loop: Instruction, index: int) -> bool:
-    """Whether a loop's body hands on an element of its tuple unchanged."""
+def _is_loop_invariant(module: Module, loop: Instruction, index: int) -> bool:
+    """Whether a loop's body leaves an element of its tuple unchanged."""
     root = module.root(loop.called("body")[0])
     if root.opcode != "tuple" or index >= len(root.operands):
         return False
@@ -137,6 +140,6 @@ def _is_constant(module: Module, loop: Instruction, index: int) -> bool:
 
 
 def _only_caller(module: Module, parameter: Instruction) -> Instruction | None:
-    """The one instruction that calls a parameter's computation; None where several do, or none."""
+    """The single instruction that calls a parameter's computation, or None."""
     callers = module.callers[parameter.computation]
     return callers[0] if len(callers) == 1 else None

@@ -1,4 +1,4 @@
-"""What an integer is on each device: indices that a program computes from the device's number and from constants."""
+"""Evaluate integers of a program on every device: indices computed from the device's id and constants."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshwright.hlo.dataflow import VIEWS, handed_on
+from meshwright.hlo.dataflow import VIEWS, forwarded_from
 from meshwright.hlo.module import Instruction, Module
 
 Memory = dict[tuple[str, str], np.ndarray | None]
 
 _DEEPEST = 150
-"""How far an index is traced back; longer chains are given up. Python's own stack ends at 1000, at three calls each."""
+"""How far an index is traced back. Python's stack ends at 1000 frames, at three per step."""
 
 _WHOLE_NUMBERS = "sup"  # s32, u32, pred and the like
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -44,7 +44,7 @@ _COMPARISONS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 def evaluate(module: Module, instruction: Instruction, num_devices: int) -> np.ndarray | None:
-    """An integer value on every device, [num_devices, *dims]; None where it is not fixed by the device's number.
+    """An integer value on every device, [num_devices, *dims]; None where it depends on more than the device's id.
 
     Device r * num_partitions + p is partition p of replica r.
     """
@@ -52,7 +52,7 @@ def evaluate(module: Module, instruction: Instruction, num_devices: int) -> np.n
 
 
 def _known(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
-    """The value of an instruction, from memory where it has been asked for before."""
+    """`_value`, memoized."""
     key = (instruction.computation, instruction.name)
     if key not in memory:
         memory[key] = None if depth > _DEEPEST else _value(module, instruction, n, memory, depth + 1)
@@ -60,7 +60,6 @@ def _known(module: Module, instruction: Instruction, n: int, memory: Memory, dep
 
 
 def _value(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
-    """The value of one instruction from those of its operands."""
     opcode = instruction.opcode
     if instruction.shape.dtype[0] not in _WHOLE_NUMBERS and opcode != "copy-start":  # which makes a tuple
         return None
@@ -72,7 +71,7 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
     if opcode == "custom-call" and instruction.attributes.get("custom_call_target") == '"SliceId"':
         # Of several slices the devices are those of the first; each of the others has the same program.
         return np.zeros(n, dtype=np.int64)
-    before = handed_on(module, instruction, VIEWS - {"transpose"} | {"convert"})
+    before = forwarded_from(module, instruction, VIEWS - {"transpose"} | {"convert"})
     if before is not None:
         value = _known(module, before, n, memory, depth)
         return None if value is None else _reshaped(value, instruction, n)
@@ -103,18 +102,18 @@ def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> n
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whole division as HLO does it: towards zero; by zero, which no program means, by one."""
+    """Integer division as in HLO: towards zero. Division by zero, which no program means, divides by one."""
     b = np.where(b == 0, 1, b)
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 
 
 def slice_sizes(instruction: Instruction) -> tuple[int, ...]:
-    """The size of each dim that a dynamic-slice cuts out."""
+    """The sizes of a dynamic-slice's result."""
     return tuple(int(size) for size in _INTEGER.findall(instruction.attributes["dynamic_slice_sizes"]))
 
 
 def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
-    """An integer literal on every device; None of one that the compiler prints as `{...}`."""
+    """An integer literal on every device; None where the compiler printed `{...}`."""
     digits = instruction.text.replace("true", "1").replace("false", "0")
     values = _INTEGER.findall(digits)
     size = instruction.shape.size
@@ -126,7 +125,6 @@ def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
 
 
 def _reshaped(value: np.ndarray, instruction: Instruction, n: int) -> np.ndarray | None:
-    """A value in the shape its instruction has."""
     if instruction.shape.dtype == "tuple":
         return value
     return value.reshape(n, *instruction.shape.dims) if value.size == n * instruction.shape.size else None

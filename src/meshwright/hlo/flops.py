@@ -1,4 +1,4 @@
-"""The floating point operations of a step per device, counted from the products in the compiled program."""
+"""The floating point operations of a step per device, counted from the products of the compiled program."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.loops import count_runs
+from meshwright.hlo.loops import count_executions
 from meshwright.hlo.module import Instruction, Module
-from meshwright.hlo.tally import Part, Tally, part_of
+from meshwright.hlo.tally import PhaseScope, Tally, phase_and_scope
 
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d{1,18})')
@@ -23,14 +23,14 @@ _KERNELS = ("tpu_custom_call", "__gpu$", "__cublas$", "__cudnn$", "__onednn$", "
 
 
 def count_flops(module: Module) -> Tally:
-    """The flops of all products of a program: dots, convolutions (what the TPU compiler makes of dots), GEMM calls.
+    """The flops of all products of a program: dots, convolutions (the TPU compiler's form of dots), GEMM calls.
 
-    A multiplication and an addition are two; loop bodies count as often as they run, unlike in XLA's own
-    `cost_analysis`. Elementwise work is not in it. A kernel counts what its author estimated (`pl.CostEstimate`); one
-    without an estimate is named in the notes.
+    A multiply-add counts two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`. Elementwise
+    work is not counted. A kernel counts its author's estimate (`pl.CostEstimate`); kernels without one are named in the
+    notes.
     """
-    runs = count_runs(module)
-    by_part: Counter[Part] = Counter()
+    runs = count_executions(module)
+    by_part: Counter[PhaseScope] = Counter()
     unknown: Counter[str] = Counter()
     for instruction in module.instructions():
         times = runs.times[instruction.computation]
@@ -40,13 +40,13 @@ def count_flops(module: Module) -> Tally:
         if flops is None:
             unknown[_target(instruction)] += times
         elif flops:
-            by_part[part_of(module, instruction)] += times * flops
+            by_part[phase_and_scope(module, instruction)] += times * flops
     notes = [f"{count} calls a step of {target} have no known flops" for target, count in unknown.items()]
-    return Tally(by_part=dict(by_part), notes=(*runs.notes, *notes))
+    return Tally(by_phase_scope=dict(by_part), notes=(*runs.notes, *notes))
 
 
 def flops_of(module: Module, instruction: Instruction) -> int | None:
-    """The flops of one run of an instruction: 0 of one that is no product, None of a kernel that does not say."""
+    """The flops of one execution of an instruction: 0 for no product, None for a kernel without an estimate."""
     if instruction.opcode == "dot":
         dims = _list(instruction.attributes.get("lhs_contracting_dims", ""))
         return _dot(module, instruction, dims)
@@ -63,7 +63,7 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether an instruction calls a kernel that somebody wrote, of which HLO says no more than its arrays."""
+    """Whether an instruction calls a hand-written kernel, about which HLO says no more than its arrays."""
     target = _target(instruction)
     return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 
@@ -78,10 +78,10 @@ def _dot(module: Module, instruction: Instruction, contracted: list[int]) -> int
 
 
 def _convolution(module: Module, instruction: Instruction) -> int:
-    """Two flops for each pair of an input and a kernel element that meet in each element of the result.
+    """Two flops for each pair of input and kernel elements that meet in an element of the result.
 
-    As XLA's HloCostAnalysis counts: positions in the padding and in the holes of a dilation are no work. The TPU
-    compiler writes batched dots with windows that mostly meet padding.
+    As in XLA's HloCostAnalysis: positions in padding and in the holes of a dilation do not count. The TPU compiler
+    writes batched dots with windows that mostly cover padding.
     """
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
     shapes = [operand.shape.dims for operand in module.operands(instruction)]
@@ -91,14 +91,16 @@ def _convolution(module: Module, instruction: Instruction) -> int:
     window = _window(instruction.attributes.get("window", ""))
     positions = 1
     for dim in sorted(label for label in size[0] if label.isdigit()):
-        positions *= _meetings(size[0][dim], size[1][dim], size[2][dim], {k: v[int(dim)] for k, v in window.items()})
+        positions *= _num_overlaps(
+            size[0][dim], size[1][dim], size[2][dim], {k: v[int(dim)] for k, v in window.items()}
+        )
     return 2 * size[2]["b"] * size[2]["f"] * size[1]["i"] * positions
 
 
-def _meetings(inputs: int, kernel: int, outputs: int, window: Mapping[str, tuple[int, ...]]) -> int:
+def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, tuple[int, ...]]) -> int:
     """How many (kernel, output) positions along one dim read an element of the input.
 
-    Output o and kernel k read position o * stride + k * rhs_dilate - pad of the input, whose elements lie lhs_dilate
+    Output o and kernel k read position o * stride + k * rhs_dilate - pad of the input, whose elements are lhs_dilate
     apart.
     """
     stride, pad = window.get("stride", (1,))[0], window.get("pad", (0,))[0]
@@ -125,7 +127,7 @@ def _meetings(inputs: int, kernel: int, outputs: int, window: Mapping[str, tuple
 
 
 def _window(text: str) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """The fields of `{size=1x8 pad=0_0x7_7}`, each a value (a pair for pad) for every spatial dim."""
+    """The fields of `{size=1x8 pad=0_0x7_7}`, a value (a pair for pad) for every spatial dim."""
     return {
         key: tuple(tuple(int(number) for number in part.split("_")) for part in value.split("x"))
         for key, value in _WINDOW_FIELD.findall(text.strip("{}"))
@@ -133,7 +135,6 @@ def _window(text: str) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def _target(instruction: Instruction) -> str:
-    """The name of what a custom call calls."""
     return instruction.attributes.get("custom_call_target", "").strip('"')
 
 

@@ -1,4 +1,4 @@
-"""Which devices talk to each other in a collective, and along which mesh axes that is.
+"""Which devices communicate in a collective, and along which mesh axes.
 
 A replica or partition id is a position in the mesh's devices, flattened with the last axis fastest.
 """
@@ -17,7 +17,7 @@ from meshwright.errors import MeshwrightError
 Groups = tuple[tuple[int, ...], ...]
 Axes = tuple[str, ...]
 
-MOST_DEVICES = 1 << 20
+MAX_DEVICES = 1 << 20
 
 _LISTS = re.compile(r"\{([\d,\s]*)\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -27,31 +27,35 @@ _AXIS = re.compile(r"'?([^'=,:\s]+)'?(?:=(\d+)|:\((\d+)\)(\d+))?")
 
 
 class SubAxis(NamedTuple):
-    """A part of an axis of `degree`: of its index in mixed base, the digit of `size` behind those of `before`."""
+    """A part of a mesh axis of `degree`: a digit of its index in mixed radix.
+
+    before: product of the sizes of the digits before it. size: number of values of the digit.
+    """
 
     degree: int
     before: int
     size: int
 
     def digit(self, index: int) -> int:
-        """This part of an index along the axis."""
+        """This digit of an index along the axis."""
         return index // self.step % self.size
 
     @property
     def step(self) -> int:
-        """How far the index moves when this digit moves by one."""
+        """How far the index moves when the digit moves by one."""
         return self.degree // (self.before * self.size)
 
 
 def parse_groups(text: str, *, num_devices: int) -> Groups:
-    """The groups of devices that a `replica_groups` attribute means.
+    """Parse a `replica_groups` attribute into groups of devices.
 
-    Three spellings: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of the second shape, transposed, cut in rows of the
-    first; `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others, where an axis may be
-    in part (`'a':(2)2`) and the mesh's devices in an order (`device_ids=([2,4]T(1,0))`). `{}` is all devices as one.
+    Three notations: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of the second shape, transposed and cut into rows of
+    the first; `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others. In the last an
+    axis may be partial (`'a':(2)2`) and devices reordered (`device_ids=([2,4]T(1,0))`). `{}` is one group of all
+    devices.
     """
     try:
-        groups = _spelled(text.strip(), num_devices)
+        groups = _parse_groups(text.strip(), num_devices)
     except (ValueError, KeyError, ZeroDivisionError) as error:
         raise MeshwrightError(f"replica_groups {text[:80]!r} contradict themselves: {error}") from None
     if groups is None:
@@ -71,9 +75,9 @@ def parse_pairs(text: str) -> Groups:
 
 
 def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
-    """The mesh axes along which all groups lie, in the mesh's order; None where the groups are no product of axes.
+    """The mesh axes along which all groups extend, in the mesh's order; None where the groups are no product of axes.
 
-    mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () is groups of one device.
+    mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () means groups of one device.
     """
     degrees = tuple(mesh.values())
     found: Axes | None = None
@@ -103,22 +107,22 @@ def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> 
     return tuple(axis for axis in mesh if axis in moved)
 
 
-def _spelled(text: str, num_devices: int) -> Groups | None:
-    """The groups of one of the three spellings; None for any other text."""
+def _parse_groups(text: str, num_devices: int) -> Groups | None:
+    """The groups in one of the three notations; None for any other text."""
     if text.startswith("{"):
         return _lists(text) or (tuple(range(num_devices)),)
     if found := _IOTA.fullmatch(text):
         rows = _numbers(found[1])
         return tuple(map(tuple, _iota(_numbers(found[2]), found[3]).reshape(rows).tolist()))
     if found := _MESH.fullmatch(text):
-        return _along(found[1], found[2] or "", found[3])
+        return _mesh_groups(found[1], found[2] or "", found[3])
     return None
 
 
 def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray]:
-    """The axes of a mesh that HLO prints, `'a'=4,'b'=2`, and the device at each of its positions.
+    """The axes of a mesh printed in HLO, `'a'=4,'b'=2`, and the device at each position.
 
-    devices: what its `device_ids` say, `[2,4]T(1,0)` or `6,3,0,1`; '' of devices in order.
+    devices: the text of `device_ids`, `[2,4]T(1,0)` or `6,3,0,1`; '' for devices in order.
     """
     degrees = {axis[1]: int(axis[2] or 0) for axis in _AXIS.finditer(mesh)}
     _check_size(tuple(degrees.values()))
@@ -126,15 +130,15 @@ def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray
 
 
 def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]:
-    """The axes that a text names, each whole or in part: `'a','b':(2)2`."""
+    """The axes named in a text, each whole or partial: `'a','b':(2)2`."""
     return [
         (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
         for axis in _AXIS.finditer(text)
     ]
 
 
-def _along(mesh: str, devices: str, grouped: str) -> Groups:
-    """One group along the axes `grouped` for each index of all others, as in `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`."""
+def _mesh_groups(mesh: str, devices: str, grouped: str) -> Groups:
+    """One group along the axes `grouped` for each index of the others, as in `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`."""
     degrees, order = mesh_devices(mesh, devices)
     parts = sub_axes(grouped, degrees)
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
@@ -148,7 +152,7 @@ def _along(mesh: str, devices: str, grouped: str) -> Groups:
 
 
 def _device_order(text: str, num_devices: int) -> list[int]:
-    """The device at each position of a mesh: `[2,4]T(1,0)`, `6,3,0,1`, or its own number where nothing is said."""
+    """The device at each position of a mesh: `[2,4]T(1,0)`, `6,3,0,1`, or devices in order where nothing is given."""
     if not text:
         return list(range(num_devices))
     if found := _TILES.fullmatch(text):
@@ -157,23 +161,22 @@ def _device_order(text: str, num_devices: int) -> list[int]:
 
 
 def _iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
-    """0, 1, 2, ... in a shape, its dims in another order where one is given."""
+    """0, 1, 2, ... in a shape, optionally transposed."""
     _check_size(shape)
     iota = np.arange(math.prod(shape)).reshape(shape)
     return iota.transpose(_numbers(order)) if order else iota
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
-    """Raise where a shape has no device, or more than any machine: a corrupt text must not ask for all the memory."""
-    if not 0 < math.prod(shape) <= MOST_DEVICES:
+    """Raise for a shape with no device, or more than any machine: corrupt text must not exhaust memory."""
+    if not 0 < math.prod(shape) <= MAX_DEVICES:
         raise ValueError(f"{math.prod(shape)} devices")
 
 
 def _lists(text: str) -> Groups:
-    """The rows of `{{0,1},{2,3}}`; none of `{}`."""
+    """The rows of `{{0,1},{2,3}}`; none for `{}`."""
     return tuple(_numbers(row) for row in _LISTS.findall(text[1:-1]))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers of `1,0`."""
     return tuple(int(number) for number in text.split(",") if number.strip())

@@ -15,20 +15,20 @@ _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
-    """times: how often each computation runs a step; 0 for those applied to single elements (a reduction's addition).
+class ExecutionCounts:
+    """times: how often each computation runs in a step; 0 for those applied per element (a reduction's addition).
 
-    notes: what could not be read off the program.
+    notes: what could not be read from the program.
     """
 
     times: Mapping[str, int]
     notes: tuple[str, ...]
 
 
-def count_runs(module: Module) -> Runs:
+def count_executions(module: Module) -> ExecutionCounts:
     """How often each computation runs: loops multiply, every branch of a conditional counts once.
 
-    A loop whose trips cannot be read counts as one trip, and a note says so.
+    A loop with an unknown trip count counts as one iteration, with a note.
     """
     times = dict.fromkeys(module.computations, 0)
     times[module.entry] = 1
@@ -38,24 +38,26 @@ def count_runs(module: Module) -> Runs:
         if not times[computation.name]:
             continue
         for instruction in computation.instructions.values():
-            for callee, factor in _runs_of(module, instruction, notes):
+            for callee, factor in _called_counts(module, instruction, notes):
                 times[callee] += times[computation.name] * factor
-    return Runs(times=times, notes=tuple(dict.fromkeys(notes)))
+    return ExecutionCounts(times=times, notes=tuple(dict.fromkeys(notes)))
 
 
-def in_sequence(module: Module) -> list[str]:
-    """The computations that run instruction by instruction: the entry, loops' bodies, branches, what is called."""
+def sequential_computations(module: Module) -> list[str]:
+    """The computations that run instruction by instruction: the entry, loop bodies, branches, called ones."""
     found, waiting = [], [module.entry]
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.append(name)
-            waiting += [called for i in module.computations[name].instructions.values() for called in steps_into(i)]
+            waiting += [
+                called for i in module.computations[name].instructions.values() for called in called_in_sequence(i)
+            ]
     return found
 
 
-def steps_into(instruction: Instruction) -> tuple[str, ...]:
-    """The computations that an instruction runs instruction by instruction; a loop's condition makes no arrays."""
+def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
+    """The computations that an instruction runs instruction by instruction. A loop's condition makes no arrays."""
     keys = {
         "while": ("body",),
         "call": ("to_apply",),
@@ -65,10 +67,10 @@ def steps_into(instruction: Instruction) -> tuple[str, ...]:
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
-    """How often a while loop's body runs, at most where it may end sooner; None where that depends on data alone.
+    """The trip count of a while loop, or its maximum where the loop may end sooner; None where it depends on data.
 
-    From `known_trip_count` where the backend writes it (CPU, GPU), else from a condition that compares an element
-    counting up or down by a constant with another constant (all that the TPU compiler prints).
+    From `known_trip_count` where the backend writes it (CPU, GPU). Otherwise from a condition that compares an element,
+    which counts up or down by a constant, with another constant; the TPU compiler prints nothing else.
     """
     if found := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(found[1])
@@ -79,11 +81,11 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     start, step = _start(module, loop, index), _step(module, loop, index)
     if start is None or not step:
         return None
-    return _trips(start, step, limit, direction)
+    return _count_trips(start, step, limit, direction)
 
 
-def _runs_of(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
-    """The computations that an instruction runs, and how often each time it runs itself."""
+def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
+    """The computations that an instruction runs, and how often per run of its own."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode == "while":
         trips = trip_count(module, instruction)
@@ -102,46 +104,46 @@ def _runs_of(module: Module, instruction: Instruction, notes: list[str]) -> list
 
 
 def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
-    """The element of its tuple that a loop's condition compares, how, and with what constant.
+    """The tuple element that a loop's condition compares, the direction, and the constant.
 
-    Of several comparisons that all have to hold the one with a constant: that many trips are the most there are.
+    Of several comparisons joined by `and`, the one with a constant: it bounds the trip count.
     """
     root, arguments = module.root(loop.called("condition")[0]), None
     if root.opcode == "fusion":
         root, arguments = module.root(root.called("calls")[0]), module.operands(root)
     for compare in module.operands(root) if root.opcode == "and" else (root,):
-        if compare.opcode == "compare" and (found := _with_constant(module, compare, arguments)):
+        if compare.opcode == "compare" and (found := _compared_with_constant(module, compare, arguments)):
             return found
     return None
 
 
-def _with_constant(
+def _compared_with_constant(
     module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
 ) -> tuple[int, str, int] | None:
-    """What `_comparison` says of one comparison, in a fusion of these arguments."""
-    sides = [_outside(side, arguments) for side in module.operands(compare)]
+    """`_comparison` of one compare instruction, inside a fusion with these arguments."""
+    sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(compare)]
     direction = compare.attributes.get("direction", "")
     for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):
-        limit = _number(module, other)
+        limit = _constant_value(module, other)
         if side.opcode == "get-tuple-element" and limit is not None and way in _FLIPPED:
             return side.index, way, limit
     return None
 
 
-def _outside(side: Instruction, arguments: tuple[Instruction, ...] | None) -> Instruction:
-    """An operand of a fused comparison, seen from outside the fusion."""
+def _resolve_fusion_parameter(side: Instruction, arguments: tuple[Instruction, ...] | None) -> Instruction:
+    """An operand inside a fusion as the value outside it."""
     inside = arguments is None or side.opcode != "parameter"
     return side if inside or arguments is None else arguments[side.index]
 
 
 def _start(module: Module, loop: Instruction, index: int) -> int | None:
-    """The constant with which an element enters a loop."""
+    """The constant initial value of a loop's tuple element."""
     first = element(module, module.operand(loop), index)
-    return None if first is None else _number(module, first)
+    return None if first is None else _constant_value(module, first)
 
 
 def _step(module: Module, loop: Instruction, index: int) -> int | None:
-    """By how much an element moves each trip, where that is a constant."""
+    """The constant by which a tuple element changes per iteration."""
     moved = element(module, module.root(loop.called("body")[0]), index)
     while moved is not None and moved.opcode in ("copy", "bitcast"):
         moved = module.operand(moved)
@@ -153,8 +155,8 @@ def _step(module: Module, loop: Instruction, index: int) -> int | None:
         moved = module.root(moved.called("calls")[0])
     if moved.opcode not in ("add", "subtract"):
         return None
-    sides = [_outside(side, arguments) for side in module.operands(moved)]
-    numbers = [number for side in sides if (number := _number(module, side)) is not None]
+    sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(moved)]
+    numbers = [number for side in sides if (number := _constant_value(module, side)) is not None]
     counts = any(_is_element(module, side, index) for side in sides)
     if len(numbers) != 1 or not counts:
         return None
@@ -162,20 +164,20 @@ def _step(module: Module, loop: Instruction, index: int) -> int | None:
 
 
 def _is_element(module: Module, instruction: Instruction, index: int) -> bool:
-    """Whether an instruction is a loop's own element, or a copy of it."""
+    """Whether an instruction is the loop's tuple element itself, or a copy of it."""
     while instruction.opcode in ("copy", "bitcast"):
         instruction = module.operand(instruction)
     return instruction.opcode == "get-tuple-element" and instruction.index == index
 
 
-def _number(module: Module, instruction: Instruction) -> int | None:
+def _constant_value(module: Module, instruction: Instruction) -> int | None:
     """A scalar that is the same constant on every device."""
     value = evaluate(module, instruction, max(2, module.num_devices))
     return int(value.flat[0]) if value is not None and value.ndim == 1 and (value == value[0]).all() else None
 
 
-def _trips(start: int, step: int, limit: int, direction: str) -> int | None:
-    """How often start, start + step, ... keeps its comparison with the limit."""
+def _count_trips(start: int, step: int, limit: int, direction: str) -> int | None:
+    """How often start, start + step, ... satisfies the comparison with the limit."""
     if direction == "NE":
         return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
     if (step > 0) != (direction in ("LT", "LE")):

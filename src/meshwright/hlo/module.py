@@ -1,4 +1,4 @@
-"""An HLO program as data: a module of computations of instructions, as `parser.parse_hlo` reads it."""
+"""An HLO program as data: a module of computations of instructions, as read by `parser.parse_hlo`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALL_KEYS = (
     "select",
     "scatter",
 )
-"""The attributes that name computations."""
+"""The attributes that name called computations."""
 
 
 _NAME = re.compile(r"%?([\w.\-]+)")
@@ -32,11 +32,11 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instruction:
-    """One instruction: what it makes, of what, and where in the source it comes from.
+    """One HLO instruction.
 
-    text: what stands in the parentheses, as printed (the literal of a constant, the number of a parameter). attributes:
-    each `key=value` behind them, values as printed. op_name: the path of scopes and transformations; source: file:line.
-    Both are empty where the compiler says nothing.
+    text: what is printed in the parentheses (the literal of a constant, the number of a parameter). attributes: each
+    `key=value` after them, values as printed. op_name: path of named scopes and transformations. source: file:line.
+    Both are empty where the compiler gives none.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Instruction:
 
     @property
     def index(self) -> int:
-        """The number of a parameter, or of the element that a get-tuple-element takes."""
+        """The number of a parameter, or the tuple index of a get-tuple-element."""
         digits = self.text if self.opcode == "parameter" else self.attributes.get("index", "")
         if not digits.isdecimal() or len(digits) > 9:
             raise MeshwrightError(
@@ -66,7 +66,7 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """The instructions of one computation by name, in printed order: of a scheduled module, the order they run in."""
+    """The instructions of a computation by name, in printed order. In a scheduled module that is execution order."""
 
     name: str
     instructions: Mapping[str, Instruction]
@@ -74,7 +74,7 @@ class Computation:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """The instructions that take each instruction's result, each user once."""
+        """The users of each instruction's result, each once."""
         users: dict[str, dict[str, Instruction]] = {name: {} for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in instruction.operands:
@@ -98,7 +98,7 @@ class Module:
 
     @cached_property
     def callers(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """The instructions that name each computation, in any role."""
+        """The instructions that call each computation, in any role."""
         callers: dict[str, list[Instruction]] = {name: [] for name in self.computations}
         for instruction in self.instructions():
             for name in dict.fromkeys(instruction.called(*CALL_KEYS)):
@@ -107,7 +107,7 @@ class Module:
 
     @property
     def num_devices(self) -> int:
-        """The devices it runs on: replicas times partitions, 1 where the header does not say."""
+        """Replicas times partitions; 1 where the header does not say."""
         return math.prod(int(self.attributes.get(key, "1")) for key in ("replica_count", "num_partitions"))
 
     def instructions(self) -> Iterator[Instruction]:
@@ -116,29 +116,29 @@ class Module:
             yield from computation.instructions.values()
 
     def operand(self, instruction: Instruction, index: int = 0) -> Instruction:
-        """The instruction that makes an operand."""
+        """The instruction that produces an operand."""
         return self.computations[instruction.computation].instructions[instruction.operands[index]]
 
     def operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions that make its operands."""
+        """The instructions that produce the operands."""
         found = self.computations[instruction.computation].instructions
         return tuple(found[name] for name in instruction.operands)
 
     def users(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions of its computation that take its result."""
+        """The instructions of the same computation that use the result."""
         return self.computations[instruction.computation].users[instruction.name]
 
     def root(self, computation: str) -> Instruction:
-        """The instruction whose result a computation returns."""
+        """The root instruction of a computation."""
         found = self.computations[computation]
         return found.instructions[found.root]
 
 
 @contextmanager
-def contradictions(module: Module) -> Iterator[None]:
-    """Turns what goes wrong in reading a module that contradicts itself into an error for users.
+def contradictions_as_errors(module: Module) -> Iterator[None]:
+    """Turn lookup and arithmetic errors in reading a module into a `MeshwrightError`.
 
-    What a text lacks is noticed when it is parsed; that its parts do not fit each other, only when they are used.
+    Parsing notices missing text. That parts of a module contradict each other shows only when they are used.
     """
     try:
         yield

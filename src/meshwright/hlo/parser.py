@@ -1,8 +1,8 @@
-"""HLO text, as the compilers for CPU, TPU and GPU print it, read into a module.
+"""Parse HLO text, as the CPU, TPU and GPU compilers print it, into a module.
 
-The text is read once, by position, with regular expressions that cannot backtrack: time grows with the size of the
-text whatever is in it. The grammar is that of xla/hlo/parser/hlo_parser.cc and xla/hlo/ir/hlo_instruction.cc
-(github.com/openxla/xla), as far as printed programs use it.
+The text is read once, by position, with regular expressions that cannot backtrack: time is linear in the size of any
+text. The grammar is that of xla/hlo/parser/hlo_parser.cc and xla/hlo/ir/hlo_instruction.cc (github.com/openxla/xla), as
+far as printed programs use it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _INLINE_LINE = re.compile(r"\bsource_line=(\d+)")
 
 
 def parse_hlo(text: str) -> Module:
-    """The module that `compiled.as_text()` or an HLO dump prints.
+    """Parse the module that `compiled.as_text()` or an HLO dump prints.
 
-    Raises MeshwrightError where the text is no HLO, or ends before its module does.
+    Raises MeshwrightError where the text is not HLO, or ends before its module does.
     """
     return _Parser(text).module()
 
 
 class _Parser:
-    """A position in a text, and the steps that move it; every step either advances or raises."""
+    """A position in a text, and steps that move it; every step advances or raises."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -56,7 +56,7 @@ class _Parser:
         self.sources: Mapping[str, str] = {}
 
     def module(self) -> Module:
-        """The header, the tables of sources, then every computation."""
+        """Header, source tables, then every computation."""
         name, attributes = self.header()
         self.sources = self.tables()
         computations: dict[str, Computation] = {}
@@ -75,7 +75,7 @@ class _Parser:
         return module
 
     def header(self) -> tuple[str, Mapping[str, str]]:
-        """The name of the module and its attributes."""
+        """The module's name and attributes."""
         self.skip_blank()
         found = self.match(re.compile(r"HloModule ([^\s,]+)"))
         if found is None:
@@ -85,7 +85,7 @@ class _Parser:
         return found[1], attributes
 
     def tables(self) -> Mapping[str, str]:
-        """file:line of each stack frame, from the tables that stand before the computations."""
+        """file:line of each stack frame, from the tables before the computations."""
         tables: dict[str, dict[str, str]] = {}
         title = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ [^\n]*\n)*+)\n*")
         while (found := self.match(title)) is not None:
@@ -121,7 +121,7 @@ class _Parser:
         return Computation(name=name, instructions=instructions, root=root or next(reversed(instructions)))
 
     def instruction(self, name: str, computation: str) -> Instruction:
-        """The rest of one instruction, behind `name = `."""
+        """The rest of an instruction after `name = `."""
         shape, self.position = self.read_shape(self.position)
         opcode = self.match(_OPCODE)
         if opcode is None:
@@ -143,7 +143,7 @@ class _Parser:
         )
 
     def parenthesis(self) -> str:
-        """What stands between an opcode's parentheses; the position moves from behind the first to behind the last."""
+        """The text in an opcode's parentheses; moves past the closing one."""
         start = self.position
         plain = _PLAIN_TEXT.match(self.text, start)
         end = plain.end() if plain else self.closing(_PARENS, start)
@@ -158,7 +158,7 @@ class _Parser:
         return attributes
 
     def value(self) -> str:
-        """One attribute's value, up to the comma or the line's end that stands outside its brackets and strings."""
+        """One attribute's value, up to a comma or line end outside brackets and strings."""
         start = self.position
         plain = _PLAIN_VALUE.match(self.text, start)
         if plain:
@@ -173,7 +173,7 @@ class _Parser:
         return self.text[start : self.position]
 
     def value_end(self, start: int) -> int:
-        """The position of the first comma or line's end from `start` that no bracket encloses."""
+        """The position of the first comma or line end from `start` outside brackets."""
         depth = 0
         for token in _BRACKETS.finditer(self.text, start):
             if token[0] in "[({":
@@ -197,7 +197,7 @@ class _Parser:
         return self.cut_short(start)
 
     def source(self, metadata: str) -> str:
-        """file:line of an instruction, from its stack frame or as printed in place."""
+        """file:line of an instruction, from its stack frame or printed in place."""
         if not metadata:
             return ""
         if found := _FRAME.search(metadata):
@@ -206,7 +206,7 @@ class _Parser:
         return f"{file[1]}:{line[1]}" if file and line else ""
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The pattern at the position, which moves past it."""
+        """Match a pattern at the position and move past it."""
         found = pattern.match(self.text, self.position)
         if found:
             self.position = found.end()
@@ -217,7 +217,7 @@ class _Parser:
         self.match(_BLANK)
 
     def error(self, reason: str) -> MeshwrightError:
-        """What stands at the position, and why it cannot."""
+        """An error that names the line at the position."""
         number = self.text.count("\n", 0, self.position) + 1
         if "\n" not in self.text[self.position :].strip():  # the last line
             return MeshwrightError(f"HLO text is cut short: it ends in line {number}, where there should be more")
@@ -225,13 +225,16 @@ class _Parser:
         return MeshwrightError(f"HLO text line {number}: {reason}: {line!r}")
 
     def cut_short(self, start: int) -> int:
-        """Raise: a bracket stays open to the end of the text."""
+        """Raise: a bracket is open to the end of the text."""
         number = self.text.count("\n", 0, start) + 1
         raise MeshwrightError(f"HLO text is cut short: a bracket that opens in line {number} never closes")
 
 
 def _element(operand: str, computation: str, instructions: Mapping[str, Instruction]) -> Instruction | None:
-    """The get-tuple-element that an operand `tuple#1` stands for (jaxlib 0.11); None where there is no such element."""
+    """The get-tuple-element that an operand `tuple#1` abbreviates (jaxlib 0.11).
+
+    None where there is no such element.
+    """
     whole, _, index = operand.rpartition("#")
     elements = instructions[whole].shape.elements if whole in instructions else ()
     if index not in map(str, range(len(elements))):
@@ -250,7 +253,7 @@ def _element(operand: str, computation: str, instructions: Mapping[str, Instruct
 
 
 def _operands(text: str) -> tuple[str, ...]:
-    """The names in an operand list: `%a, f32[2]{0} %b`, or `a, b` where the dump prints no percent signs."""
+    """The names in an operand list: `%a, f32[2]{0} %b`, or `a, b` in dumps without percent signs."""
     if "%" in text:
         return tuple(_OPERAND.findall(text))
     names = _BRACKETED.sub("", text).split(",") if text else []
@@ -258,7 +261,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """file:line of a stack frame; of one inside a library of layers, of the nearest caller that is outside of it."""
+    """file:line of a stack frame. For a frame in a layer library, that of the nearest caller outside it."""
     first = ""
     while frame in frames:
         place = locations.get(_field(frames[frame], "file_location_id"), "")
@@ -272,13 +275,12 @@ def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) 
 
 
 def _field(text: str, key: str) -> str:
-    """The number behind `key=` in a row of a table."""
     found = re.search(rf"\b{key}=(\d+)", text)
     return found[1] if found else ""
 
 
 def _not_hlo(text: str) -> str:
-    """What is wrong with a text that does not begin with `HloModule`."""
+    """The error message for a text that does not begin with `HloModule`."""
     begins = text.strip()[:40].split("\n")[0]
     if begins.startswith("module"):
         return "this is StableHLO, what lowered.as_text() prints; an HLO module is what compiled.as_text() prints"
@@ -286,7 +288,7 @@ def _not_hlo(text: str) -> str:
 
 
 def _check_calls(module: Module) -> None:
-    """Raise where an instruction calls a computation that does not stand above its own, as printed modules have it."""
+    """Raise where an instruction calls a computation that is not printed before its own."""
     place = {name: number for number, name in enumerate(module.computations)}
     for instruction in module.instructions():
         for name in instruction.called(*CALL_KEYS):

@@ -1,8 +1,8 @@
-"""Which phase of a step an instruction belongs to, and under which named scopes, from the path in its op_name.
+"""The phase of a step and the named scopes of an instruction, from the path in its op_name.
 
 JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general` for a forward op under
-`named_scope("layers")` and `named_scope("mlp")`; its backward op stands under `transpose(jvp(layers))`, and one that
-`jax.checkpoint` runs again has `rematted_computation` behind that. JAX 0.11 writes `eval_jaxpr` for `closed_call`.
+`named_scope("layers")` and `named_scope("mlp")`. Its backward op is under `transpose(jvp(layers))`, and an op
+recomputed by `jax.checkpoint` has `rematted_computation` after that. JAX 0.11 writes `eval_jaxpr` for `closed_call`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from meshwright.hlo.module import Instruction, Module
 from meshwright.record import Phase
 
 UPDATE_SCOPE = "update"
-"""The named scope of the optimizer: what stands under it, outside of any differentiation, is the update phase."""
+"""The named scope of the optimizer: ops under it, outside any differentiation, are the update phase."""
 
 GRADIENTS_SCOPE = "gradients"
-"""The named scope of gradients that are summed where no transposition says so: the backward phase."""
+"""The named scope of gradients computed without JAX's transposition: the backward phase."""
 
 _PLUMBING = frozenset(
     {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
@@ -31,7 +31,7 @@ _FURTHEST = 6
 
 
 def phase_of(op_name: str) -> Phase:
-    """The phase that an op_name says; forward where it says none."""
+    """The phase that an op_name tells; forward where it tells none."""
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
     parts = _components(op_name)
@@ -44,7 +44,7 @@ def phase_of(op_name: str) -> Phase:
 
 
 def scope_of(op_name: str) -> str:
-    """The named scopes and the primitive in an op_name: `layers/mlp/dot_general`, with no transformation or loop."""
+    """The named scopes and the primitive of an op_name, without transformations and loops: `layers/mlp/dot_general`."""
     words = []
     for part in _components(op_name):
         if part.startswith("jit("):
@@ -56,7 +56,7 @@ def scope_of(op_name: str) -> str:
 
 
 def split_op_name(op_name: str) -> tuple[str, ...]:
-    """The op_names that XLA joined in one when it combined their instructions.
+    """The op_names that XLA joined when it combined instructions.
 
     It writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
     """
@@ -72,15 +72,14 @@ def split_op_name(op_name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def described_by(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
-    """The instruction whose op_name and source speak for one: itself, or where the compiler left them out, a neighbour.
+def describing_instruction(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
+    """The instruction whose op_name and source describe this one: itself, or a neighbour if it has none.
 
-    The neighbours of an instruction that only `moves` data are its users, then what its operands are made of; of one
-    that computes, the other way round: a gather is made for what uses it, a sum by what it adds. After those come the
-    instructions that call its computation.
+    For an instruction that only moves data (`moves`), users come first, then operands: a gather exists for its user.
+    For one that computes it is the other way round. After those come the callers of its computation.
     """
-    if moves and is_of_partitioner(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
-        return moved_for(module, instruction) or instruction
+    if moves and is_partitioner_generated(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
+        return consumer_of_move(module, instruction) or instruction
     while not instruction.op_name:
         for forward in (moves, not moves):
             if (found := _nearest(module, instruction, forward=forward)) is not None:
@@ -94,17 +93,20 @@ def described_by(module: Module, instruction: Instruction, *, moves: bool = Fals
 
 @dataclass(frozen=True)
 class Description:
-    """What is said of one array of an instruction: the path it was made under, and the place in the source."""
+    """What is known of one array of an instruction: its op_name and its source.
+
+    is_recomputed: XLA's own rematerialization recomputes it.
+    """
 
     op_name: str
     source: str
-    again: bool
+    is_recomputed: bool
 
     @property
     def phase(self) -> Phase:
-        """The phase it is made in; recompute also for what XLA's own rematerialization runs again."""
+        """The phase it is computed in; recompute also for XLA's own rematerialization."""
         phase = phase_of(self.op_name)
-        if self.again and phase == "forward":
+        if self.is_recomputed and phase == "forward":
             return "recompute"
         return phase
 
@@ -118,28 +120,31 @@ class Description:
 def describe(
     module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
 ) -> tuple[Description, ...]:
-    """What is said of each of a number of arrays that an instruction makes.
+    """A description for each of `number` arrays of an instruction.
 
-    XLA joins the op_names of what it combines in the order of their arrays. Where there are not as many, as where the
-    TPU compiler keeps that of the last alone, each operand of one that computes speaks for its array; for those of one
-    that moves data the first speaks.
+    XLA joins the op_names of combined instructions in the order of their arrays. If their number differs (the TPU
+    compiler keeps only the last), each operand of a computing instruction describes its array; for one that moves data
+    the first name describes all.
     """
-    again = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
+    is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
     joined = len(split_op_name(instruction.op_name)) == number
     if not joined and not moves and number == len(instruction.operands) > 1:
-        speakers = [_in_its_loop(module, described_by(module, operand)) for operand in module.operands(instruction)]
-        return tuple(Description(split_op_name(one.op_name)[0], one.source, again) for one in speakers)
-    speaker = described_by(module, instruction, moves=moves)
+        speakers = [
+            _maker_in_loop(module, describing_instruction(module, operand)) for operand in module.operands(instruction)
+        ]
+        return tuple(Description(split_op_name(one.op_name)[0], one.source, is_recomputed) for one in speakers)
+    speaker = describing_instruction(module, instruction, moves=moves)
     names = split_op_name(speaker.op_name)
     if len(names) != number or not instruction.op_name:
         names = names[:1] * number
-    return tuple(Description(name, speaker.source, again) for name in names)
+    return tuple(Description(name, speaker.source, is_recomputed) for name in names)
 
 
-def _in_its_loop(module: Module, instruction: Instruction) -> Instruction:
-    """What makes a result of a forward loop in the loop's body, where only the loop has given it a name.
+def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
+    """The instruction in a loop body that makes a result of a forward loop, where only the loop has a name.
 
-    1F1B's loop stands forward and goes backward too: a gradient that its last trip completes is named after it.
+    The loop of 1F1B is forward and also runs backward: a gradient completed in its last iteration is named after the
+    loop.
     """
     if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
         return instruction
@@ -151,34 +156,34 @@ def _in_its_loop(module: Module, instruction: Instruction) -> Instruction:
     root = module.root(module.operand(result).called("body")[0])
     if root.opcode != "tuple" or result.index >= len(root.operands):
         return instruction
-    made = described_by(module, module.operands(root)[result.index])
+    made = describing_instruction(module, module.operands(root)[result.index])
     return made if made.op_name else instruction
 
 
-def is_of_partitioner(instruction: Instruction) -> bool:
-    """Whether XLA's partitioner made an instruction by itself, to move data or to sum it (jaxlib 0.11 says so).
+def is_partitioner_generated(instruction: Instruction) -> bool:
+    """Whether XLA's partitioner inserted an instruction to move or sum data (marked by jaxlib 0.11).
 
-    It gives it the name of what is moved, which may be of another phase than what that is moved for; where an argument
-    or a result of a call is moved, that of the call, as in `…/while/body/jit` and `…/remat2`.
+    It copies the op_name of the moved value, whose phase may differ from that of its consumer. For an argument or a
+    result of a call it copies the call's: `.../while/body/jit`, `.../remat2`.
     """
     return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
 
 
-def moved_for(module: Module, instruction: Instruction) -> Instruction | None:
-    """The nearest use of what an instruction makes that is the program's own and has an op_name, also in fusions."""
+def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | None:
+    """The nearest named use, not inserted by the partitioner, of what an instruction makes, also inside fusions."""
     layer, seen = [instruction], {(instruction.computation, instruction.name)}
     for _ in range(_FURTHEST):
-        uses = [use for one in layer if one.opcode != "while" for use in _uses(module, one)]
+        uses = [use for one in layer if one.opcode != "while" for use in _users_through_fusions(module, one)]
         layer = [use for use in uses if (use.computation, use.name) not in seen]
         seen.update((use.computation, use.name) for use in layer)
         for use in layer:
-            if use.op_name and use.opcode not in ("while", "parameter") and not is_of_partitioner(use):
+            if use.op_name and use.opcode not in ("while", "parameter") and not is_partitioner_generated(use):
                 return use
     return None
 
 
-def _uses(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """The instructions that take a result: of a fusion those inside of it, of its root the fusion."""
+def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The users of a result: for a fusion those inside it, for a fusion's root the users of the fusion."""
     if instruction.name == module.computations[instruction.computation].root:
         yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")
     for user in module.users(instruction):
@@ -192,7 +197,7 @@ def _uses(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
-    """The nearest instruction with an op_name among the users, or among what the operands are made of."""
+    """The nearest instruction with an op_name among users (`forward`) or operands."""
     layer, seen = [instruction], {instruction.name}
     for _ in range(_FURTHEST):
         step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]
@@ -206,12 +211,12 @@ def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Inst
 
 
 def _components(op_name: str) -> list[str]:
-    """The parts of a path between slashes that no parenthesis encloses."""
+    """The parts of a path between slashes outside parentheses."""
     return _split(op_name, "/")
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """A text cut at a separator, where no parenthesis encloses it."""
+    """Split a text at a separator outside parentheses."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(text):
         if character == "(":

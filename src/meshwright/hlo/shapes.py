@@ -1,4 +1,4 @@
-"""The shapes that HLO text prints: arrays with a dtype, dims and a layout, and tuples of shapes."""
+"""Shapes in HLO text: arrays with dtype, dims and layout, and tuples of shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 class Shape:
     """An array, or a tuple of shapes (`dtype` is then 'tuple').
 
-    layout is as printed between braces: the minor-to-major order of the dims, tiles, memory space.
+    layout: as printed between braces: minor-to-major order of the dims, tiles, memory space.
     """
 
     dtype: str
@@ -24,21 +24,21 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """The number of elements of an array."""
+        """Number of elements of an array."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """The bytes of its data, with no padding to tiles; of a tuple, those of all its arrays."""
+        """Bytes of the data without tile padding; of a tuple, the sum over its arrays."""
         if self.dtype == "tuple":
             return sum(element.bytes for element in self.elements)
         return (self.size * dtype_bits(self.dtype) + 7) // 8
 
     @property
     def padded_bytes(self) -> int:
-        """The bytes it takes up: `bytes` with the dims filled up to the first tile of the layout (TPU).
+        """Bytes with dims padded to the first tile of the layout (TPU).
 
-        The tiles inside a tile reorder its elements and add none (openxla.org/xla/tiled_layout).
+        Tiles within a tile reorder elements and add none (openxla.org/xla/tiled_layout).
         """
         if self.dtype == "tuple":
             return sum(element.padded_bytes for element in self.elements)
@@ -54,25 +54,28 @@ class Shape:
 
     @property
     def memory_space(self) -> int:
-        """The number behind S in the layout: 0 the device's main memory, 5 the host's, others as each backend has them.
+        """The number after S in the layout: 0 is the device's main memory, 5 the host's, others depend on the backend.
 
-        On a TPU 1 is VMEM, on a GPU the part of the main memory that collectives use.
+        On a TPU 1 is VMEM; on a GPU it is the part of main memory that collectives use.
         """
         found = _SPACE.search(self.layout)
         return int(found[1]) if found else 0
 
     @property
     def is_in_hbm(self) -> bool:
-        """Whether an array lies in the device's main memory; only the arrays of a TPU have tiles."""
+        """Whether an array is in the device's main memory.
+
+        Only TPU arrays have tiles, so they tell the two meanings of 1 apart.
+        """
         return self.memory_space == 0 or (self.memory_space == 1 and not _TILE.search(self.layout))
 
     @property
     def hbm_bytes(self) -> int:
-        """The bytes it takes up of the device's main memory; of a tuple, those of all its arrays."""
+        """Bytes of main memory it occupies; of a tuple, the sum over its arrays."""
         return sum(array.padded_bytes for array in self.arrays() if array.is_in_hbm)
 
     def arrays(self) -> Iterator[Shape]:
-        """The arrays in it, from left to right: itself, or those in a tuple."""
+        """Its arrays from left to right: itself, or those in the tuple."""
         if self.dtype != "tuple":
             yield self
         for element in self.elements:
@@ -96,7 +99,7 @@ _NEXT = re.compile(r"(?:\s|,|/\*.*?\*/)*+")
 
 
 def dtype_bits(dtype: str) -> int:
-    """The bits of one element: `bf16` 16, `f8e4m3fn` 8, `s4` 4, `pred` 8. Raises for a dtype that HLO does not have."""
+    """Bits per element: `bf16` 16, `f8e4m3fn` 8, `s4` 4, `pred` 8. Raises for a dtype that HLO does not have."""
     if dtype in _BITS:
         return _BITS[dtype]
     found = _NUMBER.match(dtype)
@@ -106,14 +109,14 @@ def dtype_bits(dtype: str) -> int:
 
 
 class ShapeReader:
-    """Reads shapes out of a text by position; those it has read before come from a memory."""
+    """Reads shapes from a text by position, with a cache of array shapes."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.known: dict[str, Shape] = {}
 
     def __call__(self, position: int) -> tuple[Shape, int]:
-        """The shape that begins at `position`, and the position behind it."""
+        """The shape at `position`, and the position after it."""
         if not self.text.startswith("(", position):
             return self.array(position)
         # Tuples nest: the elements of each open one wait on a stack, so that no depth of nesting can overflow ours.
@@ -135,7 +138,7 @@ class ShapeReader:
             position = found.end() if found else position
 
     def array(self, position: int) -> tuple[Shape, int]:
-        """The array shape at `position`, and the position behind it."""
+        """The array shape at `position`, and the position after it."""
         found = _ARRAY.match(self.text, position)
         if found is None:
             number = self.text.count("\n", 0, position) + 1

@@ -1,4 +1,4 @@
-"""How a value lies on a mesh, from the two ways in which compilers write it: by devices, and by axes."""
+"""Shardings on mesh axes, from the two notations of compilers: HLO's by devices, Shardy's by axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.hlo.groups import MOST_DEVICES, Axes, mesh_devices, sub_axes
+from meshwright.hlo.groups import MAX_DEVICES, Axes, mesh_devices, sub_axes
 
 _TILED = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))([^}]*)")
 _DEVICE_IDS = r"(?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))?"
@@ -23,40 +23,40 @@ _UNREDUCED = re.compile(r"unreduced=\w*\{([^{}]*)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The mesh axes that split each dim, outermost first; None for a dim that may be split in any way, or further.
+    """The mesh axes that shard each dim, outermost first; None for an open dim, which may be sharded in any way.
 
-    unreduced: the axes over which values are still to be summed.
+    unreduced: the axes over which values are partial sums.
     """
 
     dims: tuple[Axes | None, ...]
     unreduced: Axes = ()
 
     def __str__(self) -> str:
-        """As a PartitionSpec is written; `?` for a dim that is open."""
+        """As a PartitionSpec; `?` for an open dim."""
         words = [_dim(axes) for axes in self.dims]
         left = ", ".join(map(repr, self.unreduced))
         return f"P({', '.join([*words, *([f'unreduced={{{left}}}'] if left else [])])})"
 
     def allows(self, other: Spec) -> bool:
-        """Whether another lies as this one asks: alike in every dim that is not open.
+        """Whether another spec satisfies this one: equal in every dim that is not open.
 
-        Sums still to be taken do not count: the partitioner takes them earlier or later than it is asked to.
+        Unreduced axes are ignored: the partitioner sums earlier or later than it is asked to.
         """
         same = all(mine is None or mine == yours for mine, yours in zip(self.dims, other.dims, strict=False))
         return same and len(self.dims) == len(other.dims)
 
 
-def spec_by_devices(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec that an HLO `sharding` attribute means for an array of some rank on a mesh.
+def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | None:
+    """Parse an HLO `sharding` attribute for an array of some rank on a mesh.
 
-    `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or by the devices of a
-    mesh of the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None of one that is
-    no product of mesh axes, of manual code, of a single device, or of other devices than the mesh's.
+    `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or on a mesh of the
+    program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None where it is no product of
+    mesh axes, for manual code, for a single device, or for other devices than the mesh's.
     """
     if text.startswith("{replicated"):
         return Spec(dims=((),) * rank)
     if named := _NAMED.match(text):
-        return _spec_by_names(named, rank, mesh)
+        return _parse_named_sharding(named, rank, mesh)
     found = _TILED.match(text)
     tiles = _tiles(found, math.prod(mesh.values())) if found else None
     if found is None or tiles is None or tiles.ndim < rank:
@@ -74,10 +74,10 @@ def spec_by_devices(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | Non
     return Spec(dims=tuple(axes[:rank]), unreduced=tuple(axis for one in summed for axis in one or ()))
 
 
-def spec_by_axes(text: str, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec that a Shardy attribute means: `#sdy.sharding<@mesh, [{"x"}, {?}], unreduced={"y"}>`.
+def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
+    """Parse a Shardy attribute: `#sdy.sharding<@mesh, [{"x"}, {?}], unreduced={"y"}>`.
 
-    None of one that splits a dim over a part of an axis, and where there is none.
+    None where a dim is sharded over a part of an axis, or where there is no sharding.
     """
     found = _BY_AXES.search(text)
     if found is None or ":(" in found[0]:
@@ -93,10 +93,10 @@ def spec_by_axes(text: str, mesh: Mapping[str, int]) -> Spec | None:
     return Spec(dims=tuple(dims), unreduced=unreduced)
 
 
-def _spec_by_names(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec of a sharding that is written by the axes of a mesh, which may be another than ours of the same devices.
+def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
+    """The spec of a sharding written with the axes of a mesh, which may differ from ours over the same devices.
 
-    Axes of one device are not in it.
+    Axes of one device are left out.
     """
     if found[3] is None:
         return Spec(dims=((),) * rank)
@@ -109,8 +109,8 @@ def _spec_by_names(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> 
         along = dict(zip(degrees, index, strict=True))
         texts = [dim.strip() for dim in _DIM.findall(found[3])]
         left = _UNREDUCED.search(found[4])
-        dims = [_axes(*_places(text, degrees, along), mesh) for text in texts]
-        unreduced = _axes(*_places(left[1] if left else "", degrees, along), mesh)
+        dims = [_axes(*_positions(text, degrees, along), mesh) for text in texts]
+        unreduced = _axes(*_positions(left[1] if left else "", degrees, along), mesh)
     except (ValueError, KeyError, ZeroDivisionError):
         return None
     if len(dims) != rank or None in dims:
@@ -121,8 +121,8 @@ def _spec_by_names(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> 
     )
 
 
-def _places(text: str, degrees: Mapping[str, int], index: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
-    """The place of every device along a dim that some axes split, and how many there are: `'x','y':(2)2`."""
+def _positions(text: str, degrees: Mapping[str, int], index: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
+    """The position of every device along a dim sharded over some axes, and the number of positions: `'x','y':(2)2`."""
     places = np.zeros_like(next(iter(index.values())))
     parts = sub_axes(text.replace("?", ""), degrees)
     for axis, part in parts:
@@ -137,7 +137,7 @@ def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
         devices = np.array(_numbers(found[4]))
     else:
         dims = _numbers(found[2])
-        if math.prod(dims) > MOST_DEVICES:
+        if math.prod(dims) > MAX_DEVICES:
             return None
         order = _numbers(found[3]) if found[3] else range(len(dims))
         if sorted(order) != list(range(len(dims))):
@@ -153,7 +153,7 @@ def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
 
 
 def _axes(places: np.ndarray, size: int, mesh: Mapping[str, int]) -> Axes | None:
-    """The axes, outermost first, that number the places of devices along one dim; None where no axes do."""
+    """The axes, outermost first, that number the positions of devices along one dim; None where none do."""
     index = dict(zip(mesh, np.unravel_index(np.arange(places.size), tuple(mesh.values())), strict=True))
     # How far the next device along an axis is; an axis of one device has no next.
     firsts = {axis: np.flatnonzero(index[axis] == 1) for axis, degree in mesh.items() if degree > 1}
@@ -166,7 +166,6 @@ def _axes(places: np.ndarray, size: int, mesh: Mapping[str, int]) -> Axes | None
 
 
 def _dim(axes: Axes | None) -> str:
-    """One dim of a spec in words."""
     if axes is None:
         return "?"
     if len(axes) < 2:
@@ -175,5 +174,4 @@ def _dim(axes: Axes | None) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers between commas."""
     return tuple(int(number) for number in text.split(",") if number)

@@ -1,4 +1,4 @@
-"""What a step takes of something, flops or bytes, by phase and by scope."""
+"""Amounts of a step, flops or bytes, by phase and named scope."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from meshwright.hlo.module import Instruction, Module
 from meshwright.hlo.phases import describe, scope_of
 from meshwright.record import Phase
 
-Part = tuple[Phase, str]
-"""A phase, and the path of named scopes and the primitive (`phases.scope_of`)."""
+PhaseScope = tuple[Phase, str]
+"""A phase, and the path of named scopes with the primitive (`phases.scope_of`)."""
 
 
-def part_of(module: Module, instruction: Instruction) -> Part:
+def phase_and_scope(module: Module, instruction: Instruction) -> PhaseScope:
     """The phase and the scope of an instruction."""
     said = describe(module, instruction)[0]
     return said.phase, scope_of(said.op_name)
@@ -22,28 +22,28 @@ def part_of(module: Module, instruction: Instruction) -> Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """An amount a step on one device by phase and scope. notes: what is not in it."""
+    """An amount per step and device, by phase and scope. notes: what is not included."""
 
-    by_part: Mapping[Part, int]
+    by_phase_scope: Mapping[PhaseScope, int]
     notes: tuple[str, ...]
 
     @property
     def total(self) -> int:
-        """All of it, recomputation included."""
-        return sum(self.by_part.values())
+        """The sum, including recomputation."""
+        return sum(self.by_phase_scope.values())
 
     @property
     def by_phase(self) -> dict[Phase, int]:
-        """The amount of each phase; `recompute` is what a forward pass has done before."""
+        """The amount of each phase."""
         amounts: Counter[Phase] = Counter()
-        for (phase, _), amount in self.by_part.items():
+        for (phase, _), amount in self.by_phase_scope.items():
             amounts[phase] += amount
         return dict(amounts)
 
     @property
     def by_scope(self) -> dict[str, int]:
-        """The amount of each scope, most first."""
+        """The amount of each scope, largest first."""
         amounts: Counter[str] = Counter()
-        for (_, scope), amount in self.by_part.items():
+        for (_, scope), amount in self.by_phase_scope.items():
             amounts[scope] += amount
         return dict(amounts.most_common())

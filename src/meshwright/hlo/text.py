@@ -16,10 +16,10 @@ _MOST_CONSTANT_BYTES = 1 << 20
 
 
 def hlo_text(compiled: jax.stages.Compiled) -> str:
-    """The program as HLO text, with its constants where they are small.
+    """The program as HLO text, with small constants printed in full.
 
-    `as_text` leaves out every constant of more than ten elements, and the tables that say which device takes which
-    share of an array are such constants. JAX has no public name for the printer's options (0.10.2).
+    `as_text` elides every constant of more than ten elements, and the tables that map devices to shards are such
+    constants. JAX has no public name for the printer's options (0.10.2).
     """
     text = compiled.as_text() or ""
     left_out = sum(_constant_bytes(*found) for found in _ELIDED.findall(text))
@@ -38,7 +38,6 @@ def hlo_text(compiled: jax.stages.Compiled) -> str:
 
 
 def _constant_bytes(dtype: str, dims: str) -> int:
-    """The bytes of a constant."""
     size = dtype_bits(dtype) // 8
     for dim in dims.split(","):
         size *= int(dim or 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.compiler import CompiledProgram, read_optimized
 from meshwright.hardware import System
-from meshwright.hlo import Module, contradictions, describe, parse_hlo, read_module, scope_of
+from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module, scope_of
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.run_checks import find
 from meshwright.inspection.subject import Rules, Subject
@@ -115,7 +115,7 @@ def read(
         rules=rules or {},
         expected=None if expected is None else tuple(expected),
     )
-    with contradictions(module):
+    with contradictions_as_errors(module):
         return Inspection(
             name=name,
             record=_with_times(_with_memory(record, mesh, system, program), subject),

@@ -13,17 +13,17 @@ from meshwright.cost import collective_efficiency, collective_seconds
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.hlo import (
     VIEWS,
+    ExecutionCounts,
     Instruction,
     Module,
-    Runs,
     Spec,
-    count_runs,
+    canonicalize_collective,
+    count_executions,
     describe,
     each_collective,
     flops_of,
-    meant,
     origin,
-    spec_by_devices,
+    parse_hlo_sharding,
 )
 from meshwright.inspection.variance import Variance
 from meshwright.record import Collective, Kind, Phase
@@ -87,9 +87,9 @@ class Subject:
     expected: tuple[Collective, ...] | None = None
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> ExecutionCounts:
         """How often each computation runs."""
-        return count_runs(self.module)
+        return count_executions(self.module)
 
     @cached_property
     def variance(self) -> Variance:
@@ -118,7 +118,7 @@ class Subject:
             )
             for instruction, entries in self.communicating
             for entry in entries
-            for one in meant(entry, self.mesh)
+            for one in canonicalize_collective(entry, self.mesh)
         )
 
     @cached_property
@@ -224,7 +224,7 @@ class Subject:
         return Argument(
             name=parameter.op_name.replace("\\'", "'") or parameter.name,
             instruction=parameter,
-            spec=spec_by_devices(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh),
+            spec=parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh),
         )
 
 

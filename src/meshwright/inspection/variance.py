@@ -10,7 +10,7 @@ from functools import reduce
 
 import numpy as np
 
-from meshwright.hlo import Instruction, Module, Shape, axes_of_groups, evaluate, groups_of, spec_by_devices
+from meshwright.hlo import Instruction, Module, Shape, axes_of_groups, evaluate, groups_of, parse_hlo_sharding
 
 Axes = frozenset[str]
 
@@ -51,7 +51,7 @@ class Variance:
 
     def _argument(self, parameter: Instruction) -> Value:
         """The axes that split an argument of the program; every axis where its sharding does not say."""
-        spec = spec_by_devices(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh)
+        spec = parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh)
         if spec is None or parameter.shape.dtype == "tuple" or spec.unreduced:
             return self._every
         return frozenset(axis for dim in spec.dims for axis in dim or ())

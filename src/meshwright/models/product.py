@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, multiply
-from meshwright.runtime import Layout, cotangent_spec
+from meshwright.runtime import ShardingContext, cotangent_spec
 from meshwright.workload import MatmulDtype
 
 
@@ -28,7 +28,7 @@ def product(
     dtype: Any = None,
     out_sharding: P | None = None,
     matmul_dtype: MatmulDtype | None = None,
-    layout: Layout | None = None,
+    layout: ShardingContext | None = None,
 ) -> Array:
     """`jnp.einsum` of x and a weight, which share no batch dim; the result in `dtype`, or that of the operands.
 
@@ -47,7 +47,7 @@ class _Kind(NamedTuple):
     dtype: Any
     out_sharding: P | None
     formats: Formats
-    layout: Layout | None
+    layout: ShardingContext | None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

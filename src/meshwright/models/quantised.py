@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.runtime.shards import on_shards
 from meshwright.workload import MatmulDtype
 
@@ -61,7 +61,7 @@ def multiply(
     formats: Pair,
     *,
     dtype: Any,
-    layout: Layout | None = None,
+    layout: ShardingContext | None = None,
     out_sharding: P | None = None,
 ) -> Array:
     """The einsum of two arrays, each rounded to its format, in `dtype`; summed in int32, or float32 for floats.

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
-from meshwright.runtime.experts_products import multiply, multiply_over_rows
-from meshwright.runtime.shards import alike
+from meshwright.runtime.experts_products import grouped_matmul, grouped_matmul_transposed
+from meshwright.runtime.shards import match_varying
 from meshwright.workload import MatmulDtype
 
 
 def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
-    """`multiply` in the dtype of the rows, with a backward of its own; matmul_dtype: to what operands are rounded."""
-    rows, weights = alike(rows, weights)
+    """`grouped_matmul` in the dtype of the rows, with a backward of its own; matmul_dtype: of its operands."""
+    rows, weights = match_varying(rows, weights)
     return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
 
 
@@ -47,9 +47,9 @@ _expert_product.defvjp(_forward, _backward)
 def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | None) -> Array:
     """Each row times the weights of its expert, both rounded."""
     if formats is None:
-        return multiply(rows, weights, sizes, rows.dtype)
+        return grouped_matmul(rows, weights, sizes, rows.dtype)
     left, right = _rounded(rows, formats[0], rows.ndim - 1), _rounded(weights, formats[1], 1)
-    product, scale = multiply(left.qvalue, right.qvalue, sizes, _sums(left)), right.scale
+    product, scale = grouped_matmul(left.qvalue, right.qvalue, sizes, _sums(left)), right.scale
     if sizes is not None:
         expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
         scale = scale[:, 0].at[expert].get(mode="clip")
@@ -59,14 +59,14 @@ def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | N
 def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair | None, dtype: Any) -> Array:
     """The gradients of the weights of all experts, of rows and cotangents that are rounded."""
     if formats is None:
-        return multiply_over_rows(rows, cotangent, sizes, dtype)
+        return grouped_matmul_transposed(rows, cotangent, sizes, dtype)
     arrays = (rows, cotangent)
     if sizes is not None:
         # Rows beyond those of all experts are undefined, and would have a say in the scales.
         is_row = (jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None]
         arrays = (jnp.where(is_row, array, 0) for array in arrays)
     left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))
-    product = multiply_over_rows(left.qvalue, right.qvalue, sizes, _sums(left))
+    product = grouped_matmul_transposed(left.qvalue, right.qvalue, sizes, _sums(left))
     return (product * jnp.swapaxes(left.scale, -1, -2) * right.scale).astype(dtype)
 
 

@@ -1,45 +1,45 @@
-"""A mesh shape on devices, where values lie on it, and sharded products run in the modes of JAX."""
+"""Run sharded computation: meshes, sharding contexts, attention kernels, experts, pipelines, sharded products."""
 
 from meshwright.runtime.arrays import DTYPES, abstract, initialise, shardings
+from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.devices import Processes, claim_devices
-from meshwright.runtime.exchange import build_exchange
-from meshwright.runtime.layout import Layout, cotangent_spec
+from meshwright.runtime.fuse_matmuls import overlapped_collectives
 from meshwright.runtime.mesh import abstract_mesh, across_slices, build_mesh, within_slice
 from meshwright.runtime.modes import MODES, Mode
-from meshwright.runtime.overlapped import gather_product, gather_products, product_scatter
-from meshwright.runtime.pairing import overlapped_collectives
-from meshwright.runtime.pipeline import Pipeline, held, pipelined_loss
-from meshwright.runtime.pipeline_1f1b import alternating_loss
+from meshwright.runtime.pipeline import Pipeline, pipelined_loss, wait_for_input
+from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
 from meshwright.runtime.product import compile_product, make_product_mesh, run_product
-from meshwright.runtime.sequence import attend, order
+from meshwright.runtime.sequence import attend, token_order
+from meshwright.runtime.sharding_context import ShardingContext, cotangent_spec
+from meshwright.runtime.single_collective import build_collective
 
 __all__ = [
     "DTYPES",
     "MODES",
-    "Layout",
     "Mode",
     "Pipeline",
     "Processes",
+    "ShardingContext",
     "abstract",
     "abstract_mesh",
     "across_slices",
-    "alternating_loss",
+    "all_gather_matmul",
+    "all_gather_matmuls",
     "attend",
-    "build_exchange",
+    "build_collective",
     "build_mesh",
     "claim_devices",
     "compile_product",
     "cotangent_spec",
-    "gather_product",
-    "gather_products",
-    "held",
     "initialise",
     "make_product_mesh",
-    "order",
+    "matmul_reduce_scatter",
     "overlapped_collectives",
     "pipelined_loss",
-    "product_scatter",
+    "pipelined_loss_1f1b",
     "run_product",
     "shardings",
+    "token_order",
+    "wait_for_input",
     "within_slice",
 ]

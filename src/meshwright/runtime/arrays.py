@@ -1,4 +1,4 @@
-"""The declared parameters as arrays: their shardings, their abstract values, and drawing them into their shards."""
+"""Declared parameters as arrays: shardings, abstract values for lowering, and initialization into shards."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from meshwright.runtime.layout import Layout
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.workload import Dtype, Parameter, Tree, local_parameter_shape, map_leaves
 
 DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 
-def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Layout) -> Tree[NamedSharding]:
-    """The sharding of every parameter; a degree that does not divide its dim is an error that names both."""
+def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext) -> Tree[NamedSharding]:
+    """The sharding of every parameter. Raises where a degree does not divide a dim; the error names both."""
 
     def sharding(path: str, parameter: Parameter) -> NamedSharding:
         local_parameter_shape(parameter, mesh=layout.mesh, rules=layout.rules, what=path)
@@ -26,8 +26,8 @@ def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Layo
     return map_leaves(sharding, declared)
 
 
-def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Layout, dtype: Dtype) -> Tree[Any]:
-    """Every parameter as a `jax.ShapeDtypeStruct` with its sharding: all that lowering needs."""
+def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype) -> Tree[Any]:
+    """Every parameter as a sharded `jax.ShapeDtypeStruct`: all that lowering needs."""
     return jax.tree.map(
         lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
         declared,
@@ -35,8 +35,8 @@ def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Layou
     )
 
 
-def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: Layout, dtype: Dtype) -> Tree[Array]:
-    """Every parameter drawn straight into its shards; values follow from the key and the path, whatever the mesh."""
+def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: ShardingContext, dtype: Dtype) -> Tree[Array]:
+    """Initialize every parameter directly in its shards. Values depend on the key and the path, not on the mesh."""
 
     def draw(key: Array) -> Tree[Array]:
         return map_leaves(lambda path, parameter: _draw(path, parameter, key, DTYPES[dtype]), declared)
@@ -45,7 +45,6 @@ def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: Layout
 
 
 def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
-    """One parameter's starting values."""
     if parameter.init == "ones":
         return jnp.ones(parameter.shape, dtype)
     # A checksum, as Python's own hash of a text changes from run to run.

@@ -1,9 +1,9 @@
-"""Attention block by block: softmax kept up as blocks of keys come in, so that scores never exist at once.
+"""Block-by-block attention with an online softmax, so that the scores never exist as a whole.
 
-Online softmax: arXiv:1805.02867 and arXiv:2112.05682; the backward pass from the saved logarithm of the sum:
-FlashAttention (arXiv:2205.14135, algorithm 4). Query heads stay grouped by the kv head they share. What a query sees
-follows from the true places of tokens, not from where they lie in the arrays, and blocks that nothing is seen in are
-skipped. Letters of dims: b batch, s queries, t keys, k kv heads, g query heads a kv head, h head dim.
+Online softmax: arXiv:1805.02867 and arXiv:2112.05682. Backward from the saved log-normalizer: FlashAttention
+(arXiv:2205.14135, algorithm 4). Query heads stay grouped by the kv head they share. The mask follows from token
+positions and document ids, not from array indices; fully masked blocks are skipped. Dims: b batch, s queries, t keys, k
+kv heads, g query heads per kv head, h head dim.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.runtime.places import Mask, Places, is_seen, is_visible
+from meshwright.runtime.segments import Mask, Segments, any_visible, pairwise_mask
 from meshwright.workload import BLOCK
 
 Tree = TypeVar("Tree")
 
-ATTENDED = "attended"
-"""The name of what backward of attention reads: its keys and values, its output and the logarithms of its sums."""
+ATTENTION_RESIDUALS = "attended"
+"""Checkpoint name of what attention's backward reads: keys and values, the output and the log-normalizer."""
 
 
 class Keys(NamedTuple):
-    """Keys and values [b, t, k, h] of tokens, and their places."""
+    """Keys and values [b, t, k, h] and the segments of their tokens [b, t]."""
 
     key: Array
     value: Array
-    places: Places
+    segments: Segments
 
 
-class Seen(NamedTuple):
-    """Softmax of the keys seen so far: its numerator [b, s, k, g, h], largest score and sum [b, k, g, s], float32."""
+class SoftmaxState(NamedTuple):
+    """Online softmax so far, in float32: numerator [b, s, k, g, h], maximum score and normalizer [b, k, g, s]."""
 
-    weighted: Array
-    top: Array
-    total: Array
+    numerator: Array
+    max_score: Array
+    normalizer: Array
 
 
-class Gradients(NamedTuple):
-    """What backward knows of the queries: them, their output's gradient, log-sum and its inner product with output."""
+class BackwardInputs(NamedTuple):
+    """What backward needs of each query: the query, its output's gradient, the log-normalizer, output . gradient."""
 
     query: Array
-    output: Array
-    log_total: Array
-    inner: Array
+    output_gradient: Array
+    log_normalizer: Array
+    output_dot_gradient: Array
 
 
-def held(query: Array, places: Places, keys: Keys) -> tuple[Array, Places, Keys]:
-    """Its arguments, places not to be had before the query.
+def segments_after_query(query: Array, segments: Segments, keys: Keys) -> tuple[Array, Segments, Keys]:
+    """Keep XLA from computing masks before the query is ready (optimization barrier); returns its arguments.
 
-    Places are the same in every layer, and masks follow from places alone: JAX would make those of all blocks at once
-    before the first layer (JAX 0.10.2), as large as all scores.
+    Segments are the same in every layer. Masks depend on them alone, so JAX would compute those of all blocks before
+    the first layer (JAX 0.10.2), as large as all scores.
     """
-    query, places, of_keys = jax.lax.optimization_barrier((query, places, keys.places))
-    return query, places, keys._replace(places=of_keys)
+    query, segments, of_keys = jax.lax.optimization_barrier((query, segments, keys.segments))
+    return query, segments, keys._replace(segments=of_keys)
 
 
 def inner_product(gradient: Array, output: Array) -> Array:
@@ -64,51 +64,65 @@ def inner_product(gradient: Array, output: Array) -> Array:
     return jnp.einsum("bskgh,bskgh->bkgs", gradient, output, preferred_element_type=jnp.float32)
 
 
-def nothing_seen(query: Array) -> Seen:
-    """The partial softmax of a query array before any key; as varied over mesh axes as the queries are."""
+def init(query: Array) -> SoftmaxState:
+    """The softmax state before any key. It varies over the same mesh axes as the queries."""
     weighted = jnp.zeros_like(query, dtype=jnp.float32)
     zeros = jnp.einsum("bskgh->bkgs", weighted)
-    return Seen(weighted, zeros - jnp.inf, zeros)
+    return SoftmaxState(weighted, zeros - jnp.inf, zeros)
 
 
-def see(seen: Seen, query: Array, places: Places, keys: Keys, mask: Mask) -> Seen:
-    """The partial softmax after more keys and values."""
+def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
+    """The softmax state after more keys and values."""
     rows, columns = block_size(query.shape[1]), block_size(keys.key.shape[1])
-    blocks = _blocks(keys, columns)
+    blocks = _tree_to_blocks(keys, columns)
 
-    def row(item: tuple[Seen, Array, Places]) -> Seen:
-        seen, query, places = item
+    def row(item: tuple[SoftmaxState, Array, Segments]) -> SoftmaxState:
+        state, query, segments = item
 
-        def column(seen: Seen, keys: Keys) -> tuple[Seen, None]:
+        def column(state: SoftmaxState, keys: Keys) -> tuple[SoftmaxState, None]:
             return jax.lax.cond(
-                is_seen(places, keys.places, mask),
-                lambda: _see_block(seen, query, places, keys, mask),
-                lambda: seen,
+                any_visible(segments, keys.segments, mask),
+                lambda: _update_block(state, query, segments, keys, mask),
+                lambda: state,
             ), None
 
-        return jax.lax.scan(column, seen, blocks)[0]
+        return jax.lax.scan(column, state, blocks)[0]
 
-    return _joined(jax.lax.map(row, _row_blocks(seen, query, places, rows)))
-
-
-def finish(seen: Seen, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """The output [b, s, k, g, h] of all keys seen, and the logarithm of each softmax's sum [b, k, g, s]."""
-    total = jnp.where(seen.total == 0, 1.0, seen.total)
-    output = seen.weighted / jnp.einsum("bkgs->bskg", total)[..., None]
-    return output.astype(dtype), jnp.log(total) + seen.top
+    return _state_from_blocks(jax.lax.map(row, _query_blocks(state, query, segments, rows)))
 
 
-def back(gradient: Array, known: Gradients, places: Places, keys: Keys, mask: Mask) -> tuple[Array, Array, Array]:
-    """The queries' gradient with that through some keys added to `gradient`, and the gradients of these, in float32."""
-    rows, columns = block_size(known.query.shape[1]), block_size(keys.key.shape[1])
-    queries = _gradient_blocks(known, places, rows)
+def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
+    """The output [b, s, k, g, h], and the log-normalizer [b, k, g, s]."""
+    total = jnp.where(state.normalizer == 0, 1.0, state.normalizer)
+    output = state.numerator / jnp.einsum("bkgs->bskg", total)[..., None]
+    return output.astype(dtype), jnp.log(total) + state.max_score
+
+
+def backward(
+    gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
+) -> tuple[Array, Array, Array]:
+    """Add the queries' gradient through some keys to `gradient`, in float32.
+
+    Returns it with the gradients of these keys and values.
+
+    Args:
+      gradient: gradient of the queries so far [b, s, k, g, h].
+      inputs: queries, gradient of the output, log-normalizer, output . gradient.
+      segments: of the queries.
+      keys: the keys and values.
+      mask: which keys a query attends to.
+    """
+    rows, columns = block_size(inputs.query.shape[1]), block_size(keys.key.shape[1])
+    queries = _gradient_blocks(inputs, segments, rows)
 
     def column(gradient: Array, keys: Keys) -> tuple[Array, tuple[Array, Array]]:
-        def row(sums: tuple[Array, Array], item: tuple[Array, Gradients, Places]) -> tuple[tuple[Array, Array], Array]:
-            gradient, known, places = item
+        def row(
+            sums: tuple[Array, Array], item: tuple[Array, BackwardInputs, Segments]
+        ) -> tuple[tuple[Array, Array], Array]:
+            gradient, inputs, segments = item
             found = jax.lax.cond(
-                is_seen(places, keys.places, mask),
-                lambda: _back_block(gradient, sums, known, places, keys, mask),
+                any_visible(segments, keys.segments, mask),
+                lambda: _backward_block(gradient, sums, inputs, segments, keys, mask),
                 lambda: (gradient, sums),
             )
             return found[1], found[0]
@@ -117,94 +131,94 @@ def back(gradient: Array, known: Gradients, places: Places, keys: Keys, mask: Ma
         sums, gradient = jax.lax.scan(row, zeros, (gradient, *queries))
         return gradient, sums
 
-    gradient, (of_key, of_value) = jax.lax.scan(column, _cut(gradient, rows), _blocks(keys, columns))
-    return _sewn(gradient), _sewn(of_key), _sewn(of_value)
+    gradient, (of_key, of_value) = jax.lax.scan(column, _to_blocks(gradient, rows), _tree_to_blocks(keys, columns))
+    return _from_blocks(gradient), _from_blocks(of_key), _from_blocks(of_value)
 
 
 def block_size(length: int) -> int:
-    """The largest part of a length, up to half of it and `BLOCK`, that divides it; all of it where that is tiny."""
+    """The largest divisor of a length up to `BLOCK` and half the length; the whole length where that is tiny."""
     found = next(size for size in range(min(BLOCK, max(1, length // 2)), 0, -1) if length % size == 0)
     return found if found * 16 >= min(length, BLOCK) else length
 
 
-def _see_block(seen: Seen, query: Array, places: Places, keys: Keys, mask: Mask) -> Seen:
-    """`see` for one block of queries and one of keys."""
-    scores = _scores(query, places, keys, mask)
-    top = jnp.maximum(seen.top, scores.max(axis=-1))
+def _update_block(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
+    scores = _scores(query, segments, keys, mask)
+    top = jnp.maximum(state.max_score, scores.max(axis=-1))
     # A query that has seen nothing yet has no largest score to take off.
     base = jnp.where(jnp.isneginf(top), 0.0, top)
-    weights, fade = jnp.exp(scores - base[..., None]), jnp.exp(seen.top - base)
+    weights, fade = jnp.exp(scores - base[..., None]), jnp.exp(state.max_score - base)
     value = keys.value
     added = jnp.einsum("bkgst,btkh->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    return Seen(
-        seen.weighted * jnp.einsum("bkgs->bskg", fade)[..., None] + added,
+    return SoftmaxState(
+        state.numerator * jnp.einsum("bkgs->bskg", fade)[..., None] + added,
         top,
-        seen.total * fade + weights.sum(axis=-1),
+        state.normalizer * fade + weights.sum(axis=-1),
     )
 
 
-def _back_block(
-    gradient: Array, sums: tuple[Array, Array], known: Gradients, places: Places, keys: Keys, mask: Mask
+def _backward_block(
+    gradient: Array, sums: tuple[Array, Array], inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, tuple[Array, Array]]:
-    """`back` for one block of queries and one of keys."""
     key, value = keys.key, keys.value
-    weights = jnp.exp(_scores(known.query, places, keys, mask) - known.log_total[..., None])
-    of_weights = jnp.einsum("bskgh,btkh->bkgst", known.output, value, preferred_element_type=jnp.float32)
-    of_scores = weights * (of_weights - known.inner[..., None]) / math.sqrt(key.shape[-1])
+    weights = jnp.exp(_scores(inputs.query, segments, keys, mask) - inputs.log_normalizer[..., None])
+    of_weights = jnp.einsum("bskgh,btkh->bkgst", inputs.output_gradient, value, preferred_element_type=jnp.float32)
+    of_scores = weights * (of_weights - inputs.output_dot_gradient[..., None]) / math.sqrt(key.shape[-1])
     of_scores, weights = of_scores.astype(key.dtype), weights.astype(value.dtype)
     of_query = jnp.einsum("bkgst,btkh->bskgh", of_scores, key, preferred_element_type=jnp.float32)
-    of_key = jnp.einsum("bkgst,bskgh->btkh", of_scores, known.query, preferred_element_type=jnp.float32)
-    of_value = jnp.einsum("bkgst,bskgh->btkh", weights, known.output, preferred_element_type=jnp.float32)
+    of_key = jnp.einsum("bkgst,bskgh->btkh", of_scores, inputs.query, preferred_element_type=jnp.float32)
+    of_value = jnp.einsum("bkgst,bskgh->btkh", weights, inputs.output_gradient, preferred_element_type=jnp.float32)
     return gradient + of_query, (sums[0] + of_key, sums[1] + of_value)
 
 
-def _scores(query: Array, places: Places, keys: Keys, mask: Mask) -> Array:
-    """The float32 scores [b, k, g, s, t], minus infinity where nothing is seen."""
+def _scores(query: Array, segments: Segments, keys: Keys, mask: Mask) -> Array:
+    """Float32 scores [b, k, g, s, t], minus infinity where masked."""
     scores = jnp.einsum("bskgh,btkh->bkgst", query, keys.key, preferred_element_type=jnp.float32)
-    visible = is_visible(places, keys.places, mask)
+    visible = pairwise_mask(segments, keys.segments, mask)
     return jnp.where(visible[:, None, None], scores / math.sqrt(query.shape[-1]), -jnp.inf)
 
 
-def _cut(x: Array, size: int) -> Array:
-    """An array [b, s, ...] as blocks [s / size, b, size, ...]."""
+def _to_blocks(x: Array, size: int) -> Array:
+    """[b, s, ...] to [s / size, b, size, ...]."""
     b, s, *rest = x.shape
     return jnp.moveaxis(x.reshape(b, s // size, size, *rest), 1, 0)
 
 
-def _sewn(x: Array) -> Array:
-    """The blocks of `_cut` as one array."""
+def _from_blocks(x: Array) -> Array:
+    """The inverse of `_to_blocks`."""
     n, b, size, *rest = x.shape
     return jnp.moveaxis(x, 0, 1).reshape(b, n * size, *rest)
 
 
-def _cut_sums(x: Array, size: int) -> Array:
-    """Sums [b, k, g, s] as blocks [s / size, b, k, g, size]."""
+def _sums_to_blocks(x: Array, size: int) -> Array:
+    """[b, k, g, s] to [s / size, b, k, g, size]."""
     return jnp.moveaxis(x.reshape(*x.shape[:3], -1, size), 3, 0)
 
 
-def _blocks(tree: Tree, size: int) -> Tree:
-    """Every array of a tree cut along its tokens."""
-    return jax.tree.map(lambda x: _cut(x, size), tree)
+def _tree_to_blocks(tree: Tree, size: int) -> Tree:
+    return jax.tree.map(lambda x: _to_blocks(x, size), tree)
 
 
-def _row_blocks(seen: Seen, query: Array, places: Places, size: int) -> tuple[Seen, Array, Places]:
-    """Blocks of queries with what they have seen."""
-    cut = Seen(_cut(seen.weighted, size), _cut_sums(seen.top, size), _cut_sums(seen.total, size))
-    return cut, _cut(query, size), _blocks(places, size)
-
-
-def _gradient_blocks(known: Gradients, places: Places, size: int) -> tuple[Gradients, Places]:
-    """Blocks of queries with what backward knows of them."""
-    cut = Gradients(
-        _cut(known.query, size),
-        _cut(known.output, size),
-        _cut_sums(known.log_total, size),
-        _cut_sums(known.inner, size),
+def _query_blocks(
+    state: SoftmaxState, query: Array, segments: Segments, size: int
+) -> tuple[SoftmaxState, Array, Segments]:
+    cut = SoftmaxState(
+        _to_blocks(state.numerator, size),
+        _sums_to_blocks(state.max_score, size),
+        _sums_to_blocks(state.normalizer, size),
     )
-    return cut, _blocks(places, size)
+    return cut, _to_blocks(query, size), _tree_to_blocks(segments, size)
 
 
-def _joined(blocks: Seen) -> Seen:
-    """The partial softmax of all blocks of queries."""
+def _gradient_blocks(inputs: BackwardInputs, segments: Segments, size: int) -> tuple[BackwardInputs, Segments]:
+    cut = BackwardInputs(
+        _to_blocks(inputs.query, size),
+        _to_blocks(inputs.output_gradient, size),
+        _sums_to_blocks(inputs.log_normalizer, size),
+        _sums_to_blocks(inputs.output_dot_gradient, size),
+    )
+    return cut, _tree_to_blocks(segments, size)
+
+
+def _state_from_blocks(blocks: SoftmaxState) -> SoftmaxState:
     sums = (jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], -1) for x in blocks[1:])
-    return Seen(_sewn(blocks.weighted), *sums)
+    return SoftmaxState(_from_blocks(blocks.numerator), *sums)

@@ -1,11 +1,13 @@
-"""Tokens brought to the experts that work on them, over the devices of ep and tp, and what comes of them brought back.
+"""Dispatch of tokens to experts over the devices of ep and tp, and the combination of the results.
 
-To be called inside `jax.shard_map`. Experts are split over ep and the width of each over tp (GShard, arXiv:2006.16668).
-The devices of tp have other tokens each: where experts are split too, each exchanges its own over ep, and what arrives
-is gathered over tp; where they are not, tokens are gathered over tp before copies are made of them, which is less.
+Called inside `jax.shard_map`. Experts are sharded over ep and the width of each over tp (GShard, arXiv:2006.16668). The
+devices of tp hold different tokens. Where experts are sharded, each device exchanges its own tokens over ep, and what
+arrives is gathered over tp. Where they are not, tokens are gathered over tp before they are copied for each expert,
+which moves fewer bytes.
 
-Dropless: every copy is worked on, and a device has room for all that could come. With a capacity each device sends each
-expert as many copies as there are slots, empty ones as zeros; copies beyond, later choices first, are dropped.
+Dropless: every copy of a token is processed, and a device has buffers for the most that could arrive. With a capacity
+each device sends each expert a fixed number of slots, empty ones as zeros. Copies beyond that are dropped, later
+choices first.
 """
 
 from __future__ import annotations
@@ -18,36 +20,44 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.runtime.experts_exchange import Axes, Trip, agree, bring, send, send_padded, swap
+from meshwright.runtime.experts_all_to_all import (
+    A2AShape,
+    Axes,
+    all_to_all,
+    exchange_counts,
+    padded_all_to_all,
+    ragged_all_to_all,
+    ragged_all_to_all_back,
+)
+from meshwright.runtime.experts_permutation import group_by_expert, identity, pad_groups, permute, sort_copies
 from meshwright.runtime.experts_routing import Routing
-from meshwright.runtime.experts_rows import by_expert, in_order, sort_copies, spread, take
 from meshwright.workload import Experts
 
 Keep = Callable[[Array], Array]
-"""Names what came from other devices, so that a remat policy can keep it."""
+"""Names values received from other devices (`checkpoint_name`), so that a remat policy can save them."""
 
 
-class Visit(NamedTuple):
-    """The rows that the experts of a device work on, the share of each in its token's result, and the way back.
+class Dispatched(NamedTuple):
+    """The rows that a device's experts process, and the function that combines their results.
 
-    Dropless rows are [m, d], sorted by expert, `sizes` [experts] of them for each, those beyond undefined; with a
-    capacity [experts, slots, d], and `sizes` is None. shares: as rows, with d = 1. dropped [experts]: the copies that
-    had no slot, of this device's own tokens. back: what the experts made of the rows, still to be summed over tp, to
-    what it adds to the tokens that the visit began with.
+    rows: dropless [m, d], sorted by expert, undefined beyond the sum of `sizes`; with a capacity [experts, slots, d].
+    shares: router weight of each row, shaped as rows with d = 1. sizes: rows per expert [experts]; None with a
+    capacity. dropped: copies of this device's tokens without a slot, per expert [experts]. combine: from the experts'
+    outputs, still partial sums over tp, to what is added to the tokens that were dispatched.
     """
 
     rows: Array
     shares: Array
     sizes: Array | None
     dropped: Array
-    back: Callable[[Array], Array]
+    combine: Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Split:
-    """The axes of more than one device that split experts, the width of each, and of those the tokens too.
+class ExpertAxes:
+    """Mesh axes with more than one device that shard experts, the width of each expert, and tokens.
 
-    tokens: all of `width`, or none where each device of them has the same tokens.
+    tokens: equal to `width`, or () where all devices of `width` hold the same tokens.
     """
 
     experts: Axes
@@ -55,80 +65,86 @@ class Split:
     tokens: Axes
 
 
-def visit(x: Array, routing: Routing, experts: Experts, split: Split, keep: Keep) -> Visit:
-    """The visit of this device's tokens x [b, s, d] to the experts that `routing` [b, s, choices] chose."""
-    go = _go_dropless if experts.capacity_factor is None else _go_in_slots
-    first, after = ((), split.tokens) if split.experts else (split.tokens, ())
+def dispatch_combine(x: Array, routing: Routing, experts: Experts, axes: ExpertAxes, keep: Keep) -> Dispatched:
+    """Dispatch this device's tokens x [b, s, d] to the experts chosen by `routing` [b, s, choices].
+
+    Args:
+      x: tokens.
+      routing: experts of each token, and the weight of each.
+      experts: number of experts, choices, capacity.
+      axes: mesh axes that shard experts and tokens.
+      keep: names received values for remat policies.
+    """
+    dispatch = _dispatch_dropless if experts.capacity_factor is None else _dispatch_with_capacity
+    first, after = ((), axes.tokens) if axes.experts else (axes.tokens, ())
     x, chosen, shares = (keep(gather(part, first, dim=1)) for part in (x, *routing))
     choices = Routing(*(part.reshape(-1, experts.num_active) for part in (chosen, shares)))
-    found = go(x.reshape(-1, x.shape[-1]), choices, experts, split.experts, after, keep)
+    found = dispatch(x.reshape(-1, x.shape[-1]), choices, experts, axes.experts, after, keep)
 
-    def back(y: Array) -> Array:
-        """What is added to the tokens, summed over the devices that have parts of every expert."""
-        added = scatter(found.back(y).reshape(x.shape), first, dim=1)
-        return jax.lax.psum(added, split.width) if split.width and not split.tokens else added
+    def combine(y: Array) -> Array:
+        """What is added to the tokens, summed over the devices that hold parts of every expert."""
+        added = scatter(found.combine(y).reshape(x.shape), first, dim=1)
+        return jax.lax.psum(added, axes.width) if axes.width and not axes.tokens else added
 
     # Devices that gathered each other's tokens count the same copies.
     alike = jax.lax.axis_size(first) if first else 1
-    return found._replace(dropped=found.dropped / alike, back=back)
+    return found._replace(dropped=found.dropped / alike, combine=combine)
 
 
-def _go_dropless(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Visit:
-    """A visit on which every copy is worked on."""
+def _dispatch_dropless(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     copies = sort_copies(routing.chosen, experts.count)
-    tokens, own = copies.places(in_order(copies.order.shape[0]), t)
-    rows, shares = take(x, tokens), take(routing.shares.T.reshape(-1, 1), own)
+    tokens, own = copies.permutations(identity(copies.order.shape[0]), t)
+    rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
     none = jnp.zeros_like(copies.counts, dtype=jnp.float32)
     if not ep:
-        return Visit(rows, shares, copies.counts, none, lambda y: take(y, tokens.reversed))
-    trip = Trip(ep, rows.shape[0], experts.room(t, jax.lax.axis_size(ep)))
-    parcels, received = agree(copies.counts, ep)
-    parcels, received = jax.tree.map(keep, (parcels, gather(received, tp)))
-    places = by_expert(received, room=trip.room)
+        return Dispatched(rows, shares, copies.counts, none, lambda y: permute(y, tokens.inverse))
+    shape = A2AShape(ep, rows.shape[0], experts.room(t, jax.lax.axis_size(ep)))
+    splits, received = exchange_counts(copies.counts, ep)
+    splits, received = jax.tree.map(keep, (splits, gather(received, tp)))
+    permutation = group_by_expert(received, capacity=shape.capacity)
 
-    def arrive(sent: Array) -> Array:
-        """Rows as the experts here read them."""
-        return keep(take(gather(sent, tp).reshape(-1, sent.shape[2]), places))
+    def receive(sent: Array) -> Array:
+        """Rows as the local experts read them."""
+        return keep(permute(gather(sent, tp).reshape(-1, sent.shape[2]), permutation))
 
-    def back(y: Array) -> Array:
-        """The other way, and summed for each token."""
-        returned = scatter(take(y, places.reversed).reshape(-1, trip.room, d), tp)
-        return take(bring(returned, parcels, trip), tokens.reversed)
+    def combine(y: Array) -> Array:
+        """Return results to their devices and sum them for each token."""
+        returned = scatter(permute(y, permutation.inverse).reshape(-1, shape.capacity, d), tp)
+        return permute(ragged_all_to_all_back(returned, splits, shape), tokens.inverse)
 
-    here = arrive(send(rows, parcels, trip)), arrive(send_padded(shares, parcels, trip))
-    return Visit(*here, jnp.sum(received, axis=0), none, back)
+    here = receive(ragged_all_to_all(rows, splits, shape)), receive(padded_all_to_all(shares, splits, shape))
+    return Dispatched(*here, jnp.sum(received, axis=0), none, combine)
 
 
-def _go_in_slots(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Visit:
-    """A visit in slots of a fixed number."""
+def _dispatch_with_capacity(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     slots = experts.slots(t)
     copies = sort_copies(routing.chosen, experts.count)
-    tokens, own = copies.places(spread(copies.counts, room=slots, num_rows=copies.order.shape[0]), t)
+    tokens, own = copies.permutations(pad_groups(copies.counts, capacity=slots, num_rows=copies.order.shape[0]), t)
     here = experts.count // (jax.lax.axis_size(ep) if ep else 1)
 
-    def arrive(rows: Array) -> Array:
-        """Slots as the experts here read them: from each source as many."""
-        arrived = gather(swap(rows.reshape(experts.count, slots, -1), ep), tp)
+    def receive(rows: Array) -> Array:
+        """Slots as the local experts read them: equally many from each source."""
+        arrived = gather(all_to_all(rows.reshape(experts.count, slots, -1), ep), tp)
         by_source = arrived.reshape(-1, here, slots, rows.shape[1])
         return keep(jnp.swapaxes(by_source, 0, 1).reshape(here, -1, rows.shape[1]))
 
-    def back(y: Array) -> Array:
-        """The other way, and summed for each token."""
+    def combine(y: Array) -> Array:
+        """Return results to their devices and sum them for each token."""
         by_source = jnp.swapaxes(y.reshape(here, -1, slots, d), 0, 1).reshape(-1, slots, d)
-        return take(swap(scatter(by_source, tp), ep).reshape(-1, d), tokens.reversed)
+        return permute(all_to_all(scatter(by_source, tp), ep).reshape(-1, d), tokens.inverse)
 
-    rows, shares = take(x, tokens), take(routing.shares.T.reshape(-1, 1), own)
+    rows, shares = permute(x, tokens), permute(routing.shares.T.reshape(-1, 1), own)
     dropped = jnp.maximum(copies.counts - slots, 0).astype(jnp.float32)
-    return Visit(arrive(rows), arrive(shares), None, dropped, back)
+    return Dispatched(receive(rows), receive(shares), None, dropped, combine)
 
 
 def gather(x: Array, axes: Axes, *, dim: int = 0) -> Array:
-    """The parts of all devices along axes, one after the other."""
+    """All-gather along `dim`, or `x` where there are no axes."""
     return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
 
 
 def scatter(x: Array, axes: Axes, *, dim: int = 0) -> Array:
-    """This device's part of the sum over axes."""
+    """Reduce-scatter along `dim`, or `x` where there are no axes."""
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if axes else x

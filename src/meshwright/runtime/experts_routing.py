@@ -1,4 +1,4 @@
-"""Which experts work on a token, and how evenly tokens are spread over them."""
+"""Routing of tokens to experts, and the load balance of experts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from jax import Array
 
 
 class Routing(NamedTuple):
-    """The experts chosen for each token, and the share of each in its result: [..., choices] both."""
+    """The experts chosen for each token, and the weight of each in the result: [..., choices] both."""
 
     chosen: Array
     shares: Array
 
 
 def route(logits: Array, num_active: int) -> Routing:
-    """The `num_active` experts with the highest of the router's `logits` [..., experts], which are float32.
+    """Choose the `num_active` experts with the highest router logits [..., experts], which are float32.
 
-    Their shares are a softmax over the chosen alone, so that they sum to 1 (Mixtral, arXiv:2401.04088, section 2.1).
+    Weights are a softmax over the chosen logits only, so that they sum to 1 (Mixtral, arXiv:2401.04088, section 2.1).
     """
     top, chosen = jax.lax.top_k(logits, num_active)
     return Routing(chosen, jax.nn.softmax(top, axis=-1))
 
 
 class Load(NamedTuple):
-    """Sums over tokens for each expert [..., experts], in float32; over all devices, or those of one of them.
+    """Sums over tokens for each expert [..., experts] in float32, over all devices or those of one device.
 
-    copies: the tokens that chose it. dropped: those of them that it had no room for. probability: what the router gave
-    it, of a softmax over all experts.
+    copies: tokens that chose the expert. dropped: those beyond its capacity. probability: router softmax over all
+    experts.
     """
 
     copies: Array
@@ -38,9 +38,9 @@ class Load(NamedTuple):
 
     @property
     def balance_loss(self) -> Array:
-        """What grows as tokens crowd on few experts, 1 where all have as many (Switch, arXiv:2101.03961, section 2.2).
+        """Load balancing loss, 1 where experts are equally loaded (Switch, arXiv:2101.03961, section 2.2).
 
-        The number of experts times the sum over them of the share of copies and the mean probability; a mean over
+        The number of experts times the sum over experts of the fraction of copies x the mean probability; averaged over
         layers. Gradients flow through the probability.
         """
         shares = [part / jnp.sum(part, axis=-1, keepdims=True) for part in (self.copies, self.probability)]
@@ -48,17 +48,17 @@ class Load(NamedTuple):
 
     @property
     def max_over_mean(self) -> Array:
-        """The copies of the busiest expert of any layer, over those that it would have in balance."""
+        """Copies of the busiest expert of any layer over the mean."""
         return jnp.max(jnp.max(self.copies, axis=-1) / jnp.mean(self.copies, axis=-1))
 
     @property
     def dropped_share(self) -> Array:
-        """The share of copies that no expert worked on."""
+        """Fraction of copies that no expert processed."""
         return jnp.sum(self.dropped) / jnp.sum(self.copies)
 
     @property
     def metrics(self) -> dict[str, Array]:
-        """What a step reports of it, by name."""
+        """The metrics of a step, by name."""
         return {
             "experts_balance_loss": self.balance_loss,
             "experts_max_over_mean": self.max_over_mean,
@@ -67,5 +67,5 @@ class Load(NamedTuple):
 
 
 def probabilities(logits: Array) -> Array:
-    """The probability of each expert [experts], summed over the tokens of `logits` [..., experts]."""
+    """Router probabilities [experts] summed over the tokens of `logits` [..., experts]."""
     return jnp.sum(jax.nn.softmax(logits, axis=-1).reshape(-1, logits.shape[-1]), axis=0)

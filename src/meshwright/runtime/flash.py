@@ -1,12 +1,13 @@
-"""Attention block by block in Pallas kernels for TPUs: the steps of `blockwise`, a block's scores on the chip alone.
+"""Block-by-block attention as Pallas kernels for TPUs: the steps of `blockwise`, with scores in on-chip memory only.
 
-FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, and backward for queries and for keys. They know tokens
-by their places, go on from the softmax of other keys, and return it unfinished; so keys may come in any order and chunk
-by chunk, which splash attention, the kernel that comes with JAX, has no public way back through (0.10.2). Blocks in
-which nothing is seen are neither fetched nor worked on, those in which all is seen not masked: their bounds tell.
+FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, backward for queries, backward for keys. They mask by
+token positions and document ids, continue from an earlier softmax state and return it unfinished, so keys may come in
+any order, chunk by chunk. Splash attention, the kernel that ships with JAX, has no public backward for that (0.10.2).
+Fully masked blocks are neither fetched nor computed, fully visible ones are not masked; the bounds of their segments
+decide.
 
-Queries come scaled, and heads before tokens: queries [b, n, s, h] of n = k g heads, keys and values [b, k, t, h], sums
-of a softmax [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims as in `blockwise`.
+Queries are scaled, with heads before tokens: [b, n, s, h] with n = k g heads; keys and values [b, k, t, h]; softmax
+sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims as in `blockwise`.
 """
 
 from __future__ import annotations
@@ -18,42 +19,42 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from meshwright.runtime.blockwise import Gradients, Keys, Seen
+from meshwright.runtime.blockwise import BackwardInputs, Keys, SoftmaxState
 from meshwright.runtime.flash_grid import Arrays, Grid, Ref, Step, bounds_of
-from meshwright.runtime.places import Mask, Places, all_see, any_may_see, sees
+from meshwright.runtime.segments import Mask, Segments, attention_mask, bounds_all_visible, bounds_any_visible
 
-LOWEST = -1e30
-"""The largest score of a query that has seen nothing: finite, so that minus infinity less it is no NaN."""
+MASKED_SCORE = -1e30
+"""The initial maximum score: finite, because minus infinity minus itself is NaN."""
 
 Add = Callable[[Callable[[Array], Array]], None]
-"""Adds what a block gives, given what masks its scores."""
+"""Adds the contribution of a block, given the function that masks its scores."""
 
 
-def nothing_seen(query: Array) -> Seen:
-    """The partial softmax of queries before any key."""
+def init(query: Array) -> SoftmaxState:
+    """The softmax state before any key."""
     b, n, s, _ = query.shape
     sums = jnp.zeros((b, n, 1, s), jnp.float32)
-    return Seen(jnp.zeros(query.shape, jnp.float32), sums + LOWEST, sums)
+    return SoftmaxState(jnp.zeros(query.shape, jnp.float32), sums + MASKED_SCORE, sums)
 
 
-def see(seen: Seen, query: Array, places: Places, keys: Keys, mask: Mask) -> Seen:
-    """The partial softmax after more keys and values."""
+def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
+    """The softmax state after more keys and values."""
     found = Grid(query.shape, keys.key.shape, mask).call(
-        _see,
+        _update_kernel,
         "flash_fwd",
-        (places, keys.places),
-        carried=(("queries", seen.weighted), ("sums", seen.top), ("sums", seen.total)),
+        (segments, keys.segments),
+        carried=(("queries", state.numerator), ("sums", state.max_score), ("sums", state.normalizer)),
         read=(("queries", query), ("keys", keys.key), ("keys", keys.value)),
         num_products=2,
         num_scratch=2,
     )
-    return Seen(*found)
+    return SoftmaxState(*found)
 
 
-def finish(seen: Seen, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """The output [b, n, s, h] of all keys seen, and the logarithm of each softmax's sum [b, n, 1, s]."""
-    total = jnp.where(seen.total == 0, 1.0, seen.total)
-    return (seen.weighted / jnp.swapaxes(total, 2, 3)).astype(dtype), jnp.log(total) + seen.top
+def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
+    """The output [b, n, s, h], and the log-normalizer [b, n, 1, s]."""
+    total = jnp.where(state.normalizer == 0, 1.0, state.normalizer)
+    return (state.numerator / jnp.swapaxes(total, 2, 3)).astype(dtype), jnp.log(total) + state.max_score
 
 
 def inner_product(gradient: Array, output: Array) -> Array:
@@ -61,26 +62,30 @@ def inner_product(gradient: Array, output: Array) -> Array:
     return jnp.einsum("bnsh,bnsh->bns", gradient, output, preferred_element_type=jnp.float32)[:, :, None]
 
 
-def back(gradient: Array, known: Gradients, places: Places, keys: Keys, mask: Mask) -> tuple[Array, Array, Array]:
-    """The queries' gradient with that through some keys added to `gradient`, and the gradients of these, in float32."""
-    shapes, both = (known.query.shape, keys.key.shape), (places, keys.places)
+def backward(
+    gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
+) -> tuple[Array, Array, Array]:
+    """`blockwise.backward`, with heads before tokens."""
+    shapes, both = (inputs.query.shape, keys.key.shape), (segments, keys.segments)
     read: Arrays = (
-        ("queries", known.query),
-        ("queries", known.output),
-        ("sums", known.log_total),
-        ("sums", known.inner),
+        ("queries", inputs.query),
+        ("queries", inputs.output_gradient),
+        ("sums", inputs.log_normalizer),
+        ("sums", inputs.output_dot_gradient),
         ("keys", keys.key),
         ("keys", keys.value),
     )
     zeros: Arrays = [("keys", jnp.zeros(x.shape, jnp.float32)) for x in (keys.key, keys.value)]
     grid, grid_by_keys = Grid(*shapes, mask), Grid(*shapes, mask, by_keys=True)
-    of_query = grid.call(_back_to_queries, "flash_dq", both, carried=[("queries", gradient)], read=read, num_products=3)
-    of_keys = grid_by_keys.call(_back_to_keys, "flash_dkv", both, carried=zeros, read=read, num_products=4)
+    of_query = grid.call(
+        _backward_queries_kernel, "flash_dq", both, carried=[("queries", gradient)], read=read, num_products=3
+    )
+    of_keys = grid_by_keys.call(_backward_keys_kernel, "flash_dkv", both, carried=zeros, read=read, num_products=4)
     return of_query[0], of_keys[0], of_keys[1]
 
 
-def _see(grid: Grid, *refs: Ref) -> None:
-    """`see`, the kernel: top and total are [rows, LANES] while its inner steps go on, the same in every lane."""
+def _update_kernel(grid: Grid, *refs: Ref) -> None:
+    """The kernel of `update`. In its inner steps max and normalizer are [rows, LANES], equal in every lane."""
     *limits, before, top_before, total_before, query, key, value, rows, columns = refs[:-5]
     weighted, new_top, new_total, top, total = refs[-5:]
     step, is_first, is_last = grid.here()
@@ -100,15 +105,15 @@ def _see(grid: Grid, *refs: Ref) -> None:
         total[...] = total[...] * fade + weights.sum(axis=1, keepdims=True)
         top[...] = highest
 
-    _where_seen(grid, step, limits, (rows, columns), add)
+    _where_visible(grid, step, limits, (rows, columns), add)
 
     @pl.when(is_last)
     def _() -> None:
         new_top[...], new_total[...] = _row(top[...]), _row(total[...])
 
 
-def _back_to_queries(grid: Grid, *refs: Ref) -> None:
-    """`back` for the gradient of queries, the kernel."""
+def _backward_queries_kernel(grid: Grid, *refs: Ref) -> None:
+    """The kernel of `backward` for the gradient of queries."""
     *limits, before, query, output, log_total, inner, key, value, rows, columns, gradient = refs
     step, is_first, _ = grid.here()
 
@@ -123,11 +128,11 @@ def _back_to_queries(grid: Grid, *refs: Ref) -> None:
         of_scores = weights * (of_weights - _column(inner[...]))
         gradient[...] += _product(of_scores.astype(key.dtype), key[...], (1, 0))
 
-    _where_seen(grid, step, limits, (rows, columns), add)
+    _where_visible(grid, step, limits, (rows, columns), add)
 
 
-def _back_to_keys(grid: Grid, *refs: Ref) -> None:
-    """`back` for the gradients of keys and values, the kernel: on scores [columns, rows], which its products want."""
+def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
+    """The kernel of `backward` for keys and values. Scores are [columns, rows], as its products need them."""
     *limits, key_before, value_before, query, output, log_total, inner, key, value, rows, columns, of_key, of_value = (
         refs
     )
@@ -145,37 +150,37 @@ def _back_to_keys(grid: Grid, *refs: Ref) -> None:
         of_key[...] += _product(of_scores.astype(query.dtype), query[...], (1, 0))
         of_value[...] += _product(weights.astype(output.dtype), output[...], (1, 0))
 
-    _where_seen(grid, step, limits, (rows, columns), add)
+    _where_visible(grid, step, limits, (rows, columns), add)
 
 
-def _where_seen(grid: Grid, step: Step, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
-    """Add what a block gives: nothing where no query sees a key, and without a mask where all see all."""
+def _where_visible(grid: Grid, step: Step, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
+    """Add a block's contribution: nothing where it is fully masked, without a mask where it is fully visible."""
     both = bounds_of(step, limits)
-    is_seen, is_whole = any_may_see(*both, grid.mask), all_see(*both, grid.mask)
+    is_visible, is_whole = bounds_any_visible(*both, grid.mask), bounds_all_visible(*both, grid.mask)
     pl.when(is_whole)(lambda: add(lambda scores: scores))
 
     def masked(scores: Array) -> Array:
         queries, keys = lines[0][...], lines[1][...]
         turned = (keys, queries) if grid.by_keys else (queries, keys)
-        down = Places(*(_column(turned[0][index : index + 1]) for index in range(turned[0].shape[0])))
-        along = Places(*(turned[1][index : index + 1] for index in range(turned[1].shape[0])))
-        visible = sees(along, down, grid.mask) if grid.by_keys else sees(down, along, grid.mask)
+        down = Segments(*(_column(turned[0][index : index + 1]) for index in range(turned[0].shape[0])))
+        along = Segments(*(turned[1][index : index + 1] for index in range(turned[1].shape[0])))
+        visible = attention_mask(along, down, grid.mask) if grid.by_keys else attention_mask(down, along, grid.mask)
         return jnp.where(visible, scores, -jnp.inf)
 
-    pl.when(is_seen & ~is_whole)(lambda: add(masked))
+    pl.when(is_visible & ~is_whole)(lambda: add(masked))
 
 
 def _product(left: Array, right: Array, over: tuple[int, int]) -> Array:
-    """The float32 product of two blocks, summed over a dim of each."""
+    """The float32 product of two blocks, contracted over one dim of each."""
     dims = (((over[0],), (over[1],)), ((), ()))
     return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
 
 
 def _column(row: Array) -> Array:
-    """A row [1, length] as a column [length, 1]."""
+    """[1, length] to [length, 1]."""
     return row[0][:, None]
 
 
 def _row(sums: Array) -> Array:
-    """The row [1, length] of sums [length, LANES] that are the same in every lane."""
+    """[length, LANES], equal in every lane, to [1, length]."""
     return sums.T[:1]

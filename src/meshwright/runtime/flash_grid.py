@@ -1,7 +1,7 @@
-"""The grid of a Pallas kernel of attention: its blocks of queries and of keys, and which go together in a step of it.
+"""The grid of the Pallas attention kernels: blocks of queries and keys, and which of them each grid step works on.
 
-Queries are [b, n, s, h] of n = k g heads, keys and values [b, k, t, h], sums of a softmax [b, n, 1, s]; letters of dims
-as in `blockwise`. A kernel has its blocks of them without batch and heads.
+Queries are [b, n, s, h] with n = k g heads, keys and values [b, k, t, h], softmax sums [b, n, 1, s]; letters of dims as
+in `blockwise`. Inside a kernel blocks have no batch and head dims.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from meshwright.cost.attention import LANES
-from meshwright.runtime.places import Bounds, Mask, Places, any_may_see, bounds
+from meshwright.runtime.segments import Bounds, Mask, Segments, bounds, bounds_any_visible
 
 Ref = Any
-"""A block of an array inside a kernel, which is read and written in place."""
+"""A block of an array inside a kernel, read and written in place."""
 
 Kind = Literal["queries", "sums", "keys"]
 Arrays = Sequence[tuple[Kind, Array]]
 
 
 class Step(NamedTuple):
-    """What a step of a grid works on: a row of the batch, a query head and its kv head, a block of queries, of keys."""
+    """Indices of a grid step: batch row, query head and its kv head, block of queries, block of keys."""
 
     row: Any
     head: Any
@@ -40,9 +40,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid over the blocks of queries and keys of some shapes.
+    """A grid over the blocks of queries and keys of given shapes.
 
-    Its inner steps go through the blocks of keys; `by_keys` through those of queries, of all heads of a kv head.
+    The inner loop goes over blocks of keys; with `by_keys` over blocks of queries, for all query heads of a kv head.
     """
 
     queries: tuple[int, ...]
@@ -52,24 +52,24 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        """The queries of a block."""
+        """Queries per block."""
         return _block_size(self.queries[2], self.queries[3])
 
     @property
     def columns(self) -> int:
-        """The keys of a block."""
+        """Keys per block."""
         return _block_size(self.keys[2], self.keys[3])
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The number of steps at each level, outermost first."""
+        """The grid: steps at each level, outermost first."""
         b, n, s, _ = self.queries
         _, k, t, _ = self.keys
         rows, columns = s // self.rows, t // self.columns
         return (b, k, columns, n // k, rows) if self.by_keys else (b, n, rows, columns)
 
     def step(self, ids: Sequence[Any]) -> Step:
-        """What the step at some place of each level works on."""
+        """The step at given program ids."""
         group = self.queries[1] // self.keys[1]
         if self.by_keys:
             row, kv_head, keys, query, queries = ids
@@ -78,33 +78,42 @@ class Grid:
         return Step(row, head, jax.lax.div(head, group), queries, keys)
 
     def here(self) -> tuple[Step, Any, Any]:
-        """Inside a kernel: what its step works on, and whether it is the first and the last with the same results."""
-        places = [pl.program_id(level) for level in range(len(self.steps))]
-        inner = list(zip(places, self.steps, strict=True))[3:]
+        """Inside a kernel: the current step, and whether it is the first and the last of its output block."""
+        ids = [pl.program_id(level) for level in range(len(self.steps))]
+        inner = list(zip(ids, self.steps, strict=True))[3:]
         is_first = math.prod(place == 0 for place, _ in inner)
         is_last = math.prod(place == count - 1 for place, count in inner)
-        return self.step(places), is_first, is_last
+        return self.step(ids), is_first, is_last
 
     def call(
         self,
         kernel: Callable[..., None],
         name: str,
-        places: tuple[Places, Places],
+        segments: tuple[Segments, Segments],
         *,
         carried: Arrays,
         read: Arrays,
         num_products: int,
         num_scratch: int = 0,
     ) -> list[Array]:
-        """The carried arrays as a kernel leaves them, that also reads others, and the places of queries and of keys.
+        """Run a kernel over the grid; returns the `carried` arrays as it leaves them.
 
-        A kernel is called with the grid and references to: the bounds of all blocks of queries, of keys; blocks of what
-        is carried, of what is read, of the places of queries, of keys, of results; scratch [rows, LANES] in float32.
-        num_products: how many products as large as that of queries and keys it makes, for the compiler's schedule.
+        The kernel is called with the grid and references to: the bounds of all query blocks and of all key blocks;
+        blocks of the carried arrays, of the read arrays, of the segments of queries and of keys; the result blocks;
+        scratch [rows, LANES] in float32.
+
+        Args:
+          kernel: the kernel body.
+          name: its name in profiles.
+          segments: segments of queries and of keys.
+          carried: arrays updated in place.
+          read: arrays only read.
+          num_products: matmuls the size of the scores, for the compiler's cost estimate.
+          num_scratch: scratch buffers.
         """
         b, sizes = self.queries[0], (self.rows, self.columns)
-        limits = [_limits(of, size, b) for of, size in zip(places, sizes, strict=True)]
-        lines = [_lines(of, b) for of in places]
+        limits = [_limits(of, size, b) for of, size in zip(segments, sizes, strict=True)]
+        lines = [_lines(of, b) for of in segments]
         arrays = [array for _, array in (*carried, *read)]
         specs = [self._spec(kind, array.shape) for kind, array in (*carried, *read)]
         return pl.pallas_call(
@@ -112,7 +121,7 @@ class Grid:
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=self.steps,
-                in_specs=[*specs, self._places_spec(lines[0], 3), self._places_spec(lines[1], 4)],
+                in_specs=[*specs, self._segments_spec(lines[0], 3), self._segments_spec(lines[1], 4)],
                 out_specs=specs[: len(carried)],
                 scratch_shapes=[pltpu.VMEM((self.rows, LANES), jnp.float32)] * num_scratch,
             ),
@@ -124,8 +133,6 @@ class Grid:
         )(*limits, *arrays, *lines)
 
     def _spec(self, kind: Kind, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """The block of an array that a step has."""
-
         def index(*ids: Any) -> tuple[Any, ...]:
             step = self._fetched(*ids)
             if kind == "keys":
@@ -138,9 +145,7 @@ class Grid:
             return pl.BlockSpec((None, None, 1, self.rows), index)
         return pl.BlockSpec((None, None, self.columns if kind == "keys" else self.rows, shape[-1]), index)
 
-    def _places_spec(self, lines: Array, which: int) -> pl.BlockSpec:
-        """The block of places, of queries or of keys, that a step has."""
-
+    def _segments_spec(self, lines: Array, which: int) -> pl.BlockSpec:
         def index(*ids: Any) -> tuple[Any, ...]:
             step = self._fetched(*ids)
             return step.row, 0, step[which]
@@ -148,15 +153,15 @@ class Grid:
         return pl.BlockSpec((None, lines.shape[1], self.rows if which == 3 else self.columns), index)
 
     def _fetched(self, *ids: Any) -> Step:
-        """What is fetched for a step: its blocks, where something is seen, else the first of the inner ones."""
+        """The blocks to fetch for a step: its own, or the first inner block where the step is fully masked."""
         step, limits = self.step(ids[:-2]), ids[-2:]
-        is_seen = any_may_see(*bounds_of(step, limits), self.mask)
+        is_visible = bounds_any_visible(*bounds_of(step, limits), self.mask)
         if self.by_keys:
-            return step._replace(queries=jnp.where(is_seen, step.queries, 0))
-        return step._replace(keys=jnp.where(is_seen, step.keys, 0))
+            return step._replace(queries=jnp.where(is_visible, step.queries, 0))
+        return step._replace(keys=jnp.where(is_visible, step.keys, 0))
 
     def _cost(self, num_products: int, arrays: Sequence[Array]) -> pl.CostEstimate:
-        """The work of a call; of a causal mask, which positions decide on, half of all scores."""
+        """The cost of a call. For a causal mask half of all scores; which half depends on run-time positions."""
         scores = math.prod(self.queries[:3]) * self.keys[2] // (2 if self.mask.causal else 1)
         return pl.CostEstimate(
             flops=2 * num_products * scores * self.queries[3],
@@ -172,31 +177,30 @@ def bounds_of(step: Step, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:
 
 
 def _read(limits: Ref, row: Any, block: Any) -> Bounds:
-    """The bounds of a block, of what `_limits` has."""
     low, high, *documents = (limits[row, index, block] for index in range(limits.shape[1]))
     return Bounds(low, high, (documents[0], documents[1]) if documents else None)
 
 
-def _limits(places: Places, size: int, batch: int) -> Array:
-    """The bounds of all blocks [b, 2 or 4, blocks]."""
-    found = bounds(jax.tree.map(lambda x: x.reshape(-1, size), places))
+def _limits(segments: Segments, size: int, batch: int) -> Array:
+    """The bounds of all blocks, [b, 2 or 4, blocks]."""
+    found = bounds(jax.tree.map(lambda x: x.reshape(-1, size), segments))
     each = jnp.stack([found.low, found.high, *(found.documents or ())])
-    rows = jnp.moveaxis(each.reshape(len(each), len(places.positions), -1), 1, 0)
+    rows = jnp.moveaxis(each.reshape(len(each), len(segments.positions), -1), 1, 0)
     return jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
 
 
-def _lines(places: Places, batch: int) -> Array:
-    """Positions, and documents if told apart, [b, 1 or 2, length]."""
-    found = [x for x in places if x is not None]
+def _lines(segments: Segments, batch: int) -> Array:
+    """Positions, and document ids if there are any, [b, 1 or 2, length]."""
+    found = [x for x in segments if x is not None]
     return jnp.broadcast_to(jnp.stack(found, axis=1), (batch, len(found), found[0].shape[1]))
 
 
 def _block_size(length: int, head_dim: int) -> int:
-    """The tokens of a block; none lies in both halves of a length, which in zigzag order are far from each other.
+    """Tokens per block. No block crosses the middle of a length: in zigzag order the halves are far apart.
 
-    By the instructions that the compiler makes for v5e (as benchmarks/tpu_attention.py reads them), forward keeps the
-    matrix units busy for 60% of the cycles of a whole block of 512 tokens, and for 90% of one of 1,024, heads of 128.
-    Of larger heads such blocks do not fit into the 16 MiB that a v4 gives a kernel.
+    From the instructions that the compiler makes for v5e (benchmarks/tpu_attention.py): forward keeps the matrix units
+    busy for 60% of the cycles of an unmasked block of 512 tokens, and for 90% of one of 1,024, with heads of 128. With
+    larger heads such blocks exceed the 16 MiB of VMEM that a v4 gives a kernel.
     """
     sizes = (1024, 512, 256) if head_dim <= LANES else (512, 256)
     return next((size for size in sizes if length % (2 * size) == 0), LANES)

@@ -1,10 +1,9 @@
-"""Attention by the kernel that a strategy names and the device has, of whole sequences and of parts of them.
+"""Attention kernels, selected by strategy and device: for whole sequences, and for chunks of a sharded sequence.
 
-`flash` is a Pallas kernel on TPUs: of whole sequences splash attention, which comes with JAX and skips the blocks
-behind the mask, of parts in any order, and of sequences too long for that, those of `flash`. Elsewhere, and
-where tokens do not fill the width of a TPU's registers, it goes block by block in JAX. `cudnn` is cuDNN's, of whole
-sequences on NVIDIA GPUs. Splash and cuDNN know nothing of places: they take tokens in their order, and documents by
-segment ids.
+`flash` is a Pallas kernel on TPUs. Whole sequences use splash attention, which ships with JAX and skips masked blocks.
+Chunks in any order, and sequences too long for splash, use the kernels of `runtime.flash`. Elsewhere, and where tokens
+do not fill a TPU register's width, attention runs block by block in JAX. `cudnn` is cuDNN's kernel for whole sequences
+on NVIDIA GPUs. Splash and cuDNN take no positions: tokens must be in order, with segment ids for documents.
 """
 
 from __future__ import annotations
@@ -20,42 +19,41 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from meshwright.cost.attention import LANES, tpu_block, tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import flash
-from meshwright.runtime.blockwise import ATTENDED, Keys
-from meshwright.runtime.places import Mask, Places
+from meshwright.runtime.blockwise import ATTENTION_RESIDUALS, Keys
 from meshwright.runtime.ring_attention import ring_attention
+from meshwright.runtime.segments import Mask, Segments
 from meshwright.workload import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
 
 
-def kernel_of(attention: Attention, query: Array, length: int, places: Places | None, mask: Mask) -> Kernel:
-    """The kernel of whole sequences of `length` tokens on the devices of the mesh in context.
+def select_kernel(attention: Attention, query: Array, length: int, segments: Segments | None, mask: Mask) -> Kernel:
+    """The kernel for whole sequences of `length` tokens on the devices of the current mesh.
 
-    Raises where `cudnn` is asked of another device than an NVIDIA GPU, or of what it does not take.
+    Raises where `cudnn` is requested on other devices than NVIDIA GPUs, or for inputs it does not support.
     """
     if attention == "cudnn":
-        _check_cudnn(_platform(), query, places, mask)
+        _check_cudnn(_platform(), query, segments, mask)
         return "cudnn"
     return tpu_kernel(length) if _platform() == "tpu" else "blockwise"
 
 
-def kernel_of_parts(length: int) -> Kernel:
-    """The kernel of parts of sequences, of `length` tokens each, on the devices of the mesh in context."""
+def select_kernel_for_chunks(length: int) -> Kernel:
+    """The kernel for chunks of `length` tokens on the devices of the current mesh."""
     return "flash" if _platform() == "tpu" and length % LANES == 0 else "blockwise"
 
 
 def _platform() -> str:
-    """What the devices of the mesh in context are."""
+    """The platform of the devices of the current mesh."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device is not None else jax.default_backend()
 
 
-def _check_cudnn(platform: str, query: Array, places: Places | None, mask: Mask) -> None:
-    """Raise where cuDNN's attention does not run."""
+def _check_cudnn(platform: str, query: Array, segments: Segments | None, mask: Mask) -> None:
     reasons = {
         f"devices are of kind {platform}, not NVIDIA GPUs": platform not in ("gpu", "cuda"),
         f"queries are {query.dtype}, not in half precision": query.dtype not in (jnp.bfloat16, jnp.float16),
-        "rows hold several documents": places is not None and places.segments is not None,
+        "rows hold several documents": segments is not None and segments.ids is not None,
         f"a window of {mask.window} reaches to both sides": not mask.causal and mask.window is not None,
     }
     for reason, holds in reasons.items():
@@ -63,43 +61,43 @@ def _check_cudnn(platform: str, query: Array, places: Places | None, mask: Mask)
             raise MeshwrightError(f"attention='cudnn' does not run here: {reason}; use attention='flash'")
 
 
-def whole_attention(
-    query: Array, key: Array, value: Array, places: Places | None, mask: Mask, *, kernel: Kernel
+def full_sequence_attention(
+    query: Array, key: Array, value: Array, segments: Segments | None, mask: Mask, *, kernel: Kernel
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in their order.
+    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in order.
 
-    places: None where each row is one document from its first token; else `positions` count from the start of each of
-    `segments`. Returns an array of the query's shape and dtype.
+    segments: None where each row is one document; else positions count from the start of each document. Returns an
+    array of the query's shape and dtype.
     """
     if kernel == "splash":
-        return _splash(query, key, value, places.segments if places else None, mask)
+        return _splash(query, key, value, segments.ids if segments else None, mask)
     if kernel == "cudnn":
         return _cudnn(query, key, value, mask)
-    places = places or in_order(query.shape[1])
-    return parts_attention(query, places, Keys(key, value, places), mask, kernel=kernel)
+    segments = segments or sequential_segments(query.shape[1])
+    return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel)
 
 
-def parts_attention(
-    query: Array, places: Places, keys: Keys, mask: Mask, *, kernel: Kernel, axis: str | None = None
+def chunked_attention(
+    query: Array, segments: Segments, keys: Keys, mask: Mask, *, kernel: Kernel, axis: str | None = None
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] at `places` over keys and values [b, t, k, h], here or of a whole axis.
+    """Attention of queries [b, s, k, g, h] over keys and values [b, t, k, h], local or of the whole axis.
 
-    To be called inside `jax.shard_map`. Returns an array of the query's shape and dtype.
+    Called inside `jax.shard_map`. Returns an array of the query's shape and dtype.
     """
     if kernel != "flash":
-        return ring_attention(query, places, keys, axis, mask)
-    heads_first = Keys(jnp.moveaxis(keys.key, 2, 1), jnp.moveaxis(keys.value, 2, 1), keys.places)
-    mixed: Any = ring_attention(_heads_first(query), places, heads_first, axis, mask, flash)
+        return ring_attention(query, segments, keys, axis, mask)
+    heads_first = Keys(jnp.moveaxis(keys.key, 2, 1), jnp.moveaxis(keys.value, 2, 1), keys.segments)
+    mixed: Any = ring_attention(_heads_first(query), segments, heads_first, axis, mask, flash)
     return jnp.moveaxis(mixed, 1, 2).reshape(*query.shape[:4], -1)
 
 
-def in_order(length: int, first: Array | int = 0) -> Places:
-    """The places of tokens that follow one another from position `first`, the same in every row: [1, length]."""
-    return Places(first + jnp.arange(length, dtype=jnp.int32)[None])
+def sequential_segments(length: int, first: Array | int = 0) -> Segments:
+    """Segments of consecutive tokens from position `first`, the same in every row: [1, length]."""
+    return Segments(first + jnp.arange(length, dtype=jnp.int32)[None])
 
 
 def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask: Mask) -> Array:
-    """Splash attention, which has heads before tokens."""
+    """Splash attention, which takes heads before tokens."""
     b, s, k, g, h = query.shape
     size = math.gcd(s, tpu_block(h))
     blocks = splash.BlockSizes(
@@ -107,7 +105,7 @@ def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask
     )
     masks = splash.MultiHeadMask([_splash_mask(s, mask)] * (k * g))
     attend = splash.make_splash_mha(
-        masks, block_sizes=blocks, head_shards=1, q_seq_shards=1, residual_checkpoint_name=ATTENDED
+        masks, block_sizes=blocks, head_shards=1, q_seq_shards=1, residual_checkpoint_name=ATTENTION_RESIDUALS
     )
     arrays = (_heads_first(query), jnp.moveaxis(key, 1, 2), jnp.moveaxis(value, 1, 2))
     documents = None if segments is None else splash.SegmentIds(segments, segments)
@@ -116,13 +114,12 @@ def _splash(query: Array, key: Array, value: Array, segments: Array | None, mask
 
 
 def _heads_first(query: Array) -> Array:
-    """Queries [b, s, k, g, h] as [b, k g, s, h], scaled: no kernel of TPUs has a scale of its own."""
+    """Queries [b, s, k, g, h] as [b, k g, s, h], scaled: TPU kernels have no scale of their own."""
     b, s, k, g, h = query.shape
     return jnp.moveaxis((query / math.sqrt(h)).astype(query.dtype).reshape(b, s, k * g, h), 1, 2)
 
 
 def _splash_mask(length: int, mask: Mask) -> splash.Mask:
-    """The mask in splash attention's terms, computed inside the kernel."""
     shape = (length, length)
     if mask.window is not None:
         return splash.LocalMask(shape, (mask.window - 1, 0 if mask.causal else mask.window - 1), offset=0)
@@ -130,7 +127,6 @@ def _splash_mask(length: int, mask: Mask) -> splash.Mask:
 
 
 def _cudnn(query: Array, key: Array, value: Array, mask: Mask) -> Array:
-    """cuDNN's attention, which has query heads of one kv head beside each other too."""
     b, s, k, g, h = query.shape
     mixed = jax.nn.dot_product_attention(
         query.reshape(b, s, k * g, h),

@@ -1,4 +1,4 @@
-"""A mesh shape as a `jax.sharding.Mesh`: on the devices that are there, or abstract where there are none."""
+"""A mesh shape as a `jax.sharding.Mesh`: over real devices, or abstract."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from meshwright.mesh import MeshShape
 
 
 def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of `shape` over `devices` (all there are by default), every axis explicit.
+    """The mesh of `shape` over `devices` (default: all devices), every axis explicit.
 
-    `jax.make_mesh` orders the devices for the topology they are wired in; axes come outermost first, so that the axes
-    that communicate most lie on neighbours. Over several slices of TPUs it is that of `mesh_over_slices`.
+    `jax.make_mesh` orders devices by their topology. Axes are listed outermost first, so that the axes that communicate
+    most are on neighbours. Several TPU slices go through `mesh_over_slices`.
     """
     found = jax.devices() if devices is None else list(devices)
     if len(found) != shape.num_devices:
@@ -31,9 +31,9 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:
-    """The mesh with these axes over the devices of several slices, every axis explicit; the outermost axes cross them.
+    """A mesh over several slices: the outermost axes cross slices, every axis is explicit.
 
-    `jax.make_mesh` takes one slice alone (JAX 0.10.2).
+    `jax.make_mesh` accepts one slice only (JAX 0.10.2).
     """
     across = across_slices(degrees, num_slices)
     within = tuple(degree // share for degree, share in zip(degrees.values(), across, strict=True))
@@ -42,9 +42,9 @@ def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_sli
 
 
 def across_slices(degrees: Mapping[str, int], num_slices: int) -> tuple[int, ...]:
-    """The part of each axis's degree that lies between slices: the outermost axes take them all.
+    """The factor of each axis's degree that crosses slices; the outermost axes are used first.
 
-    Raises where their degrees cannot.
+    Raises where the degrees do not contain the number of slices.
     """
     left, across = num_slices, []
     for degree in degrees.values():
@@ -57,16 +57,15 @@ def across_slices(degrees: Mapping[str, int], num_slices: int) -> tuple[int, ...
 
 
 def within_slice(system: System, mesh: Mapping[str, int]) -> dict[str, int]:
-    """The degree of each axis inside a slice, each of which runs a program of its own that numbers its devices."""
+    """The degree of each axis inside one slice. Each slice runs its own program and numbers its own devices."""
     shares = across_slices(mesh, system.num_slices)
     return {axis: degree // share for (axis, degree), share in zip(mesh.items(), shares, strict=True)}
 
 
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:
-    """The mesh of `shape` with no devices, for tracing and for the types of values."""
+    """The mesh of `shape` without devices, for tracing and for types."""
     return AbstractMesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=_explicit(shape))
 
 
 def _explicit(shape: MeshShape) -> tuple[AxisType, ...]:
-    """Explicit for every axis: the type of each value then says how it lies."""
     return (AxisType.Explicit,) * len(shape.layout)

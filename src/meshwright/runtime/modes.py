@@ -1,8 +1,8 @@
-"""The modes of JAX, each as a function that carries out the steps of a way.
+"""JAX's modes of parallelism, each as a function that runs the steps of a sharded product.
 
-auto: einsums, and a constraint on what each step leaves; the partitioner finds the collectives. explicit: shardings in
-types; each step leaves a value of its type. manual: the program of one device, every collective called by name.
-overlapped: as manual, with collective matmul for each product that has a collective to overlap with.
+auto: einsums with a sharding constraint on each result; the partitioner chooses collectives. explicit: shardings in
+types; each step reshards to its type. manual: the program of one device, with every collective called by name.
+overlapped: manual, with collective matmuls where a product has a collective to overlap with.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.notation import Communicate, Multiply, ShardedArray, Slice, Step, Way
-from meshwright.runtime.overlapped import gather_product, product_scatter
-from meshwright.runtime.pairing import Overlap, PairedStep, paired
+from meshwright.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
+from meshwright.runtime.fuse_matmuls import CollectiveMatmul, FusedStep, fuse_collective_matmuls
 from meshwright.runtime.terms import Shape, product_of_terms, spec, spec_of_terms, sum_of_terms, term_dims
 
 Mode = Literal["auto", "explicit", "manual", "overlapped"]
 Operands = tuple[ShardedArray, ...]
 Body = Callable[..., Array]
-"""A function of the operands, each with the terms of its sum in dims of their own."""
+"""A function of the operands. Partial sums are terms along leading dims, see `terms`."""
 
 MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
-    """A way in auto mode; a result that is still a sum is left as its terms.
+    """The product in auto mode; an unreduced result is left as its terms.
 
-    Constraints have no word for such a sum. Without terms the partitioner would choose itself which devices take part
-    in the einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
+    Constraints cannot express an unreduced result. Without the terms the partitioner would choose which devices take
+    part in the einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
     """
 
     def lay(value: Array, shape: Shape, lying: P) -> Array:
@@ -48,14 +48,14 @@ def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
             return constrained(product_of_terms(step, *values, degrees=mesh.shape, lay=lay), step.result)
         (value,) = values
         if isinstance(step, Slice):
-            value = constrained(_held_back(value), step.operand)
+            value = constrained(_prevent_slice_fusion(value), step.operand)
         return constrained(sum_of_terms(step, value, lay=lay), step.result)
 
-    return lambda *values: _carry_out(way.steps, operands, values, do)
+    return lambda *values: _run_steps(way.steps, operands, values, do)
 
 
 def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
-    """A way in explicit mode."""
+    """The product in explicit mode."""
 
     def lay(value: Array, shape: Shape, lying: P) -> Array:
         return lax.reshape(value, shape, out_sharding=lying)
@@ -66,93 +66,89 @@ def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
     def do(step: Step, *values: Array) -> Array:
         if not isinstance(step, Multiply):
             (value,) = values
-            return jax.reshard(_held_back(value) if isinstance(step, Slice) else value, spec(step.result))
-        if _sums_one_alone(step):
+            return jax.reshard(_prevent_slice_fusion(value) if isinstance(step, Slice) else value, spec(step.result))
+        if _sums_unshared_dim(step):
             return added(product_of_terms(step, *values, degrees=mesh.shape, lay=lay), step.result)
         return jnp.einsum(step.formula, *values, out_sharding=spec(step.result))
 
     def body(*values: Array) -> Array:
         held = [added(terms, array) for terms, array in zip(values, operands, strict=True)]
-        return _carry_out(way.steps, operands, held, do)
+        return _run_steps(way.steps, operands, held, do)
 
     return body
 
 
 def manual(operands: Operands, way: Way, mesh: Mesh) -> Body:
-    """A way in manual mode."""
+    """The product in manual mode."""
     return _per_device(way.steps, operands, way.result, mesh)
 
 
 def overlapped(operands: Operands, way: Way, mesh: Mesh) -> Body:
-    """A way in manual mode, its products overlapping with their collectives where they can."""
-    return _per_device(paired(way.steps), operands, way.result, mesh)
+    """The product in manual mode, as collective matmuls where possible."""
+    return _per_device(fuse_collective_matmuls(way.steps), operands, way.result, mesh)
 
 
-def _per_device(steps: Sequence[PairedStep], operands: Operands, result: ShardedArray, mesh: Mesh) -> Body:
-    """The program of each device, whose values are shards."""
+def _per_device(steps: Sequence[FusedStep], operands: Operands, result: ShardedArray, mesh: Mesh) -> Body:
+    """The program of one device, on shards."""
 
     def body(*shards: Array) -> Array:
         held = [shard.squeeze(term_dims(array)) for shard, array in zip(shards, operands, strict=True)]
-        made = _carry_out(steps, operands, held, _do_locally)
+        made = _run_steps(steps, operands, held, _run_step_on_shards)
         return lax.pcast(made, result.unreduced, to="unreduced")
 
     specs = tuple(spec_of_terms(array) for array in operands)
     return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=spec(result))
 
 
-def _carry_out(
-    steps: Sequence[PairedStep], operands: Operands, values: Sequence[Array], do: Callable[..., Array]
+def _run_steps(
+    steps: Sequence[FusedStep], operands: Operands, values: Sequence[Array], do: Callable[..., Array]
 ) -> Array:
-    """The result of the steps, each of which finds its operands by their labels."""
+    """Run the steps on labelled values; each step takes its operands by label."""
     held = {array.label: value for array, value in zip(operands, values, strict=True)}
     for step in steps:
-        read = step.operands if isinstance(step, Multiply | Overlap) else (step.operand,)
+        read = step.operands if isinstance(step, Multiply | CollectiveMatmul) else (step.operand,)
         held[step.result.label] = do(step, *(held.pop(array.label) for array in read))
     (result,) = held.values()
     return result
 
 
-def _held_back(value: Array) -> Array:
-    """A value that the compiler may not slice before it is whole.
+def _prevent_slice_fusion(value: Array) -> Array:
+    """Keep XLA from fusing a slice with the reduce-scatter before it.
 
-    It would make one slice of that of a reduce-scatter and of one that follows, and the reduce-scatter an all-reduce
-    (JAX 0.10.2).
+    The result would be an all-reduce (JAX 0.10.2).
     """
     return lax.optimization_barrier(value)
 
 
-def _sums_one_alone(step: Multiply) -> bool:
-    """Whether mesh axes split a summed dim that only one operand has.
+def _sums_unshared_dim(step: Multiply) -> bool:
+    """Whether mesh axes shard a summed dim that only one operand has.
 
-    Such a sum `jnp.einsum` takes before it multiplies, and cannot leave to take (JAX 0.10.2).
+    `jnp.einsum` sums such a dim before it multiplies, and cannot leave the sum unreduced (JAX 0.10.2).
     """
     left, right = step.operands
     shared = {axis for dim in set(left.dims) & set(right.dims) for axis in left.axes_of(dim)}
     return not set(step.result.unreduced) <= shared
 
 
-def _do_locally(step: PairedStep, *shards: Array) -> Array:
-    """What a step makes of the shards of one device."""
+def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, Multiply):
         return jnp.einsum(step.formula, *shards)
-    if isinstance(step, Overlap):
+    if isinstance(step, CollectiveMatmul):
         return _overlap(step, *shards)
     (shard,) = shards
-    return _cut(step, shard) if isinstance(step, Slice) else _communicate(step, shard)
+    return _slice(step, shard) if isinstance(step, Slice) else _communicate(step, shard)
 
 
-def _overlap(step: Overlap, left: Array, right: Array) -> Array:
-    """A product that overlaps with its collective."""
+def _overlap(step: CollectiveMatmul, left: Array, right: Array) -> Array:
     axes, letter = step.collective.axes, step.letter
     if not step.is_gather:
-        return product_scatter(step.formula, left, right, axes=axes, dim=letter)
+        return matmul_reduce_scatter(step.formula, left, right, axes=axes, dim=letter)
     if step.collective.operand == step.operands[1]:
         left, right = right, left
-    return gather_product(step.formula, left, right, axes=axes, dim=letter)
+    return all_gather_matmul(step.formula, left, right, axes=axes, dim=letter)
 
 
 def _communicate(step: Communicate, shard: Array) -> Array:
-    """A collective on the shard of one device."""
     source, target = step.source, step.target
     if step.kind == "all-reduce":
         return lax.psum(shard, step.axes)
@@ -165,7 +161,6 @@ def _communicate(step: Communicate, shard: Array) -> Array:
     raise MeshwrightError(f"{step} is no step of a product")
 
 
-def _cut(step: Slice, shard: Array) -> Array:
-    """The part of its shard that a device keeps."""
+def _slice(step: Slice, shard: Array) -> Array:
     size = shard.shape[step.target] // lax.axis_size(step.axes)
     return lax.dynamic_slice_in_dim(shard, lax.axis_index(step.axes) * size, size, step.target)

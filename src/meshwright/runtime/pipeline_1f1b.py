@@ -1,9 +1,9 @@
-"""1F1B in lockstep: in each tick every stage goes forward with one microbatch and backward with an earlier one.
+"""1F1B in lockstep: each tick every stage runs one microbatch forward and an earlier one backward.
 
-What a device hands on after one half of a tick travels during the other half. The inputs of layers are kept from the
-forward of a microbatch to its backward, and the rest is made again. Stages keep for each other (`pipeline_kept`), so
-that no device has more than p microbatches, whatever their number. The time of a step is that of 1F1B
-(arXiv:2104.04473, section 2.2), where stages take turns.
+What a device sends after one half of a tick travels during the other half. The inputs of layers are saved from a
+microbatch's forward to its backward; everything else is recomputed. Stages store inputs for each other (`bpipe`), so
+that no device holds more than p microbatches. A step takes the time of 1F1B (arXiv:2104.04473, section 2.2), where
+stages alternate.
 """
 
 from __future__ import annotations
@@ -16,161 +16,179 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.cost.pipeline import Unit
+from meshwright.runtime.bpipe import SavedInputs, read_slot, save_inputs, slots_in_tick, store_in_flight, zero_saved
 from meshwright.runtime.pipeline import (
-    Given,
     Pipeline,
+    PipelineData,
     Sums,
     Tree,
+    active_layers,
     add_chunk,
-    beside,
+    broadcast_flags,
     by_chunk,
     chunk,
-    ended,
-    entered,
-    hand_on,
-    in_slots,
-    is_within,
+    clip_unit,
+    flatten_slots,
+    inject,
+    is_unit,
+    last_stage_loss,
     layer_numbers,
-    layers_there,
-    loss_of,
-    no_stream,
-    no_sums,
-    parts,
+    mean_loss,
     pipelined_loss,
-    through,
-    where_there,
-    within,
+    send_to_next,
+    stage_forward,
+    stage_inputs,
+    where_active,
+    zero_stream,
+    zero_sums,
 )
-from meshwright.runtime.pipeline_kept import Kept, keep, nothing_kept, places_in, settled, taken
 
 
 class State(NamedTuple):
-    """What goes from tick to tick.
+    """The state between ticks.
 
-    arriving: from the stage before, [p, ...]. returning: the gradient from the stage after. kept: what waits for its
-    backward. of_ends, of_layers: gradients so far. sums: of what goes forward, so far.
+    arriving: from the previous stage, [p, ...]. returning: gradient from the next stage. saved: layer inputs awaiting
+    backward. of_ends, of_layers: gradients so far. sums: sums of the forward passes so far.
     """
 
     arriving: Array
     returning: Array
-    kept: Kept
+    saved: SavedInputs
     of_ends: Tree
     of_layers: Tree
     sums: Sums
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def alternating_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, Tree]:
-    """`pipelined_loss`, whose gradient is computed by forward and backward passes that alternate."""
+def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, Tree]:
+    """`pipelined_loss` with a gradient computed by alternating forward and backward passes."""
     return pipelined_loss(pipeline, ends, layers, inputs)
 
 
 def _forward(
     pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree
 ) -> tuple[tuple[Array, Tree], tuple[Tree, Tree]]:
-    """What `pipelined_loss` returns, and the gradients of the loss, which are all that backward needs."""
-    schedule, given = pipeline.schedule, Given(ends, by_chunk(layers, pipeline), inputs)
+    """The result of `pipelined_loss`, and the gradients of the loss, which are all that backward needs."""
+    schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
 
     def tick(state: State, number: Array, *, is_forward: bool, is_backward: bool) -> tuple[State, None]:
-        due, turned = _due(pipeline, number), None
-        places = places_in(pipeline, number, due.unit)
+        work, loss_gradient = _backward_work(pipeline, number), None
+        slots = slots_in_tick(pipeline, number, work.unit)
         if is_forward:
-            x = entered(pipeline, given, state.arriving, schedule.forward(within(number, schedule)))
-            x, passed, sums = through(pipeline, given, x, pipeline.turn(number), state.sums)
-            state = state._replace(sums=sums, kept=keep(state.kept, passed, places, schedule))
+            x = inject(pipeline, data, state.arriving, schedule.forward(clip_unit(number, schedule)))
+            x, layer_inputs, sums = stage_forward(pipeline, data, x, pipeline.stage_work(number), state.sums)
+            state = state._replace(sums=sums, saved=save_inputs(state.saved, layer_inputs, slots, schedule))
             if is_backward:
-                state, turned = _turned(pipeline, given, state, x, number)
-            state = state._replace(arriving=hand_on(pipeline, x))
+                state, loss_gradient = _last_stage_gradient(pipeline, data, state, x, number)
+            state = state._replace(arriving=send_to_next(pipeline, x))
         if is_backward:
-            state = _back(pipeline, given, state, taken(state.kept.slots, places.due), turned, due)
+            state = _stage_backward(pipeline, data, state, read_slot(state.saved.slots, slots.due), loss_gradient, work)
         return state, None
 
-    state, ends_at = _start(pipeline, given), schedule.warm_up + schedule.ticks
+    state, ends_at = _start(pipeline, data), schedule.warm_up + schedule.ticks
     for start, stop in ((0, schedule.warm_up), (schedule.warm_up, schedule.ticks)):
         step = partial(tick, is_forward=True, is_backward=start == schedule.warm_up)
         state, _ = lax.scan(step, state, jnp.arange(start, stop))
     # Only what goes forward puts away what has arrived.
-    state = state._replace(kept=settled(state.kept))
+    state = state._replace(saved=store_in_flight(state.saved))
     with jax.named_scope("gradients"):
         step = partial(tick, is_forward=False, is_backward=True)
         state, _ = lax.scan(step, state, jnp.arange(schedule.ticks, ends_at))
-        of_layers = jax.tree.map(in_slots, state.of_layers)
-    return ended(pipeline, state.sums), (state.of_ends, of_layers)
+        of_layers = jax.tree.map(flatten_slots, state.of_layers)
+    return mean_loss(pipeline, state.sums), (state.of_ends, of_layers)
 
 
 def _backward(pipeline: Pipeline, gradients: tuple[Tree, Tree], scale: tuple[Array, Tree]) -> tuple[Tree, Tree, None]:
-    """The gradients of ends and layers."""
     of_ends, of_layers = jax.tree.map(lambda g: (g * scale[0]).astype(g.dtype), gradients)
     return of_ends, of_layers, None
 
 
-alternating_loss.defvjp(_forward, _backward)
+pipelined_loss_1f1b.defvjp(_forward, _backward)
 
 
-def _start(pipeline: Pipeline, given: Given) -> State:
-    """Zeros."""
-    stream = no_stream(pipeline, given)
-    of_ends, of_layers = jax.tree.map(jnp.zeros_like, (given.ends, given.weights))
-    sums = no_sums(pipeline, given)
-    return State(stream, stream, nothing_kept(pipeline, stream), of_ends, of_layers, sums)
+def _start(pipeline: Pipeline, data: PipelineData) -> State:
+    stream = zero_stream(pipeline, data)
+    of_ends, of_layers = jax.tree.map(jnp.zeros_like, (data.ends, data.weights))
+    sums = zero_sums(pipeline, data)
+    return State(stream, stream, zero_saved(pipeline, stream), of_ends, of_layers, sums)
 
 
-def _turned(pipeline: Pipeline, given: Given, state: State, x: Array, tick: Array) -> tuple[State, Array]:
-    """With the loss of the microbatch that is through; and its gradient with respect to x, the last stage's alone."""
-    loss, pull = jax.vjp(lambda ends, x: loss_of(pipeline, given._replace(ends=ends), x, tick), given.ends, x)
+def _last_stage_gradient(
+    pipeline: Pipeline, data: PipelineData, state: State, x: Array, tick: Array
+) -> tuple[State, Array]:
+    """Add the loss of the finished microbatch; also return its gradient with respect to the last stage's x."""
+    loss, pull = jax.vjp(lambda ends, x: last_stage_loss(pipeline, data._replace(ends=ends), x, tick), data.ends, x)
     of_ends, of_x = pull(jnp.full_like(loss, 1 / pipeline.schedule.microbatches))
     sums = state.sums._replace(loss=state.sums.loss + loss)
     with jax.named_scope("gradients"):
         return state._replace(of_ends=_sum(state.of_ends, of_ends), sums=sums), of_x
 
 
-class Due(NamedTuple):
-    """What each stage goes backward with in a tick, [p] each: the unit, if it is there; and that of the first stage.
+class BackwardWork(NamedTuple):
+    """What each stage runs backward in a tick, [p] each: its unit, and whether it is active.
 
-    is_end: whether the unit's gradient begins with its loss.
+    starts_at_loss: the unit's gradient begins with its loss. first_stage_unit: the unit of the first stage.
     """
 
     unit: Unit
-    is_there: Array
-    is_end: Array
-    begun: Unit
+    is_active: Array
+    starts_at_loss: Array
+    first_stage_unit: Unit
 
 
-def _due(pipeline: Pipeline, tick: Array) -> Due:
-    """What each stage goes backward with in a tick."""
+def _backward_work(pipeline: Pipeline, tick: Array) -> BackwardWork:
     schedule, stages = pipeline.schedule, pipeline.stages
     index = tick - schedule.warm_up - (schedule.stages - 1 - stages)
-    unit = schedule.backward(within(index, schedule))
+    unit = schedule.backward(clip_unit(index, schedule))
     is_end = (stages == schedule.stages - 1) & (unit.chunk == schedule.virtual_stages - 1)
-    begun = schedule.backward(within(tick - schedule.warm_up - schedule.stages + 1, schedule))
-    return Due(unit, is_within(index, schedule), is_end, begun)
+    begun = schedule.backward(clip_unit(tick - schedule.warm_up - schedule.stages + 1, schedule))
+    return BackwardWork(unit, is_unit(index, schedule), is_end, begun)
 
 
-def _back(pipeline: Pipeline, given: Given, state: State, passed: Array, turned: Array | None, due: Due) -> State:
-    """Each stage one unit backward, whose layers had the inputs `passed` [c, p, ...].
+def _stage_backward(
+    pipeline: Pipeline,
+    data: PipelineData,
+    state: State,
+    layer_inputs: Array,
+    loss_gradient: Array | None,
+    work: BackwardWork,
+) -> State:
+    """Run one unit backward on each stage.
 
-    turned: the gradient that the last stage may begin with.
+    Args:
+      pipeline: functions and schedule.
+      data: parameters and microbatches.
+      state: the state between ticks.
+      layer_inputs: saved inputs of the unit's layers [c, p, ...].
+      loss_gradient: the gradient the last stage may start with; None in ticks without a loss.
+      work: what each stage runs.
     """
-    gradient = state.returning if turned is None else jnp.where(beside(due.is_end, turned), turned, state.returning)
-    gradient = jnp.where(beside(due.is_there, gradient), gradient, 0)
-    gradient, of_chunk = _back_through(pipeline, given, passed, gradient, due)
+    gradient = (
+        state.returning
+        if loss_gradient is None
+        else jnp.where(broadcast_flags(work.starts_at_loss, loss_gradient), loss_gradient, state.returning)
+    )
+    gradient = jnp.where(broadcast_flags(work.is_active, gradient), gradient, 0)
+    gradient, of_chunk = _layers_backward(pipeline, data, layer_inputs, gradient, work)
     _, pull = jax.vjp(
-        lambda ends, x: entered(pipeline, given._replace(ends=ends), x, due.begun), given.ends, state.arriving
+        lambda ends, x: inject(pipeline, data._replace(ends=ends), x, work.first_stage_unit), data.ends, state.arriving
     )
     of_ends, of_arrived = pull(gradient)
-    (returning,) = jax.linear_transpose(partial(hand_on, pipeline), state.arriving)(of_arrived)
+    (returning,) = jax.linear_transpose(partial(send_to_next, pipeline), state.arriving)(of_arrived)
     # A scope that says backward where no transposition does.
     with jax.named_scope("gradients"):
         return state._replace(
             returning=returning,
             of_ends=_sum(state.of_ends, of_ends),
-            of_layers=add_chunk(state.of_layers, of_chunk, due.unit, pipeline),
+            of_layers=add_chunk(state.of_layers, of_chunk, work.unit, pipeline),
         )
 
 
-def _back_through(pipeline: Pipeline, given: Given, passed: Array, gradient: Array, due: Due) -> tuple[Array, Tree]:
-    """The gradients of what each stage's unit came with [p, ...], and of the parameters of its layers [c, p, ...]."""
-    ours, share = parts(given, due.unit), 1 / pipeline.schedule.microbatches
+def _layers_backward(
+    pipeline: Pipeline, data: PipelineData, layer_inputs: Array, gradient: Array, work: BackwardWork
+) -> tuple[Array, Tree]:
+    """The gradients of each stage's input [p, ...], and of the parameters of its layers [c, p, ...]."""
+    ours, share = stage_inputs(data, work.unit), 1 / pipeline.schedule.microbatches
 
     def made(number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:
         found = jax.vmap(pipeline.layer)(weights, x, ours, number)
@@ -178,17 +196,16 @@ def _back_through(pipeline: Pipeline, given: Given, passed: Array, gradient: Arr
 
     def step(gradient: Array, item: tuple[Tree, Array, Array | None, Array]) -> tuple[Array, Tree]:
         weights, x, is_layer, number = item
-        is_there = due.is_there if is_layer is None else due.is_there & is_layer
+        is_there = work.is_active if is_layer is None else work.is_active & is_layer
         (_, loss), pull = jax.vjp(partial(made, number), weights, x)
         of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
-        of_weights, of_x = pull((where_there(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
-        return where_there(is_layer, of_x, gradient), of_weights
+        of_weights, of_x = pull((where_active(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
+        return where_active(is_layer, of_x, gradient), of_weights
 
-    there, numbers = layers_there(pipeline, due.unit), layer_numbers(pipeline, due.unit)
-    items = (chunk(given, due.unit, pipeline), passed, there, numbers)
+    there, numbers = active_layers(pipeline, work.unit), layer_numbers(pipeline, work.unit)
+    items = (chunk(data, work.unit, pipeline), layer_inputs, there, numbers)
     return lax.scan(step, gradient, items, reverse=True)
 
 
 def _sum(left: Tree, right: Tree) -> Tree:
-    """Two trees added."""
     return jax.tree.map(jnp.add, left, right)

@@ -1,4 +1,4 @@
-"""A way to a sharded product, compiled and run."""
+"""Compile and run a sharded product."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshwright.runtime.terms import as_terms, shape_of_terms, spec_of_terms, te
 
 @dataclass(frozen=True)
 class CompiledProduct:
-    """A way compiled for a mesh."""
+    """An implementation of a product, compiled for a mesh."""
 
     inference: Inference
     mesh: Mesh
@@ -35,9 +35,9 @@ class CompiledProduct:
         return self.program.as_text() or ""
 
     def run(self, *arrays: Any) -> Array:
-        """The global result, on the devices as the inference says; a sum that it leaves is taken after the program.
+        """The global result, sharded as the inference says. An unreduced result is summed after the program.
 
-        arrays: the global operands in the order of the inference. Raises for another number or another shape.
+        arrays: global operands in the order of the inference. Raises for another number of arrays or another shape.
         """
         operands, result = self.inference.operands, self.inference.result
         _check_arrays(arrays, operands, self.inference.sizes)
@@ -49,7 +49,6 @@ class CompiledProduct:
         return jax.reshard(found, NamedSharding(self.mesh, P(*(axes or None for axes in result.axes))))
 
     def _place(self, value: Any, array: ShardedArray) -> Array:
-        """An operand on the devices."""
         terms = as_terms(value, array, self.inference.sizes)
         return jax.device_put(terms, NamedSharding(self.mesh, spec_of_terms(array)))
 
@@ -57,9 +56,11 @@ class CompiledProduct:
 def run_product(
     inference: Inference, arrays: Sequence[Any], mesh: Mesh, *, mode: Mode = "explicit", way: Way | None = None
 ) -> Array:
-    """The global result of a way executed on a mesh, equal to the unsharded einsum; arguments as in `compile_product`.
+    """Run an implementation of a product on a mesh.
 
-    arrays: the global operands in the order of the inference, of one dtype.
+    The result equals the unsharded einsum. Arguments as in `compile_product`.
+
+    arrays: global operands in the order of the inference, of one dtype.
     """
     return compile_product(inference, mesh, mode=mode, way=way, dtype=jnp.result_type(*arrays)).run(*arrays)
 
@@ -67,9 +68,14 @@ def run_product(
 def compile_product(
     inference: Inference, mesh: Mesh, *, mode: Mode = "explicit", way: Way | None = None, dtype: Any = np.float32
 ) -> CompiledProduct:
-    """The program of a way (`inference.way` where none is said) in a mode, for arrays of a dtype.
+    """Compile an implementation of a product in one of the modes.
 
-    mesh: with the axes and degrees of the inference, whatever the types of its axes. Raises where they differ.
+    Args:
+      inference: the product with its shardings.
+      mesh: must have the axes and degrees of the inference; axis types do not matter.
+      mode: auto, explicit, manual or overlapped.
+      way: the implementation; default `inference.way`.
+      dtype: of the operands.
     """
     _check_mesh(mesh, inference.sizes.degrees)
     axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
@@ -87,7 +93,7 @@ def compile_product(
 
 
 def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of named degrees, outermost first, over the first of `devices` (of those that are there by default)."""
+    """The mesh of named degrees, outermost first, over the first of `devices` (default: all)."""
     found, wanted = jax.devices() if devices is None else list(devices), math.prod(degrees.values())
     if len(found) < wanted:
         raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")
@@ -95,13 +101,11 @@ def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None 
 
 
 def _check_mesh(mesh: Mesh, degrees: Mapping[str, int]) -> None:
-    """Raise for a mesh that is not the one inferred for."""
     if dict(mesh.shape) != dict(degrees):
         raise MeshwrightError(f"the ways were inferred for mesh {_named(degrees)}; this one is {_named(mesh.shape)}")
 
 
 def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], sizes: Sizes) -> None:
-    """Raise for operands of another number or shape."""
     if len(arrays) != len(operands):
         raise MeshwrightError(f"the product has {len(operands)} operands; {len(arrays)} are given")
     for value, array in zip(arrays, operands, strict=True):
@@ -111,5 +115,4 @@ def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], siz
 
 
 def _named(degrees: Mapping[str, int]) -> str:
-    """Degrees as people type them."""
     return ",".join(f"{axis}={degree}" for axis, degree in degrees.items())

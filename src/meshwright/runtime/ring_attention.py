@@ -1,8 +1,8 @@
-"""Attention over a sequence that is split over a mesh axis: keys and values go round a ring of its devices.
+"""Ring attention over a sequence sharded on a mesh axis: keys and values circulate, queries stay.
 
-RingAttention (arXiv:2310.01889). Each device keeps its queries and sees the keys and values of one device after the
-other, which travel in their own dtype while those before them are worked on; backward their float32 gradients travel
-with them and come home. The zigzag order gives every device of a causal sequence as much to do.
+RingAttention (arXiv:2310.01889). Keys and values travel in their own dtype while the previous chunk is processed. In
+backward their float32 gradients travel with them and return to their device. Zigzag order balances the work of a causal
+sequence.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import blockwise
-from meshwright.runtime.blockwise import ATTENDED, Gradients, Keys, Seen, held
-from meshwright.runtime.places import Mask, Places, is_seen
-from meshwright.runtime.shards import alike
+from meshwright.runtime.blockwise import ATTENTION_RESIDUALS, BackwardInputs, Keys, SoftmaxState, segments_after_query
+from meshwright.runtime.segments import Mask, Segments, any_visible
+from meshwright.runtime.shards import match_varying
 
 Tree = TypeVar("Tree")
 
 Sums = tuple[Array, Array]
-"""The float32 gradients of some keys and values so far."""
+"""Float32 gradients of a chunk's keys and values so far."""
 
 Carry = tuple[Array, Keys, Sums | None]
-"""The gradient of queries so far, the keys that are here, and the gradients of those that were here before them."""
+"""Gradient of the queries so far, the current keys, and the gradients of the previous chunk of keys."""
 
 
 class Steps(Protocol):
-    """What attention over keys that come one chunk after another is made of: the module `blockwise`, or `flash`."""
+    """The steps of attention over chunks of keys: the module `blockwise` or `flash`."""
 
-    def nothing_seen(self, query: Array, /) -> Seen:
-        """The partial softmax of queries before any key."""
+    def init(self, query: Array, /) -> SoftmaxState:
+        """The softmax state before any key."""
         ...
 
-    def see(self, seen: Seen, query: Array, places: Places, keys: Keys, mask: Mask, /) -> Seen:
-        """The partial softmax after more keys and values."""
+    def update(self, state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask, /) -> SoftmaxState:
+        """The softmax state after more keys and values."""
         ...
 
-    def finish(self, seen: Seen, dtype: jnp.dtype, /) -> tuple[Array, Array]:
-        """The output of all keys seen, and the logarithm of each softmax's sum."""
+    def finalize(self, state: SoftmaxState, dtype: jnp.dtype, /) -> tuple[Array, Array]:
+        """The output, and the log-normalizer."""
         ...
 
     def inner_product(self, gradient: Array, output: Array, /) -> Array:
         """The inner product of each query's output and its gradient."""
         ...
 
-    def back(
-        self, gradient: Array, known: Gradients, places: Places, keys: Keys, mask: Mask, /
+    def backward(
+        self, gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask, /
     ) -> tuple[Array, Array, Array]:
         """The queries' gradient with that through some keys added, and the gradients of these keys and values."""
         ...
@@ -59,24 +59,31 @@ class Steps(Protocol):
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def ring_attention(
-    query: Array, places: Places, keys: Keys, axis: str | None, mask: Mask, steps: Steps = blockwise
+    query: Array, segments: Segments, keys: Keys, axis: str | None, mask: Mask, steps: Steps = blockwise
 ) -> Array:
-    """Attention of this device's queries over the keys and values of a whole axis, arrays as `steps` lays them.
+    """Attention of this device's queries over the keys and values of the whole axis, in the array layout of `steps`.
 
-    To be called inside `jax.shard_map`, on shards of the sequence in any order: what a query sees follows from its
-    place and those that travel with the keys. axis: None where all keys are here, a ring of one. Scores and softmax are
-    float32. Forward a device sends its keys and values P - 1 times, backward again, and as often their gradients.
-    Returns an array of the query's shape and dtype.
+    Called inside `jax.shard_map`, on shards of the sequence in any order: the mask follows from the segments, which
+    travel with the keys. Scores and softmax are float32. A device sends keys and values P - 1 times forward and again
+    backward, and their gradients as often. Returns an array of the query's shape and dtype.
+
+    Args:
+      query: this device's queries.
+      segments: of the queries.
+      keys: this device's keys and values.
+      axis: the mesh axis; None where all keys are local, a ring of one.
+      mask: which keys a query attends to.
+      steps: `blockwise` or `flash`.
     """
-    return _forward(query, places, keys, axis, mask, steps)[0]
+    return _forward(query, segments, keys, axis, mask, steps)[0]
 
 
 def zigzag(length: int, degree: int) -> np.ndarray:
-    """The order of positions in which `degree` devices have equal work of a causal sequence: [length] indices.
+    """The token order that balances causal work over `degree` devices: [length] positions.
 
-    The sequence is cut into 2 P parts, and device i has parts i and 2 P - 1 - i, an early one that sees little with a
-    late one that sees much (as in Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2). Raises where 2 P
-    does not divide the length.
+    The sequence is cut into 2 P parts; device i holds parts i and 2 P - 1 - i, an early one with few visible keys and a
+    late one with many (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2). Raises where 2 P does not
+    divide the length.
     """
     parts = 2 * degree
     if length % parts:
@@ -88,18 +95,18 @@ def zigzag(length: int, degree: int) -> np.ndarray:
     return np.concatenate([cut[[rank, parts - 1 - rank]].ravel() for rank in range(degree)])
 
 
-def work(places: Places, degree: int, mask: Mask, *, block: int) -> list[int]:
-    """The blocks that each device works on when a sequence [b, length] in some order is split over `degree` devices."""
-    tiles = jax.tree.map(lambda x: np.asarray(x).reshape(x.shape[0], -1, block), places)
+def blocks_per_device(segments: Segments, degree: int, mask: Mask, *, block: int) -> list[int]:
+    """The number of unmasked blocks on each device for a sequence [b, length] sharded over `degree` devices."""
+    tiles = jax.tree.map(lambda x: np.asarray(x).reshape(x.shape[0], -1, block), segments)
     count = tiles.positions.shape[1]
 
-    def tile(index: int) -> Places:
+    def tile(index: int) -> Segments:
         return jax.tree.map(lambda x: x[:, index], tiles)
 
     each = count // degree
     return [
         sum(
-            bool(is_seen(tile(row), tile(column), mask))
+            bool(any_visible(tile(row), tile(column), mask))
             for row in range(first, first + each)
             for column in range(count)
         )
@@ -108,37 +115,36 @@ def work(places: Places, degree: int, mask: Mask, *, block: int) -> list[int]:
 
 
 def _forward(
-    query: Array, places: Places, keys: Keys, axis: str | None, mask: Mask, steps: Steps
+    query: Array, segments: Segments, keys: Keys, axis: str | None, mask: Mask, steps: Steps
 ) -> tuple[Array, tuple]:
-    """The output, and what backward needs."""
-    query, places, keys = held(query, places, keys)
+    query, segments, keys = segments_after_query(query, segments, keys)
 
-    def step(carry: tuple[Seen, Keys], _: None) -> tuple[tuple[Seen, Keys], None]:
-        seen, coming = carry
+    def step(carry: tuple[SoftmaxState, Keys], _: None) -> tuple[tuple[SoftmaxState, Keys], None]:
+        state, coming = carry
         # Sent on before it is worked on, so that it travels meanwhile.
         following = _shift(coming, axis)
-        return (steps.see(seen, query, places, coming, mask), following), None
+        return (steps.update(state, query, segments, coming, mask), following), None
 
-    carry = steps.nothing_seen(query), _varying(keys)
+    carry = steps.init(query), _varying(keys)
     if (size := _size(axis)) > 1:
         carry, _ = jax.lax.scan(step, carry, length=size - 1)
-    seen = steps.see(carry[0], query, places, carry[1], mask)
-    output, log_total = checkpoint_name(steps.finish(seen, query.dtype), ATTENDED)
-    return output, (query, places, keys, output, log_total)
+    state = steps.update(carry[0], query, segments, carry[1], mask)
+    output, log_total = checkpoint_name(steps.finalize(state, query.dtype), ATTENTION_RESIDUALS)
+    return output, (query, segments, keys, output, log_total)
 
 
 def _backward(axis: str | None, mask: Mask, steps: Steps, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
     """The gradients of queries, keys and values.
 
-    Those of keys and values follow them round the ring, one step behind, so that they too travel while there is work;
-    a device's part of the gradients of its own stays at home, and P - 1 sends bring it the rest.
+    Gradients of keys and values follow them round the ring one step behind, so that they too travel during work. A
+    device's contribution to the gradients of its own keys stays local; P - 1 sends bring it the rest.
     """
-    query, places, keys, output, log_total = saved
-    known = Gradients(query, gradient, log_total, steps.inner_product(gradient, output))
+    query, segments, keys, output, log_total = saved
+    inputs = BackwardInputs(query, gradient, log_total, steps.inner_product(gradient, output))
 
     def work(of_query: Array, coming: Keys, sums: Sums | None) -> tuple[Array, Sums]:
         arriving = _shift(sums, axis)
-        of_query, of_key, of_value = steps.back(of_query, known, places, coming, mask)
+        of_query, of_key, of_value = steps.backward(of_query, inputs, segments, coming, mask)
         added = of_key, of_value
         return of_query, added if arriving is None else jax.tree.map(jnp.add, arriving, added)
 
@@ -168,12 +174,11 @@ ring_attention.defvjp(_forward, _backward)
 
 
 def _size(axis: str | None) -> int:
-    """The devices of a ring."""
     return 1 if axis is None else jax.lax.axis_size(axis)
 
 
 def _shift(tree: Tree, axis: str | None) -> Tree:
-    """Every array of a tree, sent to the next device of the ring."""
+    """Send every array of a tree to the next device of the ring."""
     size = _size(axis)
     if size == 1:
         return tree
@@ -182,6 +187,6 @@ def _shift(tree: Tree, axis: str | None) -> Tree:
 
 
 def _varying(keys: Keys) -> Keys:
-    """Keys whose places are typed as varying over every mesh axis that they vary over, as what comes round is."""
+    """Keys with segments typed as varying over all mesh axes of the keys, as received chunks are."""
     axes = jax.typeof(keys.key).manual_axis_type.varying
-    return keys._replace(places=jax.tree.map(lambda x: alike(x, axes=axes)[0], keys.places))
+    return keys._replace(segments=jax.tree.map(lambda x: match_varying(x, axes=axes)[0], keys.segments))

@@ -1,4 +1,4 @@
-"""Attention on a mesh whose axis sp may split the sequence: the method that brings keys to queries, and the kernel."""
+"""Attention on a mesh that may shard the sequence over sp: chooses the method and the kernel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from jax import Array
 
 from meshwright.mesh import check_divides
 from meshwright.runtime.blockwise import Keys
-from meshwright.runtime.kernels import Kernel, in_order, kernel_of, kernel_of_parts, parts_attention, whole_attention
-from meshwright.runtime.layout import Layout
-from meshwright.runtime.places import Mask, Places
+from meshwright.runtime.kernels import (
+    Kernel,
+    chunked_attention,
+    full_sequence_attention,
+    select_kernel,
+    select_kernel_for_chunks,
+    sequential_segments,
+)
 from meshwright.runtime.ring_attention import zigzag
+from meshwright.runtime.segments import Mask, Segments
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import on_shards
 from meshwright.runtime.ulysses import gathered_attention, ulysses_attention
 from meshwright.workload import Attention, SequenceMethod, Strategy, is_zigzag
@@ -27,41 +34,49 @@ def attend(
     query: Array,
     key: Array,
     value: Array,
-    places: Places | None,
-    layout: Layout,
+    segments: Segments | None,
+    layout: ShardingContext,
     *,
     method: SequenceMethod,
     mask: Mask,
     attention: Attention = "flash",
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], which lie as the rules of `layout` say.
+    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
 
-    places: [b, s] each; None where every row is one document in order. Ulysses takes tokens in theirs, a ring and a
-    gather in any. attention: the kernel, as `kernel_of` has it where a device has whole sequences, and
-    `kernel_of_parts` where keys come round or are gathered. Scores never exist at once; what backward reads of the
-    result is named `ATTENDED`. Returns an array that is and lies as the query. Raises where Ulysses cannot split the kv
-    heads.
+    Scores are never materialized as a whole. What backward needs is named `ATTENTION_RESIDUALS` for remat policies.
+
+    Args:
+      query: [b, s, k, g, h] with g query heads for each of k kv heads.
+      key: [b, s, k, h].
+      value: [b, s, k, h].
+      segments: [b, s] each; None where every row is one document in order.
+      layout: mesh and rules.
+      method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
+      mask: which keys a query attends to.
+      attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
+
+    Returns an array with the shape, dtype and sharding of the query. Raises where Ulysses cannot split the kv heads.
     """
     axes = layout.axes("sequence")
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
     if axes and method != "ulysses":
-        kernel = kernel_of_parts(query.shape[1] // layout.mesh.degree(axes))
+        kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
     else:
-        kernel = kernel_of(attention, query, query.shape[1], places, mask)
+        kernel = select_kernel(attention, query, query.shape[1], segments, mask)
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
     local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel)
     # The types of what a kernel returns do not say over which mesh axes it varies.
     sharded = on_shards(
         local, layout, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
     )
-    return sharded(query, key, value, places)
+    return sharded(query, key, value, segments)
 
 
-def order(length: int, layout: Layout, strategy: Strategy) -> np.ndarray | None:
-    """The positions of a sequence's tokens in the order in which they lie, [length]; None where that is their own.
+def token_order(length: int, layout: ShardingContext, strategy: Strategy) -> np.ndarray | None:
+    """Positions of a sequence's tokens in storage order [length], for a zigzag ring; None where they are in order.
 
-    Raises where a length cannot be cut for a ring in zigzag order.
+    Raises where the length does not divide into a zigzag.
     """
     return zigzag(length, layout.mesh.sp) if is_zigzag(layout.mesh, strategy) else None
 
@@ -70,21 +85,20 @@ def _local(
     query: Array,
     key: Array,
     value: Array,
-    places: Places | None,
+    segments: Segments | None,
     *,
     axes: tuple[str, ...],
     method: SequenceMethod,
     mask: Mask,
     kernel: Kernel,
 ) -> Array:
-    """`attend` on one device."""
     if not axes:
-        return whole_attention(query, key, value, places, mask, kernel=kernel)
+        return full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
     (axis,) = axes
     if method == "ulysses":
-        return ulysses_attention(query, key, value, places, axis, mask, kernel=kernel)
+        return ulysses_attention(query, key, value, segments, axis, mask, kernel=kernel)
     if method == "gather":
-        return gathered_attention(query, key, value, places, axis, mask, kernel=kernel)
+        return gathered_attention(query, key, value, segments, axis, mask, kernel=kernel)
     length = query.shape[1]
-    places = places or in_order(length, length * jax.lax.axis_index(axis))
-    return parts_attention(query, places, Keys(key, value, places), mask, kernel=kernel, axis=axis)
+    segments = segments or sequential_segments(length, length * jax.lax.axis_index(axis))
+    return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel, axis=axis)

@@ -1,4 +1,4 @@
-"""A function on the shards of arrays, in a layer that may be mapped over the stages of a pipeline."""
+"""`shard_map` in layers that may also be mapped over pipeline stages."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.runtime.layout import Layout
+from meshwright.runtime.sharding_context import ShardingContext
 
 STAGES = "pp"
-"""The mesh axis of a pipeline's stages."""
+"""The mesh axis of pipeline stages."""
 
 
 def on_shards(
-    local: Callable[..., Any], layout: Layout, *, in_specs: Any, out_specs: Any, check_vma: bool = True
+    local: Callable[..., Any], layout: ShardingContext, *, in_specs: Any, out_specs: Any, check_vma: bool = True
 ) -> Callable[..., Any]:
-    """`jax.shard_map` of `local`; mapped over the stages of a pipeline, each device does it for its own stage.
+    """`jax.shard_map` of `local` that also works under `vmap` over pipeline stages: each device runs its own stage.
 
-    JAX 0.10.2 maps a `shard_map` over a dim that an explicit axis splits by gathering that dim first, and refuses specs
-    that are reduced. What is mapped over stages may not be unreduced.
+    JAX 0.10.2 maps a `shard_map` over a dim sharded by an explicit axis by gathering that dim first, and rejects
+    reduced specs. Arrays mapped over stages must not be unreduced.
     """
     if not layout.is_stage:
         return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
     @custom_vmap
     def mapped(*args: Any) -> Any:
-        """What says the types of the results of one stage, and never runs."""
+        """Only evaluated for the result types of one stage; it never runs."""
         mesh = _nameless(jax.sharding.get_abstract_mesh())
         alike = jax.tree.map(lambda x: _typed(x, mesh), args)
         with jax.sharding.use_abstract_mesh(mesh):
@@ -41,7 +41,7 @@ def on_shards(
 
     @mapped.def_vmap
     def _(stages: int, are_staged: list[Any], *args: Any) -> tuple[Any, Any]:
-        """All stages at once: with one more dim, split over them, of which a device has one."""
+        """All stages at once: one more dim, sharded over stages, of size 1 on each device."""
         is_staged = tuple(are_staged)
 
         def of_stage(*args: Any) -> Any:
@@ -57,10 +57,10 @@ def on_shards(
     return mapped
 
 
-def alike(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
-    """The values, in a `shard_map`, typed as varying over the same mesh axes: those of any of them, and `axes`.
+def match_varying(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
+    """Cast values inside a `shard_map` to vary over the same mesh axes: the union of theirs and `axes`.
 
-    A gradient is then of the type that its operand has, and summed over the axes that were added.
+    Then each gradient has the type of its operand and is summed over the axes that were added.
     """
     every = {*axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
     missing = [tuple(every - jax.typeof(value).manual_axis_type.varying) for value in values]
@@ -68,15 +68,13 @@ def alike(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
 
 
 def _of_stages(spec: P) -> P:
-    """The spec of an array with a dim of stages before the others."""
     return P(STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)
 
 
 def _nameless(mesh: AbstractMesh) -> AbstractMesh:
-    """A mesh whose axis of stages has another name: under `vmap` over it JAX would leave it out of a `shard_map`."""
+    """The mesh with the stage axis renamed: under `vmap` over that axis JAX would drop it from a `shard_map`."""
     return mesh.update(axis_names=tuple("stages" if name == STAGES else name for name in mesh.axis_names))
 
 
 def _typed(x: Array, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
-    """An array's type on another mesh."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, jax.typeof(x).sharding.spec))

@@ -1,7 +1,7 @@
-"""How arrays of the notation lie on a JAX mesh; a sum still to be taken as its terms, in dims of their own.
+"""Arrays of the notation on a JAX mesh; an unreduced array may be stored as its terms along leading dims.
 
-`C[I, K]{U_X}` is in explicit and manual mode a type. Where there is no such type (auto mode, the arrays handed to a
-program) the array has one more dim in front for each axis that it is a sum over, split over that axis: [X, I, K].
+`C[I, K]{U_X}` is a type in explicit and manual mode. Where no such type exists (auto mode, program arguments), the
+array has one leading dim for each unreduced axis, sharded over that axis: [X, I, K].
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from meshwright.notation import Communicate, Multiply, ShardedArray, Sizes, Slic
 Shape = tuple[int, ...]
 Move = Communicate | Slice
 Lay = Callable[[Array, Shape, P], Array]
-"""Gives a value another shape and says in which spec it then lies."""
+"""Reshapes a value and states the spec of the result."""
 
 
 def spec(array: ShardedArray) -> P:
-    """How an array lies, a sum still to be taken as a type."""
+    """The PartitionSpec of an array, unreduced axes as a type."""
     return P(*(axes or None for axes in array.axes), unreduced=frozenset(array.unreduced))
 
 
 def spec_of_terms(array: ShardedArray) -> P:
-    """How an array lies with the terms of its sum in dims of their own."""
+    """The PartitionSpec of an array stored as terms."""
     return P(*term_axes(array), *(axes or None for axes in array.axes))
 
 
 def shape_of_terms(array: ShardedArray, sizes: Sizes) -> Shape:
-    """The global shape of an array with the terms of its sum in dims of their own."""
+    """The global shape of an array stored as terms."""
     return tuple([sizes.degrees[axis] for axis in term_axes(array)] + [sizes.dims[dim] for dim in array.dims])
 
 
 def term_axes(array: ShardedArray) -> tuple[str, ...]:
-    """The axes of the dims that hold an array's terms; their order says nothing, so it is that of the alphabet."""
+    """The axes of the leading term dims, in alphabetical order."""
     return tuple(sorted(array.unreduced))
 
 
 def term_dims(array: ShardedArray) -> tuple[int, ...]:
-    """The positions of the dims that hold an array's terms."""
+    """The indices of the leading term dims."""
     return tuple(range(len(array.unreduced)))
 
 
 def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
-    """A value as terms that add up to it: the first is the whole of it, the others are zero."""
+    """A value as terms that sum to it: the first is the value, the others are zero."""
     value = np.asarray(value)
     terms = np.zeros(shape_of_terms(array, sizes), value.dtype)
     terms[(0,) * len(array.unreduced)] = value
@@ -57,10 +57,10 @@ def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
 
 
 def product_of_terms(step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], lay: Lay) -> Array:
-    """A product with the terms of the sum that it leaves in dims of their own.
+    """A product whose unreduced sum stays as terms along leading dims.
 
-    A dim summed over mesh axes is reshaped into those axes and the rest, which changes no device's part; the axes then
-    are batch dims of the einsum. lay: gives a value another shape, and the spec in which it lies as before.
+    A dim summed over mesh axes is reshaped into those axes and the rest, which moves no data between devices. The axes
+    are then batch dims of the einsum. lay: reshapes a value and states its spec, the same sharding as before.
     """
     axes = term_axes(step.result)
     letters = dict(zip(axes, reversed(ascii_uppercase), strict=False))
@@ -81,9 +81,10 @@ def product_of_terms(step: Multiply, left: Array, right: Array, *, degrees: Mapp
 
 
 def sum_of_terms(step: Move, value: Array, *, lay: Lay) -> Array:
-    """A value with those of its terms added up that a step takes the sum of.
+    """Sum the terms that a step reduces.
 
-    They are first made one dim: of a sum over several the partitioner makes an all-reduce for each (JAX 0.10.2).
+    They are merged into one dim first: for a sum over several dims the partitioner makes one all-reduce each (JAX
+    0.10.2).
     """
     axes = term_axes(step.operand)
     taken = tuple(axis for axis in axes if axis not in step.result.unreduced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.hlo import Module, Shape, contradictions, describe, scope_of
+from meshwright.hlo import Module, Shape, contradictions_as_errors, describe, scope_of
 from meshwright.record import Phase
 from meshwright.simulate.buffers_lives import Liveness
 from meshwright.simulate.buffers_shared import Leaf
@@ -50,7 +50,7 @@ def read_buffers(module: Module) -> Memory:
     with their padding; one in another memory (VMEM, the host's) takes none. What it leaves out: constants, the program
     itself, the scratch that collectives reserve, and what an allocator loses between buffers.
     """
-    with contradictions(module):
+    with contradictions_as_errors(module):
         liveness = Liveness(module)
         peak, spans = liveness.peak(module.entry), liveness.spans(module.entry)
         live = [_buffer(liveness, span.leaf, span.num_bytes) for span in peak.live]

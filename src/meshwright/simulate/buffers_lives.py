@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from meshwright.hlo import Instruction, Module
-from meshwright.hlo.loops import in_sequence, steps_into
+from meshwright.hlo.loops import called_in_sequence, sequential_computations
 from meshwright.simulate.buffers_shared import Leaf, leaves, share_buffers, taken_over
 
 _HANDED_ON = frozenset({"tuple", "get-tuple-element"})
@@ -44,7 +44,7 @@ class Liveness:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.shared = share_buffers(module, in_sequence(module))
+        self.shared = share_buffers(module, sequential_computations(module))
         self._peaks: dict[str, Peak] = {}
         self._known_lives: dict[str, dict[Leaf, Span]] = {}
 
@@ -61,7 +61,9 @@ class Liveness:
         most, place, within = 0, 0, _NOTHING
         for position, (instruction, alive) in enumerate(zip(instructions, accumulate(changes), strict=False)):
             called = max(
-                (self.peak(name) for name in steps_into(instruction)), key=lambda p: p.num_bytes, default=_NOTHING
+                (self.peak(name) for name in called_in_sequence(instruction)),
+                key=lambda p: p.num_bytes,
+                default=_NOTHING,
             )
             if alive + called.num_bytes > most:
                 most, place, within = alive + called.num_bytes, position, called

@@ -16,8 +16,8 @@ import numpy as np
 from meshwright.cost import collective_efficiency, collective_seconds
 from meshwright.hardware import Layout, Placement, System, lay_mesh
 from meshwright.hlo import Instruction, Module, Shape, describe, groups_of, scope_of
-from meshwright.hlo.between_slices import kind_between_slices
 from meshwright.hlo.collectives import collective_entries
+from meshwright.hlo.dcn import dcn_kind
 from meshwright.hlo.groups import Axes, Groups
 from meshwright.record import Phase
 from meshwright.runtime import within_slice
@@ -113,7 +113,7 @@ class Fabric:
         The TPU compiler writes it as a send to the runtime (Megascale) and a receive of the result, with the pattern in
         an attribute. The axes are those that cross slices.
         """
-        kind, array = kind_between_slices(send), next(send.shape.arrays())
+        kind, array = dcn_kind(send), next(send.shape.arrays())
         if kind is None or self.system.num_slices == 1:
             return None
         across = lay_mesh(self.system, {_SLICES: self.system.num_slices, **self.within}).placement(_SLICES)

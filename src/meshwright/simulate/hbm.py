@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from meshwright.hlo import Instruction, Module, Tally, contradictions, count_runs
+from meshwright.hlo import Instruction, Module, Tally, contradictions_as_errors, count_executions
 from meshwright.hlo.collectives import collective_kind
-from meshwright.hlo.loops import in_sequence
-from meshwright.hlo.tally import Part, part_of
+from meshwright.hlo.loops import sequential_computations
+from meshwright.hlo.tally import PhaseScope, phase_and_scope
 
 FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain"}
@@ -53,15 +53,15 @@ def count_hbm_bytes(module: Module) -> Tally:
     By `hbm_bytes`, of all ops; what collectives and asynchronous copies move is not in it. Every op is taken to find
     its operands in main memory, whatever a cache holds of them.
     """
-    runs = count_runs(module)
-    by_part: Counter[Part] = Counter()
-    with contradictions(module):
-        for name in in_sequence(module):
+    runs = count_executions(module)
+    by_part: Counter[PhaseScope] = Counter()
+    with contradictions_as_errors(module):
+        for name in sequential_computations(module):
             for instruction in module.computations[name].instructions.values():
                 moved = hbm_bytes(module, instruction) * runs.times[name]
                 if moved and collective_kind(instruction) is None:
-                    by_part[part_of(module, instruction)] += moved
-    return Tally(by_part=dict(by_part), notes=runs.notes)
+                    by_part[phase_and_scope(module, instruction)] += moved
+    return Tally(by_phase_scope=dict(by_part), notes=runs.notes)
 
 
 def is_free(instruction: Instruction) -> bool:

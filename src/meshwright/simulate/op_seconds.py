@@ -20,7 +20,7 @@ from meshwright.cost.achieved import HBM_SHARE
 from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, attention_share, tpu_kernel_share
 from meshwright.cost.efficiency import DATA, gpu_figures
 from meshwright.hardware import System
-from meshwright.hlo import Instruction, Module, count_runs, flops_of
+from meshwright.hlo import Instruction, Module, count_executions, flops_of
 from meshwright.hlo.flops import is_kernel
 from meshwright.simulate.hbm import hbm_bytes, is_free
 
@@ -97,7 +97,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
 
 def main_dtype(module: Module, system: System) -> str:
     """The dtype, of those a chip has a peak for, in which most flops of a program's products are made; bf16 of none."""
-    times, flops = count_runs(module).times, Counter({"bf16": 0})
+    times, flops = count_executions(module).times, Counter({"bf16": 0})
     for instruction in module.instructions():
         runs = times[instruction.computation]
         if runs and instruction.operands and (worked := flops_of(module, instruction)):

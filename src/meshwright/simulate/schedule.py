@@ -12,7 +12,7 @@ from typing import Literal
 from meshwright.cost import contention_seconds, straggling_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.hlo import Module, contradictions, count_flops
+from meshwright.hlo import Module, contradictions_as_errors, count_flops
 from meshwright.record import KINDS, PHASES, Collective
 from meshwright.simulate.events import COMPUTE, Event
 from meshwright.simulate.fabric import Fabric
@@ -105,7 +105,7 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
     within = math.prod(fabric.within.values())
     if module.num_devices != within:
         raise MeshwrightError(f"HLO module {module.name} runs on {module.num_devices} devices; the mesh has {within}")
-    with contradictions(module):
+    with contradictions_as_errors(module):
         events, notes = walk(fabric)
         flops, dtype = count_flops(module), main_dtype(module, system)
     num_devices = math.prod(mesh.values())

@@ -152,7 +152,10 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
 
 
 def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
-    """What a move communicates; as the sends of a ring where it overlaps with products (doi 10.1145/3567955.3567959)."""
+    """What a move communicates; as the sends of a ring where it overlaps with products.
+
+    S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
+    """
     for kind, axes, array in moves_between(before, after):
         if work.is_ring and axes == ("tp",):
             shard = after if kind == "reduce-scatter" else before

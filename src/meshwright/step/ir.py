@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -191,7 +191,8 @@ class Communicate:
     """A collective over `axes`; bytes are those of `array` (`record.Collective`).
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
-    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those executed. name: as records show it.
+    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
+    executed. name: as records show it.
     """
 
     name: str
@@ -211,7 +212,7 @@ Op = Matmul | AttentionOp | Elementwise | Communicate
 
 @dataclass(frozen=True, eq=False)
 class Ops:
-    """The ops of a step, symbolic: they depend on which mesh axes are larger than 1, and not on degrees or the batch."""
+    """The ops of a step: they depend on which mesh axes are larger than 1, not on their degrees or the batch."""
 
     matmuls: tuple[Matmul, ...] = ()
     attention: tuple[AttentionOp, ...] = ()
@@ -224,10 +225,9 @@ class Ops:
         names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
         return {
             name: ForwardOps(
-                *(
-                    tuple(op for op in ops if op.region.name == name and op.phase == "forward")
-                    for ops in (self.matmuls, self.attention, self.elementwise)
-                )
+                tuple(op for op in self.matmuls if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.attention if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.elementwise if op.region.name == name and op.phase == "forward"),
             )
             for name in names
         }
@@ -243,9 +243,17 @@ class ForwardOps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols."""
+    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols.
+
+    stages: what stages hand on to each other, which depends on the schedule.
+    """
 
     ops: Ops
+    stages: tuple[Communicate, ...] = ()
     repeats: Mapping[str, Repeat]
     extents: Extents
-    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def communication(self) -> tuple[Communicate, ...]:
+        """Every collective of the step."""
+        return self.ops.communication + self.stages

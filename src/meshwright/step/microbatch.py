@@ -13,9 +13,9 @@ from meshwright.workload import Strategy, Workload, sent_copies, sent_tokens, to
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
     """The sizes of a step's symbols, of one microbatch.
 
-    B, S: sequences and their tokens, of all devices. Of experts, on one device: C the copies of tokens that it sends, CT
-    those of all of its tp, R the rows of an expert in balance, A the choices of its tokens, sent and gathered the counts
-    that go with them, M its layers of experts. loss: numbers that the loss sums.
+    B, S: sequences and their tokens, of all devices. Of experts, on one device: C the copies of tokens that it sends,
+    CT those of all of its tp, R the rows of an expert in balance, A the choices of its tokens, sent and gathered the
+    counts that go with them, M its layers of experts. loss: numbers that the loss sums.
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.batch / parts, "S": workload.seq_len}

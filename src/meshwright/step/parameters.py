@@ -91,7 +91,7 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
             return _weight(op)
         case Lookup():
             dims, role = (op.rows, op.columns), "product" if op.is_tied else "table"
-            axes, shape = zip(*dims, strict=True)
+            axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
             return {op.name: Parameter(shape=shape, axes=axes, scale=op.init_scale, role=role)}
     return {}
 

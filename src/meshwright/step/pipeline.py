@@ -17,7 +17,7 @@ from meshwright.cost.pipeline import Schedule
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step.ir import Array, Communicate, Dim, Region, Repeat
-from meshwright.step.layer import Dispatch, Program, Stack
+from meshwright.step.layer import Dispatch, Lookup, Program, Stack
 from meshwright.step.shard import Layout
 from meshwright.workload import Strategy, batch_before_stages, chunk_slots
 
@@ -178,7 +178,7 @@ def end_moves(
 
 def _stream_dim(program: Program) -> Dim:
     """The width of the residual stream."""
-    size = next(op.columns[1] for op in program.embedding if hasattr(op, "columns"))
+    size = next(op.columns[1] for op in program.embedding if isinstance(op, Lookup))
     return Dim("D", size)
 
 

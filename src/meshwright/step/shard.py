@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from meshwright.mesh import LAYOUT
@@ -50,6 +50,8 @@ LETTERS = {
 }
 """The dims of parameters as the notation writes them."""
 
+Phases = tuple[Literal["forward", "recompute", "backward"], ...]
+
 STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
 """Logical axes that only store a parameter in shards: for use that dim is gathered and lies as this one does."""
 
@@ -62,9 +64,11 @@ class Tag(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
     """What the shard pass knows of a mesh and a strategy: live axes, and the rules by which arrays lie on them.
+
+    Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
 
     batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
     2. parts: whether there are several microbatches.
@@ -80,12 +84,16 @@ class Layout:
     is_pair: bool
     collective_matmul: bool
     sequence_parallel: bool
-    is_dropless: bool
     dropout: bool
+
+    @cached_property
+    def live_rules(self) -> Mapping[str, tuple[str, ...]]:
+        """The live axes of each rule."""
+        return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The live axes of a rule."""
-        return tuple(axis for axis in self.rules[name] if axis in self.live)
+        return self.live_rules[name]
 
     @property
     def tokens(self) -> tuple[Dim, Dim]:
@@ -177,7 +185,7 @@ class Exchange:
     kind: Kind
     axes: tuple[str, ...]
     array: Array
-    phases: tuple[Literal["forward", "recompute", "backward"], ...]
+    phases: Phases
     times: int = 1
     is_ring: bool = False
     is_end: bool = False
@@ -194,9 +202,9 @@ class PassOver:
 Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """One forward op: what it reads and writes by name, and its work.
+    """One forward op: what it reads and writes by name, and its work. Equal only to itself.
 
     saved: the values that its backward reads. tag: what a remat policy calls its result.
     """
@@ -237,6 +245,7 @@ def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(axes, key=LAYOUT.index))
 
 
+@lru_cache(maxsize=1 << 10)
 def shard_stack(stack: Stack, layout: Layout) -> tuple[Node, ...]:
     """The nodes of one layer of a stack."""
     region = Region(stack.name)
@@ -322,7 +331,7 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array) -> Vector:
-        """A parameter that is added to or multiplied into a value: its gradient is summed over what splits its tokens."""
+        """A parameter that is added or multiplied elementwise: its gradient is summed over what splits its tokens."""
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
         batch, *others = ([axis for axis in dim.axes if axis not in split] for dim in on.dims)
@@ -331,7 +340,7 @@ class _BlockSharder:
         return Vector(name=f"{self.stack}.{name}", array=Array(name, used, width="float32"), pending=(along, batch))
 
     def _linear(self, op: Linear) -> Iterator[Node]:
-        """A product with a weight: its input gathered along the tokens where its weight is split, its weight gathered."""
+        """A product with a weight: its input gathered along the tokens where its weight is split; the weight gathered."""
         inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
         lead = self._rows(op)
         source = op.source
@@ -442,7 +451,7 @@ class _BlockSharder:
         output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
         if self.layout.sequence and self.layout.sp_method == "ulysses":
             for label, array in (("queries", query), ("keys", key), ("values", value), ("attention output", output)):
-                both = ("forward", "recompute")
+                both: Phases = ("forward", "recompute")
                 work.append(_exchange(label, "all-to-all", self.layout, array, both))
                 work.append(_exchange(f"{label} gradient", "all-to-all", self.layout, array, ("backward",)))
         self.arrays[op.target] = output
@@ -459,7 +468,7 @@ class _BlockSharder:
         Of two devices the compiler sees that backward sends what was just sent to recompute.
         """
         positions = Array("positions", self.layout.tokens, width="float32")
-        phases = ("forward", "recompute", "backward")
+        phases: Phases = ("forward", "recompute", "backward")
         for label, array in (("keys", key), ("values", value)):
             yield _exchange(label, "collective-permute", self.layout, array, phases, is_ring=True)
             wide = replace(array, width="float32")
@@ -544,7 +553,7 @@ def _bias_dims(op: Linear) -> tuple[tuple[str, int], ...]:
 
 
 def _exchange(
-    name: str, kind: Kind, layout: Layout, array: Array, phases: tuple, *, is_ring: bool = False, is_end: bool = False
+    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False, is_end: bool = False
 ) -> Exchange:
     """A collective over the axes of the sequence."""
     return Exchange(
@@ -552,7 +561,7 @@ def _exchange(
     )
 
 
-def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: tuple) -> Iterator[Exchange]:
+def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
     """What each device sends to others of ep, and what arrives gathered over tp."""
     yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
     if tp:
@@ -560,7 +569,7 @@ def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, pha
         yield Exchange(name=name, kind="all-gather", axes=tp, array=whole, phases=phases)
 
 
-def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: tuple) -> Iterator[Exchange]:
+def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
     """The other way, summed over tp."""
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
@@ -572,7 +581,8 @@ def _experts_moves(
     ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch, layout: Layout
 ) -> Iterator[Exchange]:
     """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
-    again, back = ("forward", "recompute"), ("backward",)
+    again: Phases = ("forward", "recompute")
+    back: Phases = ("backward",)
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     shares = Array("shares", (Dim("C", None),), width="float32")
     yield from _there("experts dispatch", ep, tp, rows, again)

@@ -77,10 +77,8 @@ def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array) -> Iterator[Nod
     tokens = Array("softmax", layout.tokens, width="float32")
     work: list[Work] = [PassOver(kind="loss", arrays=(logits,))]
     if vocab:
-        work += [
-            Exchange(name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=(phase,), times=times)
-            for phase, times in (("forward", 3), ("recompute", 2))
-        ]
+        again = Exchange(name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=("recompute",), times=2)
+        work += [replace(again, phases=("forward",), times=3), again]
     total = Array("loss", (Dim("loss", None),), width="float32")
     work += [
         Exchange(name="loss", kind="all-reduce", axes=axes, array=total, phases=("forward",))

@@ -25,7 +25,7 @@ from meshwright.step.ir import (
     Region,
     Step,
 )
-from meshwright.step.layer import Dispatch, Program, Stack
+from meshwright.step.layer import Stack
 from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import ModelConfig
 from meshwright.step.optimizer import update_moves
@@ -52,6 +52,9 @@ from meshwright.workload import (
     rules_of,
 )
 
+STAGED = MeshShape(pp=2)
+"""A mesh with stages, for what depends on whether there are some."""
+
 
 @lru_cache(maxsize=1 << 10)
 def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
@@ -59,18 +62,15 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     model = workload.model
     found = program(model)
     shared = is_shared_before(found, workload.batch, mesh, strategy)
-    ops = _ops(
-        model,
-        workload.remat,
-        num_query_chunks(workload.seq_len) > 1,
-        _live(mesh),
-        mesh.sp == 2,
-        _of_pipeline(mesh, strategy),
-        _without_counts(strategy),
-        shared,
-    )
+    live = _live(mesh)
+    plain = _without_counts(strategy, has_stages=mesh.pp > 1)
+    has_chunks = num_query_chunks(workload.seq_len) > 1
+    stages = ()
+    if mesh.pp > 1:
+        stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
     return Step(
-        ops=ops,
+        ops=_ops(model, workload.remat, has_chunks, live, mesh.sp == 2, plain, shared),
+        stages=stages,
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
     )
@@ -81,15 +81,20 @@ def _live(mesh: MeshShape) -> frozenset[str]:
     return frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
 
 
-def _of_pipeline(mesh: MeshShape, strategy: Strategy) -> tuple[MeshShape, Strategy] | None:
-    """What of a mesh and a strategy a pipeline's moves depend on; None without stages."""
-    return (MeshShape(pp=mesh.pp), replace(strategy, zero_stage=3)) if mesh.pp > 1 else None
+@lru_cache(maxsize=1 << 14)
+def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
+    """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
+    schedule = strategy.schedule if has_stages else "1f1b"
+    parts = min(strategy.num_microbatches, 2)
+    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule)
 
 
 @lru_cache(maxsize=1 << 12)
-def _without_counts(strategy: Strategy) -> Strategy:
-    """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
-    return replace(strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1)
+def _of_layout(strategy: Strategy) -> Strategy:
+    """What of a strategy says how arrays lie."""
+    names = ("lockstep", "sequence_parallel", "overlaps_tp", "attention", "sequence", "dropout")
+    kept = {name: getattr(strategy, name) for name in names}
+    return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -99,13 +104,12 @@ def _ops(
     has_chunks: bool,
     live: frozenset[str],
     is_pair: bool,
-    stages: tuple[MeshShape, Strategy] | None,
     strategy: Strategy,
     is_shared: bool,
 ) -> Ops:
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
-    found, mesh = program(model), stages[0] if stages else MeshShape()
-    layout = layout_of(model, live, mesh, strategy, is_pair=is_pair)
+    found, mesh = program(model), STAGED if "pp" in live else MeshShape()
+    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
@@ -124,9 +128,7 @@ def _ops(
             name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
             array=array,
         ))  # fmt: skip
-    if stages:
-        ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-        ops += stage_moves(found, mesh, stages[1], layout)
+    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
     ops += _update(model, layout, mesh, strategy)
     return Ops(
         matmuls=tuple(op for op in ops if isinstance(op, Matmul)),
@@ -136,9 +138,8 @@ def _ops(
     )
 
 
-def layout_of(
-    model: ModelConfig, live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False
-) -> Layout:
+@lru_cache(maxsize=1 << 12)
+def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
     vocab = ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
@@ -158,7 +159,6 @@ def layout_of(
         is_pair=is_pair,
         collective_matmul=strategy.overlaps_tp and strategy.sequence_parallel and "tp" in live,
         sequence_parallel=strategy.sequence_parallel,
-        is_dropless=model.experts is not None and model.experts.capacity_factor is None,
         dropout=strategy.dropout > 0,
     )
 
@@ -217,10 +217,11 @@ class _Builder:
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
-            phases: tuple[Phase, ...] = tuple(phase for phase in ("forward", "recompute") if phase in work.phases)
+            phases: tuple[Phase, ...] = work.phases
             region, array = node.region, work.array
             if work.name == "loss of imbalance" and not self.is_lockstep:
-                phases, region = ("forward",), Region("logits")
+                phases = ("forward",)
+                region = Region("logits")
                 array = replace(array, dims=(Dim("M", None), *array.dims))
             for phase in phases:
                 yield Communicate(
@@ -236,7 +237,7 @@ class _Builder:
             yield from backward_ops(node)
             yield from self._of_weights(node, is_again=is_again)
 
-    def _of_weights(self, node: Node, *, is_again: bool) -> Iterator[Communicate]:
+    def _of_weights(self, node: Node, *, is_again: bool) -> Iterator[Op]:
         """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
 
         Below ZeRO-3 updated parameters are gathered once a step, at its start; below ZeRO-2 gradients are scattered
@@ -277,13 +278,3 @@ def _update(model: ModelConfig, layout: Layout, mesh: MeshShape, strategy: Strat
             axes = () if name == "layers" and not lockstep else layout.axes(name)
             dims.append(Dim("N", size, axes))
         yield from update_moves(path, tuple(dims), is_adafactor=strategy.optimizer == "adafactor")
-
-
-def num_dispatches(stack: Stack) -> int:
-    """How many mixtures of experts a layer of a stack has."""
-    return sum(isinstance(op, Dispatch) for op in stack.ops)
-
-
-def has_dispatch(found: Program) -> bool:
-    """Whether a program has experts."""
-    return any(num_dispatches(stack) for stack in found.stacks)

@@ -52,8 +52,8 @@ class Batches:
     """The batch of any step: windows of the corpus in a shuffled order that only the seed decides.
 
     A step's batch does not depend on the steps before it, so a resumed run reads what an unbroken one would have.
-    order: as `runtime.order` has it, the positions of tokens as they are to lie; where there is one it is a part of
-    the batch. draws: whether a part of it is the key of what a step draws at random.
+    order: token positions in storage order, from `runtime.token_order`; part of the batch where it is not None.
+    draws: whether a part of it is the key of what a step draws at random.
     """
 
     def __init__(

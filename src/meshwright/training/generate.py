@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import sample, sampling_layout
-from meshwright.runtime import DTYPES, Layout, build_mesh
+from meshwright.runtime import DTYPES, ShardingContext, build_mesh
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.run import RunConfig
 from meshwright.training.step import abstract_state
@@ -40,7 +40,7 @@ def generate(
                 raise MeshwrightError(
                     f"{directory} has no checkpoint yet; `meshwright train {directory} --resume` makes one"
                 )
-            wanted = abstract_state(workload, Layout(mesh_shape), config.optimizer, mesh, config.strategy)
+            wanted = abstract_state(workload, ShardingContext(mesh_shape), config.optimizer, mesh, config.strategy)
             params = checkpoints.restore(checkpoints.latest, wanted)["params"]
         yield from sample(
             params,

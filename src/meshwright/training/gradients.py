@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.models import loss_and_load, staged_loss_and_load
-from meshwright.models.dropout import Draws, numbers_of
+from meshwright.models.dropout import DropoutRng, token_numbers
 from meshwright.models.pipelined import layout_before_stages, microbatches
-from meshwright.runtime import DTYPES, Layout
+from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.experts_routing import Load
 from meshwright.workload import Parameter, Strategy, Workload, parameters
 
@@ -28,7 +28,7 @@ Batch = Mapping[str, Array]
 
 
 def loss_and_gradients(
-    params: Any, batch: Batch, workload: Workload, layout: Layout, strategy: Strategy
+    params: Any, batch: Batch, workload: Workload, layout: ShardingContext, strategy: Strategy
 ) -> tuple[tuple[Array, Load | None], Any]:
     """The mean loss of a batch in nats with the load of its experts, and the gradient, laid as the parameters are.
 
@@ -39,17 +39,15 @@ def loss_and_gradients(
     if strategy.dropout:
         key = jax.random.wrap_key_data(batch["draws"], impl="threefry2x32")
         batch = {name: array for name, array in batch.items() if name != "draws"}
-        batch |= {"numbers": numbers_of(batch["tokens"].shape, layout, strategy)}
+        batch |= {"numbers": token_numbers(batch["tokens"].shape, layout, strategy)}
     is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
-        draws = Draws(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
+        rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
         run = staged_loss_and_load if is_staged else loss_and_load
-        return run(
-            params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, draws=draws
-        )
+        return run(params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
         return jax.value_and_grad(loss_of, has_aux=True)(params, batch)
@@ -61,7 +59,7 @@ def _in_parts(
     params: Any,
     batch: Batch,
     workload: Workload,
-    layout: Layout,
+    layout: ShardingContext,
     strategy: Strategy,
 ) -> tuple[tuple[Array, Load | None], Any]:
     """The mean loss of the microbatches with the sum of their loads, and the gradient of that mean."""
@@ -100,7 +98,7 @@ def _in_parts(
         return value, summed(_in_dtype(gradients, workload, sums))[0]
 
 
-def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Layout, dtype: Any) -> Any:
+def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any) -> Any:
     """The sum of what `part` makes of each microbatch, one after the other, added up in `dtype` where it is wider."""
     if count == 1:
         return part(batch)
@@ -116,7 +114,7 @@ def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Layout,
     return jax.lax.scan(add, zeros, batches)[0]
 
 
-def _shards(params: Any, layout: Layout, workload: Workload, strategy: Strategy) -> Any:
+def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: Strategy) -> Any:
     """The parameters as stored, typed so that the sum of their gradients over copies is yet to come."""
 
     def stored(array: Array, parameter: Parameter) -> Array:
@@ -125,7 +123,9 @@ def _shards(params: Any, layout: Layout, workload: Workload, strategy: Strategy)
     return _map(stored, params, workload)
 
 
-def _layout_of(parameter: Parameter, layout: Layout, workload: Workload, strategy: Strategy) -> Layout:
+def _layout_of(
+    parameter: Parameter, layout: ShardingContext, workload: Workload, strategy: Strategy
+) -> ShardingContext:
     """The layout of what a parameter multiplies: stages may share the tokens of the layers before theirs."""
     is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
     return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
@@ -136,7 +136,7 @@ def _along(parameter: Parameter) -> str:
     return "residual_sequence" if "router" in parameter.axes else "sequence"
 
 
-def _gathered(shards: Any, layout: Layout, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
+def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
     """The weights as products use them."""
 
     def whole(array: Array, parameter: Parameter) -> Array:
@@ -146,7 +146,7 @@ def _gathered(shards: Any, layout: Layout, workload: Workload, strategy: Strateg
 
 
 def _scatter(
-    shards: Any, layout: Layout, workload: Workload, strategy: Strategy, dtype: Any
+    shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any
 ) -> Callable[[Any], tuple[Any]]:
     """What scatters gradients of whole weights onto the shards: the transpose of their gather, in `dtype`."""
     alone = replace(layout, gradient_dtype=None)

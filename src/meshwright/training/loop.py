@@ -18,7 +18,7 @@ from meshwright.cost import model_flops
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.record import Record
-from meshwright.runtime import Layout, build_mesh, order
+from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import BYTES, Batches, load_corpus
 from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
@@ -45,9 +45,9 @@ def run_steps(config: RunConfig, directory: Path, *, on_step: Callable[[Row], No
             f"vocab {config.workload.model.vocab} is too small for text as bytes, which wants {BYTES}"
         )
     corpus = load_corpus(config.data)
-    layout, mesh = Layout(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
+    layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    lies = order(config.workload.seq_len, layout, config.strategy)
+    lies = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies, draws=draws)
     is_first = is_first_process()
@@ -74,7 +74,7 @@ def is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, State]:
+def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, State]:
     """The steps taken so far, and the state after them."""
     if checkpoints.latest is None:
         return 0, initial_state(config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed)
@@ -86,7 +86,7 @@ def _state(config: RunConfig, layout: Layout, mesh: Mesh, checkpoints: Checkpoin
     return checkpoints.latest, back(checkpoints.restore(checkpoints.latest, kept))
 
 
-def _saved(config: RunConfig, layout: Layout, mesh: Mesh, state: State) -> State:
+def _saved(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
     """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
     if (saved := _saved_layout(config, layout)) == layout:
         return state
@@ -94,13 +94,13 @@ def _saved(config: RunConfig, layout: Layout, mesh: Mesh, state: State) -> State
     return jax.jit(lambda state: to_order(state, wanted, config.workload.model, layout, config.strategy))(state)
 
 
-def _saved_layout(config: RunConfig, layout: Layout) -> Layout:
+def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
     """How a state lies while it is written and read."""
     return in_order(layout, config.workload.model, config.strategy)
 
 
 def _steps(
-    config: RunConfig, layout: Layout, batches: Batches, state: State, start: int
+    config: RunConfig, layout: ShardingContext, batches: Batches, state: State, start: int
 ) -> Iterator[tuple[Row, State]]:
     """The row of each step from `start` on, and the state after it."""
     step_of = train_step(config.workload, layout, config.optimizer, config.strategy)

@@ -15,20 +15,20 @@ import numpy as np
 from jax import Array
 
 from meshwright.cost.pipeline import slot_layers
-from meshwright.runtime import Layout
+from meshwright.runtime import ShardingContext
 from meshwright.workload import ModelConfig, Strategy, num_staged_layers
 
 Tree = Any
 """Arrays or their abstract values in any pytree, those of layers under the name `layers`."""
 
 
-def layer_of_slots(model: ModelConfig, layout: Layout, strategy: Strategy) -> tuple[int | None, ...]:
+def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> tuple[int | None, ...]:
     """The layer in each slot of a layout's stacks; in their own order where the layout splits none."""
     stages = layout.mesh.degree(layout.axes("layers"))
     return slot_layers(num_staged_layers(model), stages, strategy.virtual_stages if stages > 1 else 1)
 
 
-def in_order(layout: Layout, model: ModelConfig, strategy: Strategy) -> Layout:
+def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
     """The layout of a state whose layers are in their order: the same where slots are too."""
     if layer_of_slots(model, layout, strategy) == tuple(range(num_staged_layers(model))):
         return layout
@@ -40,7 +40,7 @@ def in_order(layout: Layout, model: ModelConfig, strategy: Strategy) -> Layout:
     return replace(layout, rules=rules)
 
 
-def to_slots(state: Tree, wanted: Tree, model: ModelConfig, layout: Layout, strategy: Strategy) -> Tree:
+def to_slots(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
     """A state with its layers in the slots of a layout, laid as `wanted`, from one that lies as `in_order` says.
 
     Empty slots are zeros. To be called under `jax.jit`.
@@ -52,7 +52,7 @@ def to_slots(state: Tree, wanted: Tree, model: ModelConfig, layout: Layout, stra
     return _laid(state if is_same else _rows(state, rows), wanted)
 
 
-def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: Layout, strategy: Strategy) -> Tree:
+def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
     """The way back: a state of slots with its layers in their order, laid as `wanted`, which lies as `in_order` says.
 
     To be called under `jax.jit`.

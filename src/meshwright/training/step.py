@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.mesh import MeshShape
-from meshwright.runtime import Layout, abstract, initialise
+from meshwright.runtime import ShardingContext, abstract, initialise
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
@@ -38,7 +38,7 @@ State = dict[str, Any]
 
 
 def train_step(
-    workload: Workload, layout: Layout, optimizer: Optimizer, strategy: Strategy = DEFAULT
+    workload: Workload, layout: ShardingContext, optimizer: Optimizer, strategy: Strategy = DEFAULT
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
 
@@ -71,7 +71,13 @@ def _updated(state: State, gradients: Any, optimizer: Optimizer, strategy: Strat
 
 
 def initial_state(
-    workload: Workload, layout: Layout, optimizer: Optimizer, mesh: Mesh, strategy: Strategy = DEFAULT, *, seed: int
+    workload: Workload,
+    layout: ShardingContext,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    strategy: Strategy = DEFAULT,
+    *,
+    seed: int,
 ) -> State:
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
@@ -91,7 +97,7 @@ def initial_state(
 
 
 def abstract_state(
-    workload: Workload, layout: Layout, optimizer: Optimizer, mesh: Mesh, strategy: Strategy = DEFAULT
+    workload: Workload, layout: ShardingContext, optimizer: Optimizer, mesh: Mesh, strategy: Strategy = DEFAULT
 ) -> State:
     """The state as shapes, dtypes and shardings, for lowering and restoring. To be called under `jax.set_mesh`.
 
@@ -114,7 +120,7 @@ def abstract_state(
     return state | {"optimizer": kept}
 
 
-def _stored(workload: Workload, layout: Layout, strategy: Strategy) -> Tree[Parameter]:
+def _stored(workload: Workload, layout: ShardingContext, strategy: Strategy) -> Tree[Parameter]:
     """The declarations of the parameters as a layout stores them."""
     stages = layout.mesh.degree(layout.axes("layers"))
     return staged_parameters(workload.model, stages=stages, virtual_stages=strategy.virtual_stages)
@@ -127,7 +133,7 @@ def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def abstract_batch(
-    workload: Workload, layout: Layout, mesh: Mesh, strategy: Strategy = DEFAULT
+    workload: Workload, layout: ShardingContext, mesh: Mesh, strategy: Strategy = DEFAULT
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
@@ -147,7 +153,7 @@ def lower_train_step(
     `workload` and `strategy` are as `dataclasses.asdict` has them; without one it is the default strategy.
     """
     read, way, optimizer = workload_from_data(workload), Strategy(**(strategy or {})), Optimizer()
-    layout = Layout(MeshShape(**mesh.shape), rules_of(way))
+    layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))
     check_runnable(read.model, layout.mesh, way)
     check_mesh(read, layout.mesh)
     check_strategy(read, layout.mesh, way)

@@ -1,15 +1,20 @@
 """A plan beside the program that its compiler makes, and beside a measured run."""
 
-from meshwright.verification.comparison import Row, compare, in_plans_terms
+from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms
+from meshwright.verification.differences import Cause, Difference
 from meshwright.verification.library import plan_and_measured, verify
-from meshwright.verification.plans import Verification, verify_all, verify_plan
+from meshwright.verification.plans import Verification, static_overhead, verify_all, verify_plan
 
 __all__ = [
+    "Cause",
+    "Difference",
     "Row",
+    "StaticOverhead",
     "Verification",
     "compare",
     "in_plans_terms",
     "plan_and_measured",
+    "static_overhead",
     "verify",
     "verify_all",
     "verify_plan",

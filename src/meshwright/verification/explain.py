@@ -1,29 +1,20 @@
-"""Names for what a compiler does otherwise than planned, each found by an identity of bytes that is exact."""
+"""Rules that explain what a compiler does otherwise than planned, each by an exact identity of bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 
-from meshwright.record import PHASES, Collective
+from meshwright.record import PHASES
+from meshwright.verification.differences import Cause, Difference
 
 Key = tuple[str, tuple[str, ...], str]
 """The kind, axes and phase of collectives that are added up."""
 
-Named = Iterator[tuple[Key, str]]
-
-OTHER_PHASE = "in another phase: all phases together are as planned"
-PADDED_SHARES = "in shares padded to the compiler's tiles, which collective-permutes put in place"
-PUTS_IN_PLACE = "puts the padded shares of the reduce-scatter in place"
-INSIDE_AND_BETWEEN = "sums over axes inside slices and between them, one after the other: over each axis as planned"
-IN_ROWS = "a few numbers, in whole rows of the compiler's registers"
-IN_STEPS = "the rest in steps beside the products that use it, as collective-permutes"
-TOGETHER = "sums over several axes done together: over each axis all are as planned"
-ELSEWHERE = "sums over several axes, or of several phases, done together: over each axis all are as planned"
-STEPS = "steps of the {kinds}, beside the products that use it"
+Explained = Iterator[tuple[Key, Cause]]
 
 
-def summed_together(planned: Mapping[Key, Collective], found: Mapping[Key, Collective]) -> frozenset[Key]:
+def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> frozenset[Key]:
     """The all-reduces of each phase that differ, where over each axis by itself all of them sum what was planned.
 
     So are the squares of a gradient's norm, which XLA:GPU and XLA:TPU sum over all axes of a parameter at once.
@@ -33,9 +24,9 @@ def summed_together(planned: Mapping[Key, Collective], found: Mapping[Key, Colle
         keys = [key for key in dict.fromkeys((*planned, *found)) if (key[0], key[2]) == ("all-reduce", phase)]
         axes = {axis for key in keys for axis in key[1]}
         is_same = all(
-            sum(_bytes(planned, key) - _bytes(found, key) for key in keys if axis in key[1]) == 0 for axis in axes
+            sum(planned.get(key, 0) - found.get(key, 0) for key in keys if axis in key[1]) == 0 for axis in axes
         )
-        result.update(key for key in keys if is_same and _bytes(planned, key) != _bytes(found, key))
+        result.update(key for key in keys if is_same and planned.get(key, 0) != found.get(key, 0))
     return frozenset(result)
 
 
@@ -47,9 +38,7 @@ ROW_BYTES = 4 * 128
 """The least that the TPU compiler sends between slices: a row of its registers, in float32."""
 
 
-def explain(
-    planned: Mapping[Key, Collective], found: Mapping[Key, Collective], mesh: Mapping[str, int]
-) -> dict[Key, str]:
+def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[str, int]) -> dict[Key, Cause]:
     """What names the difference of each kind, axes and phase of collective that one of these rules explains.
 
     Another phase: XLA runs a gather or a small sum where it suits it; the bytes over all phases are as planned. Padded
@@ -60,33 +49,28 @@ def explain(
     these make; small ones together, in one tile. Elsewhere: small sums of several phases, as a loss and gradients of
     norms, as one over all axes of any. Rows: a few numbers that fill up whole rows.
     """
-    difference = {key: _bytes(found, key) - _bytes(planned, key) for key in dict.fromkeys((*planned, *found))}
-    named: dict[Key, str] = {}
-    for rule in (_other_phase, _padded_shares, _steps, _summed_elsewhere, _inside_and_between):
-        for key, name in rule(difference, mesh):
+    difference = {key: found.get(key, 0) - planned.get(key, 0) for key in dict.fromkeys((*planned, *found))}
+    causes: dict[Key, Cause] = {}
+    for rule in (_other_phase, _padded_shards, _ring_steps, _combined_across_phases, _within_and_between_slices):
+        for key, cause in rule(difference, mesh):
             if difference[key]:
-                named.setdefault(key, name)
+                causes.setdefault(key, cause)
     for key, size in difference.items():
-        if key[0] == "all-reduce" and key in planned and 0 < size < TILE_BYTES and found[key].bytes % ROW_BYTES == 0:
-            named.setdefault(key, IN_ROWS)
-    return named
+        if key[0] == "all-reduce" and key in planned and 0 < size < TILE_BYTES and found[key] % ROW_BYTES == 0:
+            causes.setdefault(key, Cause(difference=Difference.REGISTER_ROWS))
+    return causes
 
 
-def _bytes(collectives: Mapping[Key, Collective], key: Key) -> int:
-    """The bytes of some key, 0 where there is no such collective."""
-    return collectives[key].bytes if key in collectives else 0
-
-
-def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
     """What is more in one phase and as much less in others."""
     del mesh
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
         if sum(difference[key] for key in keys) == 0:
-            yield from ((key, OTHER_PHASE) for key in keys)
+            yield from ((key, Cause(difference=Difference.OTHER_PHASE)) for key in keys)
 
 
-def _padded_shares(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
     """Reduce-scatters of more than was planned, with permutes of n-1 in n of what is too much, there or later."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
@@ -97,11 +81,11 @@ def _padded_shares(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Na
             )
             padding, sent = (sum(difference[key] for key in keys) for keys in (scatters, permutes))
             if padding and sent * degree == padding * (degree - 1):
-                yield from ((key, PADDED_SHARES) for key in scatters)
-                yield from ((key, PUTS_IN_PLACE) for key in permutes)
+                yield from ((key, Cause(difference=Difference.PADDED_SHARDS)) for key in scatters)
+                yield from ((key, Cause(difference=Difference.PADDED_SHARDS_PERMUTED)) for key in permutes)
 
 
-def _steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
     """Permutes of n-1 in n of what gathers and reduce-scatters lack, in one phase or in all together."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
         degree = math.prod(mesh[axis] for axis in axes)
@@ -111,12 +95,12 @@ def _steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
             others = [key for key in keys if key[0] in ("all-gather", "reduce-scatter") and difference[key]]
             lacking = -sum(difference[key] for key in others)
             if lacking > 0 and sum(difference[key] for key in permutes) * degree == lacking * (degree - 1):
-                kinds = " and ".join(dict.fromkeys(key[0] for key in others))
-                yield from ((key, STEPS.format(kinds=kinds)) for key in permutes)
-                yield from ((key, IN_STEPS) for key in others)
+                kinds = tuple(dict.fromkeys(key[0] for key in others))
+                yield from ((key, Cause(difference=Difference.RING_STEPS, collectives=kinds)) for key in permutes)
+                yield from ((key, Cause(difference=Difference.RING_REMAINDER)) for key in others)
 
 
-def _inside_and_between(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+def _within_and_between_slices(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
     """All-reduces over other sets of axes, which over each axis sum what was planned, or part of a tile more."""
     del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
@@ -124,14 +108,14 @@ def _inside_and_between(difference: Mapping[Key, int], mesh: Mapping[str, int]) 
     axes = {axis for key in keys for axis in key[1]}
     more = [sum(difference[key] for key in keys if axis in key[1]) for axis in axes]
     if is_apart and all(0 <= size < TILE_BYTES for size in more):
-        yield from ((key, INSIDE_AND_BETWEEN) for key in keys)
+        yield from ((key, Cause(difference=Difference.WITHIN_AND_BETWEEN_SLICES)) for key in keys)
 
 
-def _summed_elsewhere(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Named:
+def _combined_across_phases(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
     """All-reduces over more axes at once and in other phases, which over each axis sum what was planned."""
     del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
     axes = {axis for key in keys for axis in key[1]}
     is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)
     if is_together and all(sum(difference[key] for key in keys if axis in key[1]) == 0 for axis in axes):
-        yield from ((key, ELSEWHERE) for key in keys)
+        yield from ((key, Cause(difference=Difference.COMBINED_SUMS_ACROSS_PHASES)) for key in keys)

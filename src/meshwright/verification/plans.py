@@ -29,18 +29,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
 from meshwright.simulate import Schedule, simulate
-from meshwright.verification.comparison import (
-    EACH_LAYER,
-    FOR_ANY_ROUTING,
-    IN_BRANCHES,
-    NOT_PLANNED,
-    ONCE,
-    Room,
-    Row,
-    compare,
-    in_plans_terms,
-    quantity_of,
-)
+from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
+from meshwright.verification.differences import Cause, Difference
 from meshwright.workload import chunk_slots, is_zigzag, num_staged_layers
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
@@ -67,11 +57,12 @@ class Verification:
     @property
     def expected(self) -> tuple[Collective, ...]:
         """What the program is meant to move: as planned, what is known beyond the plan, and what has a name instead."""
-        meant = (*self.plan.predicted.collectives, *beyond(self.plan).collectives)
-        unnamed = {row.quantity for row in self.rows if row.reason.startswith(NOT_PLANNED)}
-        known = unnamed | {quantity_of(move.kind, move.axes, move.phase) for move in meant}
+        wanted = (*self.plan.predicted.collectives, *(move for _, move in static_overhead(self.plan).collectives))
+        not_planned = Cause(difference=Difference.NOT_PLANNED)
+        unnamed = {row.quantity for row in self.rows if not_planned in row.causes}
+        known = unnamed | {quantity_of(move.kind, move.axes, move.phase) for move in wanted}
         others = self.compiled.collectives
-        return meant + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
+        return wanted + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
 
 
 def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
@@ -84,24 +75,26 @@ def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None 
     return _verification(plan, compile_in_child(step_request(plan, effort=effort)), effort, measured)
 
 
-def beyond(plan: Plan) -> Room:
-    """What the text of a plan's program says beyond the plan, for reasons that are known."""
+def static_overhead(plan: Plan) -> StaticOverhead:
+    """What the HLO text of a plan's program is known to contain beyond the plan: padding and untaken branches."""
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
     kind = plan.system.chip.kind
-    routing = dropless_padding_collectives(workload, mesh, strategy, is_ragged=kind != "cpu")
-    branches = untaken_branch_collectives(workload, mesh, strategy)
-    of_experts = dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu")
-    of_flops = ((FOR_ANY_ROUTING, routing), (IN_BRANCHES, branches))
-    said = (*of_flops, (ONCE, _summed_once(plan)), (EACH_LAYER, _gathered_each_layer(plan)))
-    why = "; ".join(reason for reason, moves in of_flops if moves)
-    # Splash attention does not say its flops; our own kernels, and what goes block by block, do.
+    moves = {
+        Difference.DROPLESS_PADDING: dropless_padding_collectives(workload, mesh, strategy, is_ragged=kind != "cpu"),
+        Difference.UNTAKEN_BRANCHES: untaken_branch_collectives(workload, mesh, strategy),
+        Difference.SUMMED_ONCE: _summed_once(plan),
+        Difference.GATHERED_EACH_LAYER: _gathered_each_layer(plan),
+    }
+    # Splash attention states no flops; our own kernels and block-by-block attention do.
     is_whole = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
     is_splash = is_whole and tpu_kernel(workload.seq_len) == "splash"
-    return Room(
-        flops=of_experts + untaken_branch_flops(workload, mesh, strategy),
-        in_kernels=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
-        collectives=tuple(replace(move, note=reason) for reason, moves in said for move in moves),
-        why=why or FOR_ANY_ROUTING,
+    return StaticOverhead(
+        flops={
+            Difference.DROPLESS_PADDING: dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu"),
+            Difference.UNTAKEN_BRANCHES: untaken_branch_flops(workload, mesh, strategy),
+        },
+        opaque_kernel_flops=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
+        collectives=tuple((difference, move) for difference, found in moves.items() for move in found),
     )
 
 
@@ -170,5 +163,7 @@ def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured
     else:
         compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
     arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
-    rows = compare(plan.predicted, compiled, argument_bytes=arguments, measured=measured, room=beyond(plan))
+    rows = compare(
+        plan.predicted, compiled, argument_bytes=arguments, measured=measured, overhead=static_overhead(plan)
+    )
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

@@ -10,7 +10,7 @@ from string import ascii_letters
 import jax
 import numpy as np
 
-from meshwright.hlo import meant, parse_hlo, read_collectives
+from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.hlo.text import hlo_text
 from meshwright.notation import Inference, Way
 from meshwright.record import Collective, merge
@@ -69,7 +69,7 @@ def _read_as(
     """
     left, read = Counter(map(_amount, inferred)), []
     for move in compiled:
-        parts = [_plain(part, degrees) for part in meant(move, degrees)]
+        parts = [_plain(part, degrees) for part in canonicalize_collective(move, degrees)]
         whole = _plain(move, degrees)
         if not Counter(map(_amount, parts)) <= left and left[_amount(whole)] > 0:
             parts = [whole]

@@ -11,6 +11,7 @@ from meshwright.record import Collective, Record, wire_bytes
 from meshwright.units import show_bytes, show_seconds
 from meshwright.viz.colours import fill
 from meshwright.viz.document import Section, html_table
+from meshwright.viz.words import collective_note
 
 _WIDTH, _LABEL, _ROW, _BAR = 1000, 190, 26, 18
 
@@ -61,7 +62,7 @@ def collectives_section(record: Record) -> Section:
 def _row(move: Collective) -> tuple[str, ...]:
     """A collective as a line of the table."""
     times = ["–" if seconds is None else show_seconds(seconds) for seconds in (move.seconds, move.exposed_seconds)]
-    said = "; ".join(filter(None, (move.source, move.note)))
+    said = "; ".join(filter(None, (move.source, collective_note(move))))
     return (
         move.kind,
         "*".join(move.axes),

@@ -9,6 +9,7 @@ from meshwright.viz.bars import collectives_section, memory_section
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.found import notes_section
 from meshwright.viz.timeline import timeline_section
+from meshwright.viz.words import row_cells
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
@@ -36,5 +37,5 @@ def _comparison(rows: tuple[Row, ...]) -> Section:
     """Every quantity: predicted, compiled, measured where it was, and what names the difference."""
     ran = any(row.measured is not None for row in rows)
     columns = ("quantity", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), "")
-    lines = [row.cells(with_measured=ran) for row in rows]
+    lines = [row_cells(row, with_measured=ran) for row in rows]
     return Section("Predicted and compiled", html_table(columns, lines, text=(0, len(columns) - 1)))

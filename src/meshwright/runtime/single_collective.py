@@ -1,4 +1,4 @@
-"""One collective alone, to be run and timed on a mesh."""
+"""A single collective on a mesh, to run and time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from meshwright.errors import MeshwrightError
 from meshwright.record import Kind
 
 
-def build_exchange(
+def build_collective(
     kind: Kind, degrees: Mapping[str, int], axes: tuple[str, ...], nbytes: int
 ) -> tuple[Callable[[Array], Array], Array]:
-    """A jitted collective over `axes` of a mesh of all devices, and the float32 array to give it.
+    """A jitted collective over `axes` of a mesh of all devices, and the float32 array to pass to it.
 
-    nbytes: as in `record.Collective.bytes`, rounded down to what divides. Raises where the mesh wants more devices than
-    are there, or the bytes leave a device without an element.
+    Args:
+      kind: the collective.
+      degrees: the mesh, axis to degree, outermost first.
+      axes: the axes it communicates over.
+      nbytes: size as in `record.Collective.bytes`, rounded down to what divides.
+
+    Raises where the mesh needs more devices than there are, or the bytes leave a device without an element.
     """
     degree, total = math.prod(degrees[axis] for axis in axes), math.prod(degrees.values())
     if total > len(jax.devices()):

@@ -1,8 +1,8 @@
-"""Collectives that a compiler spells as others: found by what the devices compute, never by names.
+"""Collectives that a compiler lowered as other collectives: recognized by what the devices compute, never by names.
 
-XLA:CPU makes no reduce-scatter: it all-reduces, and every device slices its share out of the sum. The TPU compiler
-makes some gathers, as those over a whole torus flattened into one axis, by writing each device's shard into zeros and
-all-reducing. And XLA:CPU carries bf16 collectives in f32.
+XLA:CPU has no reduce-scatter: it all-reduces, and every device slices its shard out of the sum. The TPU compiler lowers
+some all-gathers, as those over a whole torus flattened into one axis, by writing each device's shard into zeros and
+all-reducing. And XLA:CPU communicates bf16 data in f32.
 """
 
 from __future__ import annotations
@@ -19,84 +19,81 @@ from meshwright.hlo.dataflow import VIEWS, origin, uses
 from meshwright.hlo.evaluation import evaluate, slice_sizes
 from meshwright.hlo.groups import Axes
 from meshwright.hlo.module import Instruction, Module
-from meshwright.record import Collective
+from meshwright.record import Collective, LoweredAs, Lowering
 
-SLICED = "all-reduce + slice"
-SLICED_IN_PART = "reduce-scatter over {scattered} and all-reduce over {rest}, done as one and sliced"
-PADDED = "as all-reduce of shards in zeros"
-PROMOTED = "promoted from {dtype} by the CPU compiler"
-UNREAD = "sliced afterwards by offsets that the text leaves out"
-
-_SHARES = frozenset(VIEWS | {"convert"})
+_SHARD_VIEWS = frozenset(VIEWS | {"convert"})
 _HALVES = ("bf16", "f16")
-_IN_PART = re.compile(re.escape(SLICED_IN_PART).replace(r"\{scattered\}", "(.+?)").replace(r"\{rest\}", "(.+?)"))
 
 
-def meant(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """What a collective of a compiled program stands for, by its note: what a plan would call it, in the plan's dtype.
+def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """Undo a compiler's lowering: the collectives that a plan would list, in the plan's dtype.
 
-    mesh: the degree of every axis. A collective without such a note is itself.
+    mesh: the degree of every axis. A collective without lowerings is returned as it is.
     """
-    note = collective.note
-    if PROMOTED.format(dtype="bf16") in note or PROMOTED.format(dtype="f16") in note:
+    if any(lowering.promoted_from for lowering in collective.lowerings):
         collective = replace(collective, bytes=collective.bytes // 2)
-    if SLICED in note:
+    forms = {lowering.form: lowering for lowering in collective.lowerings}
+    if LoweredAs.SLICED_ALL_REDUCE in forms:
         return (replace(collective, kind="reduce-scatter"),)
-    if PADDED in note:
+    if LoweredAs.PADDED_ALL_REDUCE in forms:
         return (replace(collective, kind="all-gather"),)
-    if found := _IN_PART.search(note):
-        scattered, rest = (tuple(axes.split(" x ")) for axes in found.groups())
-        shares = math.prod(mesh[axis] for axis in scattered)
+    if partly := forms.get(LoweredAs.PARTLY_SLICED_ALL_REDUCE):
+        num_shards = math.prod(mesh[axis] for axis in partly.scatter_axes)
         return (
-            replace(collective, kind="reduce-scatter", axes=scattered),
-            replace(collective, axes=rest, bytes=collective.bytes // shares),
+            replace(collective, kind="reduce-scatter", axes=partly.scatter_axes),
+            replace(collective, axes=partly.reduce_axes, bytes=collective.bytes // num_shards),
         )
     return (collective,)
 
 
-def sliced_note(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> str:
-    """The note on an all-reduce over some axes whose result is used only as this device's share of it; '' on others.
+def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> Lowering | None:
+    """The lowering of an all-reduce over some axes whose result is used only as this device's shard; None for others.
 
-    The rule: every use, behind views and conversions and into and out of fusions, is a dynamic-slice of the value into
-    equal tiles; the offsets, evaluated for each device from the constants in the text and its own number, give devices
-    that differ along some of the axes all the tiles, each another, and the same one to devices that do not; and every
-    use takes the same tile. Where these are all the axes it is a reduce-scatter; where they are a part, a
-    reduce-scatter over them and an all-reduce over the rest. A value that is used in any other way, leaves its
-    computation, or is cut by offsets that depend on anything else (a loop's counter, data) has no note; one whose
-    offsets come from a table that the text leaves out has one that says no more than that.
+    Every use of the value, seen through views, conversions and fusions, must be a dynamic-slice into equal tiles, and
+    all uses must take the same tile. The slice's offsets are evaluated for each device from its id and constants in the
+    text. Devices that differ along some of the axes must take different tiles, and together all tiles; devices that
+    do not differ along them must take the same tile.
+
+    If these are all the axes, the all-reduce is a reduce-scatter; if they are some of them, it is a reduce-scatter over
+    these and an all-reduce over the rest. No lowering is found for a value that is used in any other way or leaves its
+    computation, or for offsets that depend on anything else (a loop counter, data). Offsets from a table that the text
+    elides are `UNREADABLE_SLICE`.
     """
     found: list[tuple[int, np.ndarray]] = []
-    for user, held in uses(module, value, _SHARES):
+    for user, held in uses(module, value, _SHARD_VIEWS):
         if user.opcode != "dynamic-slice" or user.operands[0] != held.name or held.name in user.operands[1:]:
-            return ""
+            return None
         counts = _counts(held.shape.dims, slice_sizes(user))
         if counts is None or math.prod(counts) < 2:
-            return ""
+            return None
         offsets = module.operands(user)[1:]
         tiles = _tiles(module, offsets, slice_sizes(user), counts, math.prod(mesh.values()))
         if tiles is None:
-            return UNREAD if _come_from_tables(module, offsets) else ""
+            elided = _come_from_tables(module, offsets)
+            return Lowering(form=LoweredAs.UNREADABLE_SLICE) if elided else None
         found.append((math.prod(counts), tiles))
     if not found or any(count != found[0][0] or not np.array_equal(tiles, found[0][1]) for count, tiles in found):
-        return ""
+        return None
     scattered = _tiled_axes(found[0][1], found[0][0], axes, mesh)
     if scattered is None:
-        return ""
+        return None
     rest = tuple(axis for axis in axes if axis not in scattered)
-    return SLICED_IN_PART.format(scattered=" x ".join(scattered), rest=" x ".join(rest)) if rest else SLICED
+    if not rest:
+        return Lowering(form=LoweredAs.SLICED_ALL_REDUCE)
+    return Lowering(form=LoweredAs.PARTLY_SLICED_ALL_REDUCE, scatter_axes=scattered, reduce_axes=rest)
 
 
-def is_padded(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
-    """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in other words.
+def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
+    """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in effect.
 
-    The rule: behind views, conversions and fusions stands a dynamic-update-slice into a broadcast zero, of one tile out
-    of as many as there are devices along the axes, and each of those writes another.
+    Seen through views, conversions and fusions it must be a dynamic-update-slice into a broadcast zero. The slice must
+    be one of as many tiles as there are devices along the axes, and each of these must write another tile.
     """
-    update = origin(module, operand, _SHARES)
+    update = origin(module, operand, _SHARD_VIEWS)
     if update.opcode != "dynamic-update-slice":
         return False
-    zeros = origin(module, module.operand(update), _SHARES)
-    zero = origin(module, module.operand(zeros), _SHARES) if zeros.opcode == "broadcast" else zeros
+    zeros = origin(module, module.operand(update), _SHARD_VIEWS)
+    zero = origin(module, module.operand(zeros), _SHARD_VIEWS) if zeros.opcode == "broadcast" else zeros
     if zero.opcode != "constant" or not re.fullmatch(r"-?0(\.0)?", zero.text):
         return False
     sizes = module.operand(update, 1).shape.dims
@@ -108,10 +105,10 @@ def is_padded(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[st
 
 
 def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
-    """The 16-bit dtype that a collective's f32 data has before and after it; '' where the program itself wants f32.
+    """The 16-bit dtype that a collective's f32 data has before and after it; '' where the program itself uses f32.
 
-    The rule: XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
-    result begins by converting back. A conversion that was fused away leaves the one 16-bit dtype of the program.
+    Either XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
+    result starts by converting back. If the conversion was fused away, it is the program's only 16-bit dtype.
     """
     if operand.shape.dtype != "f32":
         return ""
@@ -128,7 +125,7 @@ def promoted_from(module: Module, operand: Instruction, result: Instruction, red
 
 
 def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """How many tiles of some size an array has along each dim; None where they do not fill it."""
+    """How many tiles of some size an array has along each dim; None where they do not divide it."""
     if len(dims) != len(sizes) or any(size < 1 or dim % size for dim, size in zip(dims, sizes, strict=True)):
         return None
     return tuple(dim // size for dim, size in zip(dims, sizes, strict=True))
@@ -137,7 +134,7 @@ def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | 
 def _tiles(
     module: Module, offsets: tuple[Instruction, ...], sizes: tuple[int, ...], counts: tuple[int, ...], num_devices: int
 ) -> np.ndarray | None:
-    """The number of the tile that each device takes; None where offsets are unknown or not at the edge of a tile."""
+    """The index of the tile that each device takes; None where offsets are unknown or not at a tile's edge."""
     tile = np.zeros(num_devices, dtype=np.int64)
     for offset, size, count in zip(offsets, sizes, counts, strict=True):
         if count == 1:
@@ -152,9 +149,9 @@ def _tiles(
 
 
 def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
-    """The axes among some along which devices take all tiles there are, each another; None where there are none.
+    """The axes along which devices take different tiles, all tiles together; None where there are none.
 
-    Along the others of them all devices take the same.
+    Along the other axes all devices must take the same tile.
     """
     index = dict(zip(mesh, np.unravel_index(np.arange(tiles.size), tuple(mesh.values())), strict=True))
     # Devices with equal `group` take part in one collective.
@@ -171,7 +168,7 @@ def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str
 
 
 def _number(indices: list[np.ndarray], num_devices: int) -> np.ndarray:
-    """One number for each different combination of indices."""
+    """One number for each distinct combination of indices."""
     number = np.zeros(num_devices, dtype=np.int64)
     for index in indices:
         number = number * (int(index.max()) + 1) + index
@@ -179,7 +176,7 @@ def _number(indices: list[np.ndarray], num_devices: int) -> np.ndarray:
 
 
 def _come_from_tables(module: Module, offsets: tuple[Instruction, ...]) -> bool:
-    """Whether some offset is looked up in a constant that the compiler printed as `{...}`."""
+    """Whether some offset is read from a constant that the compiler printed as `{...}`."""
     return any("..." in source.text for offset in offsets for source in _sources(module, offset))
 
 
@@ -187,7 +184,7 @@ def _sources(module: Module, instruction: Instruction) -> Iterator[Instruction]:
     """The constants that a value is computed from."""
     waiting, seen = [instruction], set()
     while waiting and len(seen) < 200:
-        made = origin(module, waiting.pop(), _SHARES)
+        made = origin(module, waiting.pop(), _SHARD_VIEWS)
         if (made.computation, made.name) in seen:
             continue
         seen.add((made.computation, made.name))

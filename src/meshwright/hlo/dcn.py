@@ -1,8 +1,8 @@
-"""What a program of several slices sends between them, over the data center's network (DCN).
+"""Collectives between slices, over the data center network (DCN).
 
-Each slice runs a program of its own. The TPU compiler writes a collective between slices as a send to the runtime
-(Megascale) and a receive of the result, with the pattern in an attribute (libtpu 0.0.42.1); one over axes inside and
-between slices is one of each.
+Each slice runs its own program. The TPU compiler writes a collective between slices as a send to the runtime
+(Megascale) and a receive of the result, with the pattern in an attribute (libtpu 0.0.42.1). A collective over axes
+inside and between slices is one of each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from meshwright.hlo.loops import count_runs
+from meshwright.hlo.loops import count_executions
 from meshwright.hlo.module import Instruction, Module
 from meshwright.hlo.phases import describe
 from meshwright.record import Collective, Kind
@@ -24,23 +24,23 @@ _KINDS: Mapping[str, Kind] = {
 }
 
 
-def kind_between_slices(send: Instruction) -> Kind | None:
-    """The kind of collective that a send starts between slices; None of another transfer."""
+def dcn_kind(send: Instruction) -> Kind | None:
+    """The kind of collective that a send starts between slices; None for another transfer."""
     pattern = _PATTERN.search(send.attributes.get("frontend_attributes", ""))
     return _KINDS.get(pattern[1], "collective-permute") if pattern else None
 
 
-def collectives_between_slices(module: Module, across: Mapping[str, int]) -> Iterator[Collective]:
+def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Collective]:
     """Every collective between slices, in bytes per device and step.
 
-    across: the part of each axis's degree that lies between slices; all axes of more than 1 are a collective's.
+    across: the part of each axis's degree between slices; a collective spans all axes where it exceeds 1.
     """
     axes = tuple(axis for axis, degree in across.items() if degree > 1)
-    num_slices, runs = 1, count_runs(module)
+    num_slices, runs = 1, count_executions(module)
     for degree in across.values():
         num_slices *= degree
     for send in module.instructions():
-        kind, times = kind_between_slices(send), runs.times[send.computation]
+        kind, times = dcn_kind(send), runs.times[send.computation]
         if send.opcode != "send" or kind is None or not times:
             continue
         array = next(send.shape.arrays())

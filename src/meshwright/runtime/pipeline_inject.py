@@ -1,4 +1,4 @@
-"""How a microbatch enters the stages of a pipeline: on the first, whole, where all stages made it or each a share."""
+"""The entry of a microbatch into the pipeline: whole on the first stage, computed by all stages or a share by each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 from meshwright.runtime.shards import STAGES
 
 
-def on_first(x: Array, arriving: Array) -> Array:
-    """What arrived at each stage [p, b, ...], but on the first x [b, ...], whose first dim the stages may split.
+def inject_on_first_stage(x: Array, arriving: Array) -> Array:
+    """x [b, ...] on the first stage, what arrived [p, b, ...] on the others. Stages may shard the first dim of x.
 
-    Of x split so each stage gets the gradient of its share alone, by a reduce-scatter.
+    If they do, each stage receives only its share of the gradient of x, by a reduce-scatter.
     """
     spec = jax.typeof(arriving).sharding.spec
     if not _is_split(x):
@@ -29,18 +29,16 @@ def on_first(x: Array, arriving: Array) -> Array:
     return jax.shard_map(local, in_specs=(jax.typeof(x).sharding.spec, spec), out_specs=spec)(x, arriving)
 
 
-def nothing_on(like: Any, stages: int) -> Array:
-    """Zeros [p, b, ...] for each stage like an array [b, ...], whose first dim the stages may split."""
+def zeros_on_stages(like: Any, stages: int) -> Array:
+    """Zeros [p, b, ...] for each stage, shaped like an array [b, ...] whose first dim stages may shard."""
     split, *others = like.sharding.spec
     whole = tuple(axis for axis in _axes(split) if axis != STAGES)
     return jnp.zeros((stages, *like.shape), like.dtype, out_sharding=P(STAGES, whole or None, *others))
 
 
 def _is_split(x: Array) -> bool:
-    """Whether each stage has a share of the first dim."""
     return STAGES in _axes(jax.typeof(x).sharding.spec[0])
 
 
 def _axes(dim: Any) -> tuple[str, ...]:
-    """The mesh axes that split a dim, as its part of a spec has them."""
     return (dim,) if isinstance(dim, str) else dim or ()

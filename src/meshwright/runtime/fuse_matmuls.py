@@ -1,4 +1,4 @@
-"""Which collective of a way a product can overlap with: the steps of a way with some of them made one."""
+"""Which collectives of a sharded product become a collective matmul: steps fused in pairs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from meshwright.notation import Communicate, Multiply, ShardedArray, Sizes, Slice, Step, Way
 from meshwright.record import Collective, wire_bytes
-from meshwright.runtime.overlapped import can_overlap
+from meshwright.runtime.collective_matmul import can_overlap
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """A product together with the all-gather of one of its operands, or with the reduce-scatter of its result."""
+class CollectiveMatmul:
+    """A product with the all-gather of one of its operands, or with the reduce-scatter of its result."""
 
     product: Multiply
     collective: Communicate
@@ -24,18 +24,18 @@ class Overlap:
 
     @property
     def operands(self) -> tuple[ShardedArray, ...]:
-        """The operands as they are before the all-gather."""
+        """The operands before the all-gather."""
         gathered = self.collective.result
         return tuple(self.collective.operand if o == gathered else o for o in self.product.operands)
 
     @property
     def result(self) -> ShardedArray:
-        """The result as it is after the reduce-scatter."""
+        """The result after the reduce-scatter."""
         return self.product.result if self.is_gather else self.collective.result
 
     @property
     def formula(self) -> str:
-        """The einsum, the operand that is gathered first."""
+        """The einsum, with the gathered operand first."""
         inputs, _, out = self.product.formula.partition("->")
         left, right = inputs.split(",")
         swapped = self.is_gather and self.product.operands[1] == self.collective.result
@@ -50,25 +50,25 @@ class Overlap:
         return arrays[0 if self.is_gather else 2][position]
 
 
-PairedStep = Step | Overlap
+FusedStep = Step | CollectiveMatmul
 
 
-def paired(steps: Sequence[Step]) -> tuple[PairedStep, ...]:
-    """The steps, each product made one with the largest collective that it can overlap with, where there is one."""
-    found: list[PairedStep | None] = list(steps)
+def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
+    """The steps, each product fused with the largest collective that it can overlap with, if there is one."""
+    found: list[FusedStep | None] = list(steps)
     for place, product in enumerate(steps):
-        if isinstance(product, Multiply) and (partner := _partner(steps, place, product)) is not None:
+        if isinstance(product, Multiply) and (partner := _collective_to_fuse(steps, place, product)) is not None:
             collective = steps[partner]
             assert isinstance(collective, Communicate)
-            found[place], found[partner] = Overlap(product, collective), None
+            found[place], found[partner] = CollectiveMatmul(product, collective), None
     return tuple(step for step in found if step is not None)
 
 
 def overlapped_collectives(way: Way, sizes: Sizes) -> tuple[Collective, ...]:
-    """The collectives of a way with its products overlapped: permutes of as many bytes as the ring collective sends."""
+    """The collectives with products fused: permutes of the bytes that each ring collective sends."""
     rest = list(way.collectives)
     permutes = []
-    for overlap in (step for step in paired(way.steps) if isinstance(step, Overlap)):
+    for overlap in (step for step in fuse_collective_matmuls(way.steps) if isinstance(step, CollectiveMatmul)):
         step = overlap.collective
         gone = next(c for c in rest if (c.kind, c.axes, c.bytes) == (step.kind, step.axes, step.bytes))
         rest.remove(gone)
@@ -77,10 +77,10 @@ def overlapped_collectives(way: Way, sizes: Sizes) -> tuple[Collective, ...]:
     return (*permutes, *rest)
 
 
-def _partner(steps: Sequence[Step], place: int, product: Multiply) -> int | None:
-    """The position of the collective to make one with the product at `place`.
+def _collective_to_fuse(steps: Sequence[Step], place: int, product: Multiply) -> int | None:
+    """The index of the collective to fuse with the product at `place`.
 
-    Where all devices along the ring repeat the product there is nothing to gain: the gather may as well come after.
+    None where all devices of the ring repeat the product: the gather may as well come after it.
     """
     near = [*(_last(steps[:place], operand) for operand in product.operands), _next(steps, place)]
     fitting = {}
@@ -90,19 +90,17 @@ def _partner(steps: Sequence[Step], place: int, product: Multiply) -> int | None
             continue
         is_gather = step.kind == "all-gather" and step.result in product.operands
         is_scatter = step.kind == "reduce-scatter" and step.operand == product.result
-        if (is_gather or is_scatter) and can_overlap(product.formula, Overlap(product, step).letter):
+        if (is_gather or is_scatter) and can_overlap(product.formula, CollectiveMatmul(product, step).letter):
             fitting[index] = step.bytes
     return max(fitting, key=lambda index: fitting[index], default=None)
 
 
 def _last(steps: Sequence[Step], array: ShardedArray) -> int | None:
-    """The position of the last step that leaves an array under its label."""
     places = [index for index, step in enumerate(steps) if step.result.label == array.label]
     return places[-1] if places else None
 
 
 def _next(steps: Sequence[Step], place: int) -> int | None:
-    """The position of the next step that reads the result of the product at `place`."""
     label = steps[place].result.label
     readers = (
         index

@@ -7,10 +7,16 @@ import pytest
 import toy_programs as toys
 from jax import P
 
-from meshwright.hlo import PADDED, SLICED, SLICED_IN_PART, UNREAD, meant, parse_hlo, read_collectives
-from meshwright.record import Collective
+from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
+from meshwright.record import Collective, LoweredAs, Lowering
 
+PARTLY_SLICED = Lowering(form=LoweredAs.PARTLY_SLICED_ALL_REDUCE, scatter_axes=("fsdp",), reduce_axes=("tp",))
+SLICED, UNREADABLE = LoweredAs.SLICED_ALL_REDUCE, LoweredAs.UNREADABLE_SLICE
 DEGREES = {"fsdp": 2, "tp": 4}
+
+
+def forms(collective):
+    return [lowering.form for lowering in collective.lowerings]
 
 
 def share(x, axis, *, shift=0):
@@ -56,30 +62,32 @@ def sliced_in_a_loop_by_its_counter(x):
     return jax.lax.scan(body, x, jnp.arange(4))[1].sum(0)
 
 
-# Each row: what each device does with its [16, 8], and the note on the one all-reduce over tp that is in it.
+# Each row: what each device does with its [16, 8], and the lowering of the one all-reduce over tp that is in it.
 PROGRAMS = [
     (lambda x: share(summed(x), "tp"), SLICED),
     (lambda x: share(summed(x), "tp", shift=1), SLICED),
     (sliced_behind_views, SLICED),
     (sliced_in_a_loop, SLICED),
-    (lambda x: share(summed(x), "fsdp"), ""),  # along another axis
-    (lambda x: share(share(summed(x), "tp"), "fsdp"), ""),  # only a part of the share
-    (lambda x: summed(x), ""),  # not at all
-    (lambda x: share(summed(x), "tp") + summed(x)[:4], ""),  # and used otherwise
-    (lambda x: share(summed(x), "tp") * summed(x).sum(), ""),
-    (lambda x: jax.lax.dynamic_slice_in_dim(summed(x), 4, 4), ""),  # the same share on all devices
-    (lambda x: jax.lax.dynamic_slice_in_dim(summed(x), jax.lax.axis_index("tp") * 3, 4), ""),  # overlapping shares
-    (lambda x: jax.lax.dynamic_slice_in_dim(summed(x), (jax.lax.axis_index("tp") // 2) * 8, 8), ""),  # two have one
-    (lambda x: share(summed(x), "tp") + share(summed(x), "tp", shift=1), ""),  # two different shares
-    (sliced_in_a_loop_by_its_counter, ""),
+    (lambda x: share(summed(x), "fsdp"), None),  # along another axis
+    (lambda x: share(share(summed(x), "tp"), "fsdp"), None),  # only a part of the share
+    (lambda x: summed(x), None),  # not at all
+    (lambda x: share(summed(x), "tp") + summed(x)[:4], None),  # and used otherwise
+    (lambda x: share(summed(x), "tp") * summed(x).sum(), None),
+    (lambda x: jax.lax.dynamic_slice_in_dim(summed(x), 4, 4), None),  # the same share on all devices
+    (lambda x: jax.lax.dynamic_slice_in_dim(summed(x), jax.lax.axis_index("tp") * 3, 4), None),  # overlapping shares
+    (lambda x: jax.lax.dynamic_slice_in_dim(summed(x), (jax.lax.axis_index("tp") // 2) * 8, 8), None),  # two have one
+    (lambda x: share(summed(x), "tp") + share(summed(x), "tp", shift=1), None),  # two different shares
+    (sliced_in_a_loop_by_its_counter, None),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "note"), PROGRAMS)
-def test_an_all_reduce_is_a_reduce_scatter_only_where_every_use_is_this_devices_share(function, note):
+@pytest.mark.parametrize(("function", "form"), PROGRAMS)
+def test_an_all_reduce_is_a_reduce_scatter_only_where_every_use_is_this_devices_share(function, form):
     lowered = toys.per_device(toys.cpu_mesh(**DEGREES), function, (16, 8), specs=[P()], out=P())
     traffic = read_collectives(parse_hlo(lowered.compile().as_text()), {"fsdp": 2, "tp": 4})
-    assert [(c.kind, c.axes, c.note) for c in traffic.collectives] == [("all-reduce", ("tp",), note)]
+    assert [(c.kind, c.axes, forms(c)) for c in traffic.collectives] == [
+        ("all-reduce", ("tp",), [form] if form else [])
+    ]
 
 
 def test_a_sum_over_two_axes_that_is_sliced_along_the_outer_one_is_both():
@@ -88,7 +96,7 @@ def test_a_sum_over_two_axes_that_is_sliced_along_the_outer_one_is_both():
 
     lowered = toys.per_device(toys.cpu_mesh(**DEGREES), function, (16, 8), specs=[P()], out=P())
     (found,) = read_collectives(parse_hlo(lowered.compile().as_text()), DEGREES).collectives
-    assert found.note == SLICED_IN_PART.format(scattered="fsdp", rest="tp")
+    assert found.lowerings == (PARTLY_SLICED,)
 
 
 def padded(x, *, size=16, fill=0.0, reduce=jax.lax.psum):
@@ -97,19 +105,21 @@ def padded(x, *, size=16, fill=0.0, reduce=jax.lax.psum):
 
 
 @pytest.mark.parametrize(
-    ("function", "note"),
+    ("function", "form"),
     [
-        (padded, PADDED),
-        (lambda x: padded(x, fill=1.0), ""),  # not into zeros
-        (lambda x: padded(x, size=32), ""),  # a part of the array stays empty
-        (lambda x: jax.lax.psum(jnp.zeros((16, 8)).at[:4].set(x), "tp"), ""),  # all into the same place
-        (lambda x: padded(x, reduce=jax.lax.pmax), ""),  # no sum: what is negative would be lost
+        (padded, LoweredAs.PADDED_ALL_REDUCE),
+        (lambda x: padded(x, fill=1.0), None),  # not into zeros
+        (lambda x: padded(x, size=32), None),  # a part of the array stays empty
+        (lambda x: jax.lax.psum(jnp.zeros((16, 8)).at[:4].set(x), "tp"), None),  # all into the same place
+        (lambda x: padded(x, reduce=jax.lax.pmax), None),  # no sum: what is negative would be lost
     ],
 )
-def test_an_all_reduce_is_an_all_gather_only_where_every_device_writes_its_own_tile_into_zeros(function, note):
+def test_an_all_reduce_is_an_all_gather_only_where_every_device_writes_its_own_tile_into_zeros(function, form):
     lowered = toys.per_device(toys.cpu_mesh(**DEGREES), function, (16, 8), specs=[P("tp")], out=P())
     traffic = read_collectives(parse_hlo(lowered.compile().as_text()), DEGREES)
-    assert [(c.kind, c.axes, c.note) for c in traffic.collectives] == [("all-reduce", ("tp",), note)]
+    assert [(c.kind, c.axes, forms(c)) for c in traffic.collectives] == [
+        ("all-reduce", ("tp",), [form] if form else [])
+    ]
 
 
 TABLE = """HloModule m, num_partitions=8
@@ -139,35 +149,31 @@ ENTRY %main (p: f32[8,4], q: f32[8,4]) -> f32[2,4] {{
 
 
 @pytest.mark.parametrize(
-    ("table", "note"),
+    ("table", "form"),
     [
         ("{0, 2, 4, 6, 0, 2, 4, 6}", SLICED),
         ("{6, 4, 2, 0, 0, 2, 4, 6}", SLICED),
-        ("{0, 2, 4, 4, 0, 2, 4, 6}", ""),
-        ("{0, 0, 2, 2, 4, 4, 6, 6}", ""),
-        ("{0, 2, 4, 8, 0, 2, 4, 6}", ""),
-        ("{...}", UNREAD),
+        ("{0, 2, 4, 4, 0, 2, 4, 6}", None),
+        ("{0, 0, 2, 2, 4, 4, 6, 6}", None),
+        ("{0, 2, 4, 8, 0, 2, 4, 6}", None),
+        ("{...}", UNREADABLE),
     ],
 )
-def test_each_array_of_a_combined_all_reduce_is_judged_by_itself(table, note):
+def test_each_array_of_a_combined_all_reduce_is_judged_by_itself(table, form):
     traffic = read_collectives(parse_hlo(TABLE.format(table=table)), DEGREES)
-    notes = [c.note for c in traffic.collectives]
-    assert notes == ([note, ""] if note else [""])
+    assert [forms(c) for c in traffic.collectives] == ([[form], []] if form else [[]])
     assert sum(c.bytes for c in traffic.collectives) == 2 * 4 * 32
 
 
-def test_what_a_collective_is_meant_as_follows_from_its_note():
-    def one(note: str, kind: str = "all-reduce") -> Collective:
-        return Collective(kind=kind, axes=("dp", "fsdp"), phase="backward", bytes=800, note=note)
+def test_what_a_collective_stands_for_follows_from_its_lowering():
+    def one(*lowerings: Lowering) -> Collective:
+        return Collective(kind="all-reduce", axes=("fsdp", "tp"), phase="backward", bytes=800, lowerings=lowerings)
 
-    degrees = {"dp": 2, "fsdp": 4}
-    assert meant(one(""), degrees) == (one(""),)
-    assert [(c.kind, c.bytes) for c in meant(one(SLICED), degrees)] == [("reduce-scatter", 800)]
-    assert [(c.kind, c.bytes) for c in meant(one(f"{PADDED}; promoted from bf16 by the CPU compiler"), degrees)] == [
-        ("all-gather", 400)
-    ]
-    parts = meant(one(SLICED_IN_PART.format(scattered="fsdp", rest="dp")), degrees)
-    assert [(c.kind, c.axes, c.bytes) for c in parts] == [
-        ("reduce-scatter", ("fsdp",), 800),
-        ("all-reduce", ("dp",), 200),
-    ]
+    def canonical(*lowerings: Lowering) -> list[tuple]:
+        return [(c.kind, c.axes, c.bytes) for c in canonicalize_collective(one(*lowerings), DEGREES)]
+
+    assert canonicalize_collective(one(), DEGREES) == (one(),)
+    assert canonical(Lowering(form=SLICED)) == [("reduce-scatter", ("fsdp", "tp"), 800)]
+    padded = Lowering(form=LoweredAs.PADDED_ALL_REDUCE, promoted_from="bf16")
+    assert canonical(padded) == [("all-gather", ("fsdp", "tp"), 400)]
+    assert canonical(PARTLY_SLICED) == [("reduce-scatter", ("fsdp",), 800), ("all-reduce", ("tp",), 400)]

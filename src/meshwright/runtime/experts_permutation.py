@@ -1,0 +1,107 @@
+"""Permutations of rows for expert dispatch: sort by expert, pad groups to a fixed number, and the inverse.
+
+A permutation is stored as gather indices in both directions, so that forward and backward gather rows and none
+scatters.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class Permutation(NamedTuple):
+    """Gather indices of a permutation of rows, in both directions; -1 is none.
+
+    sources [slots, 1]: the row that each slot reads. destinations [rows, uses]: the slots that each row goes to.
+    """
+
+    sources: Array
+    destinations: Array
+
+    @property
+    def inverse(self) -> Permutation:
+        """The way back, on which a row is the sum over its destinations."""
+        return Permutation(self.destinations, self.sources)
+
+
+@jax.custom_vjp
+def permute(values: Array, permutation: Permutation) -> Array:
+    """Rows [m, d]: each the sum of the rows of `values` [n, d] in `permutation.sources` [m, a], or zeros."""
+    rows = jnp.where((permutation.sources >= 0)[..., None], values[permutation.sources], 0)
+    return jnp.sum(rows, axis=1)
+
+
+def _permute_forward(values: Array, permutation: Permutation) -> tuple[Array, Permutation]:
+    return permute(values, permutation), permutation
+
+
+def _permute_backward(permutation: Permutation, gradient: Array) -> tuple[Array, None]:
+    """The gradient of the values: the inverse permutation is the transpose."""
+    return permute(gradient, permutation.inverse), None
+
+
+permute.defvjp(_permute_forward, _permute_backward)
+
+
+class Copies(NamedTuple):
+    """Copies of tokens, one for each expert chosen, numbered [choices, tokens], first choices first.
+
+    order: the copy at each position after sorting by expert. place: the position of each copy. counts: copies per
+    expert.
+    """
+
+    order: Array
+    place: Array
+    counts: Array
+
+    def permutations(self, among: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
+        """Permutations of tokens and of copies: the sort, then a permutation `among` of the sorted copies."""
+        sources, destinations = among.sources[:, 0], among.destinations[:, 0]
+        copies = jnp.where(sources >= 0, self.order[sources], -1)
+        slots = destinations[self.place]
+        tokens = Permutation(jnp.where(copies >= 0, copies % num_tokens, -1)[:, None], slots.reshape(-1, num_tokens).T)
+        return tokens, Permutation(copies[:, None], slots[:, None])
+
+
+def sort_copies(chosen: Array, num_experts: int) -> Copies:
+    """Sort the copies of tokens by chosen expert; `chosen` is [tokens, choices]. The sort is stable."""
+    expert = chosen.T.reshape(-1)
+    order = jnp.argsort(expert, stable=True)
+    counts = jnp.sum(expert[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
+    return Copies(order, jnp.argsort(order), counts)
+
+
+def identity(num_rows: int) -> Permutation:
+    """The permutation that leaves every row where it is."""
+    rows = jnp.arange(num_rows)[:, None]
+    return Permutation(rows, rows)
+
+
+def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
+    """Pad consecutive groups of `sizes` [n] rows to `capacity` rows each: n x capacity slots.
+
+    Rows beyond a group's capacity have no slot.
+    """
+    ends = jnp.cumsum(sizes)
+    starts, within = ends - sizes, jnp.arange(capacity)
+    sources = jnp.where(within < sizes[:, None], starts[:, None] + within, -1)
+    rows = jnp.arange(num_rows)
+    group = jnp.minimum(jnp.sum(rows[:, None] >= ends, axis=1), sizes.shape[0] - 1)
+    rank = rows - starts[group]
+    destinations = jnp.where((rows < ends[-1]) & (rank < capacity), group * capacity + rank, -1)
+    return Permutation(sources.reshape(-1, 1), destinations[:, None])
+
+
+def group_by_expert(counts: Array, *, capacity: int) -> Permutation:
+    """Sort received rows by expert: n sources with `capacity` rows each, of which counts [n, experts] are filled.
+
+    Unfilled rows come last.
+    """
+    filled = jnp.cumsum(counts, axis=1)
+    expert = jnp.sum(jnp.arange(capacity)[:, None] >= filled[:, None, :], axis=2)
+    order = jnp.argsort(expert.reshape(-1), stable=True)
+    return Permutation(order[:, None], jnp.argsort(order)[:, None])

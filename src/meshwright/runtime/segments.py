@@ -1,0 +1,89 @@
+"""Token positions and document ids, and the attention mask that follows from them, per token and per block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query attends to: `causal` excludes later positions, `window` is the number of positions it reaches.
+
+    A causal window includes the query's own position. Without `causal` it reaches equally far to both sides.
+    """
+
+    causal: bool = True
+    window: int | None = None
+
+
+class Segments(NamedTuple):
+    """Position of each token in its document [b, s], and the document's id [b, s]; None for one document a row."""
+
+    positions: Array
+    ids: Array | None = None
+
+
+class Bounds(NamedTuple):
+    """Minimum and maximum position of a block of tokens, and of its document ids, if there are any."""
+
+    low: Array
+    high: Array
+    documents: tuple[Array, Array] | None = None
+
+
+def pairwise_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
+    """The attention mask [b, s, t] of queries [b, s] over keys [b, t]."""
+    return attention_mask(
+        jax.tree.map(lambda x: x[:, :, None], queries), jax.tree.map(lambda x: x[:, None, :], keys), mask
+    )
+
+
+def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
+    """The attention mask of queries over keys whose segments broadcast against each other."""
+    distance = queries.positions - keys.positions
+    found = distance >= 0 if mask.causal else distance == distance
+    if mask.window is not None:
+        found &= jnp.abs(distance) < mask.window
+    if queries.ids is not None and keys.ids is not None:
+        found &= queries.ids == keys.ids
+    return found
+
+
+def any_visible(queries: Segments, keys: Segments, mask: Mask) -> Array:
+    """Whether any query of a block may attend to any key of another, in any row, judged by their bounds: a scalar."""
+    return bounds_any_visible(bounds(queries), bounds(keys), mask).any()
+
+
+def bounds(queries: Segments) -> Bounds:
+    """Bounds of a block of tokens, for each row."""
+    low, high, *documents = (end(axis=1) for x in queries if x is not None for end in (x.min, x.max))
+    return Bounds(low, high, (documents[0], documents[1]) if documents else None)
+
+
+def bounds_any_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
+    """Whether any query within the bounds may attend to any key within theirs."""
+    found = queries.high >= keys.low if mask.causal else queries.high == queries.high
+    if mask.window is not None:
+        found &= queries.low - keys.high < mask.window
+        if not mask.causal:
+            found &= keys.low - queries.high < mask.window
+    if queries.documents and keys.documents:
+        found &= (queries.documents[0] <= keys.documents[1]) & (queries.documents[1] >= keys.documents[0])
+    return found
+
+
+def bounds_all_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
+    """Whether every query within the bounds attends to every key within theirs: then no mask is needed."""
+    found = queries.low >= keys.high if mask.causal else queries.high == queries.high
+    if mask.window is not None:
+        found &= queries.high - keys.low < mask.window
+        if not mask.causal:
+            found &= keys.high - queries.low < mask.window
+    if queries.documents and keys.documents:
+        found &= (queries.documents[0] == keys.documents[1]) & (queries.documents[1] == keys.documents[0])
+    return found

@@ -1,0 +1,76 @@
+"""What a compiler does otherwise than a plan says: the causes of differences, as data. Sentences are in `viz.words`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from meshwright.record import Lowering
+
+
+class Difference(StrEnum):
+    """A kind of difference between a plan and a compiled program."""
+
+    # Differences without an explanation.
+    NOT_PLANNED = "not planned"
+    MISSING = "missing"
+    UNEXPLAINED = "unexplained"
+    ANOTHER_PROGRAM = "another program"
+
+    # What a program's text contains beyond its plan.
+    DROPLESS_PADDING = "dropless padding"
+    """Buffers and products of experts without a capacity: the plan assumes balanced routing."""
+    UNTAKEN_BRANCHES = "untaken branches"
+    """Branches taken in few pipeline ticks, counted as if taken in every tick."""
+    OPAQUE_KERNELS = "opaque kernels"
+    """Flops in kernels that state none."""
+    SUMMED_ONCE = "summed once"
+    """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
+    GATHERED_EACH_LAYER = "gathered each layer"
+    """XLA:GPU gathers positions with the keys of each layer, not once for all layers of a stage."""
+
+    # What a compiler does otherwise; found by exact identities of bytes.
+    OTHER_PHASE = "other phase"
+    PADDED_SHARDS = "padded shards"
+    PADDED_SHARDS_PERMUTED = "padded shards permuted"
+    WITHIN_AND_BETWEEN_SLICES = "within and between slices"
+    REGISTER_ROWS = "register rows"
+    RING_REMAINDER = "ring remainder"
+    """The part of a collective that is not done as a ring of permutes."""
+    RING_STEPS = "ring steps"
+    """Permutes that are steps of other collectives (`Cause.collectives`)."""
+    COMBINED_SUMS = "combined sums"
+    COMBINED_SUMS_ACROSS_PHASES = "combined sums across phases"
+    JOINED_AXES = "joined axes"
+    """One all-reduce over several axes, planned over each set (`Cause.axes`) in turn."""
+    LOWERED = "lowered"
+    """The compiler lowered a collective as another (`Cause.lowering`)."""
+
+    # Quantities that are not expected to be equal.
+    PADDED_ARGUMENTS = "padded arguments"
+    ESTIMATED = "estimated"
+    DUE_TO_TEMPORARIES = "due to temporaries"
+    STEP_TERM = "step term"
+    """The term of the step's time with the largest difference (`Cause.term`, `Cause.seconds`)."""
+
+
+UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEXPLAINED, Difference.ANOTHER_PROGRAM})
+"""Differences that no rule explains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a quantity differs, with the figures of that kind of difference."""
+
+    difference: Difference
+    collectives: tuple[str, ...] = ()
+    axes: tuple[tuple[str, ...], ...] = ()
+    lowering: Lowering | None = None
+    term: str = ""
+    seconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """This cause as plain data, without empty fields."""
+        data = vars(self) | {"lowering": self.lowering.to_json() if self.lowering else None}
+        return {key: value for key, value in data.items() if value not in (None, "", ())}
