@@ -38,8 +38,7 @@ from meshwright.mesh import parse_mesh
 from meshwright.planner import Plan, make_plan, make_serving_plan, rank, rank_serving
 from meshwright.planner.images import plan_image_mesh, rank_images
 from meshwright.record import Collective, Record, record_from_json
-from meshwright.verification.comparison import compare, in_plans_terms
-from meshwright.verification.plans import beyond
+from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 from meshwright.workload import (
     DEFAULT,
     PRESETS,
@@ -239,15 +238,15 @@ def strategy_fields() -> dict[str, tuple[Any, set[Any]]]:
 def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     """The program of a row of `kit_rows.py` on simulated CPU devices as a record, and its HLO text."""
     import jax
-    from meshwright.parallel import Layout, build_mesh
 
+    from meshwright.runtime import ShardingContext, build_mesh
     from meshwright.training import Optimizer, abstract_state, train_step
     from meshwright.training.step import abstract_batch
     from meshwright.workload import check_runnable, rules_of
 
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])
-    layout = Layout(row.mesh, rules_of(row.strategy))
+    layout = ShardingContext(row.mesh, rules_of(row.strategy))
     optimizer = Optimizer(warmup_steps=1, decay_steps=10)
     with jax.set_mesh(mesh):
         state = abstract_state(row.workload, layout, optimizer, mesh, row.strategy)
@@ -265,15 +264,15 @@ def kit_differences(row: Any, compiled: Mapping[str, Any]) -> list[str]:
     """What the plan of a row of `kit_rows.py` says otherwise than its compiled program, but for what is explained."""
     plan: Plan = make_plan(row.workload, row.mesh, parse_system(f"cpu:{row.mesh.num_devices}"), row.strategy)
     predicted_arguments = argument_bytes(row.workload, row.mesh, row.strategy)
-    overhead = beyond(plan)
+    known = {Difference.DROPLESS_PADDING, Difference.UNTAKEN_BRANCHES}
     quantities = compare(
         plan.predicted,
         record_from_json(compiled["record"]),
         argument_bytes=compiled["argument bytes"],
-        room=overhead,
+        overhead=static_overhead(plan),
     )
     judged = [each for each in quantities if each.unit in ("flop", "B") and not each.quantity.startswith("memory")]
-    found = [each for each in judged if not each.is_equal and not each.reason.startswith(overhead.why)]
+    found = [each for each in judged if not each.is_equal and not known & {cause.difference for cause in each.causes}]
     lines = [f"{each.quantity}: planned {each.predicted}, compiled {each.compiled}" for each in found]
     if predicted_arguments != compiled["argument bytes"]:
         lines.append(f"arguments: planned {predicted_arguments}, compiled {compiled['argument bytes']}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from cases import train
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from kit_rows import REPEATED, ROWS, Row
 
 CHIPS = {

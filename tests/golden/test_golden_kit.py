@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from compute import compile_kit_row, kit_differences
 from kit_rows import REPEATED, ROWS
 from records import KIT, read

@@ -83,7 +83,7 @@ def test_the_cases_have_every_preset_and_every_way_to_run_one():
         (("bound",), lambda value: value + "s"),
         (("search", "best", 1, "mesh"), lambda value: value + " "),
     ],
-    ids=str,
+    ids=lambda value: "/".join(map(str, value)) if isinstance(value, tuple) else "changed",
 )
 def test_a_small_change_of_any_quantity_is_seen(path, changed):
     was = RECORDS["8b fsdp+tp on v5p"]["record"]

@@ -1,4 +1,4 @@
-"""The decoder: equal to a reference in plain JAX on any mesh, forward and gradients."""
+"""The decoder against a plain one on one device; on every mesh it is held to that in `tests/runtime/kit_rows.py`."""
 
 import math
 import re

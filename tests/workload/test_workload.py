@@ -82,7 +82,7 @@ REFUSED = [
     ({"hidden_act": "tanh"}, "activation 'tanh'"),
     ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling of type 'yarn'"),
     ({"num_key_value_heads": 5}, "num_heads=32 and num_kv_heads=5"),
-    ({"vocab_size": 0}, "vocab=0"),
+    ({"vocab_size": 0}, "vocab_size=0"),
 ]
 
 
@@ -210,10 +210,16 @@ def test_sequences_are_halved_that_a_device_has_whole_and_in_no_chunks():
     assert [can_halve_queries(s) for s in (256, 1024, 2048, 255)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("name", ["gpt2-xl", "palm-540b", "deepseek-v3", "qwen3-8b", "gemma-7b"])
-def test_a_model_that_the_decoder_would_compute_otherwise_is_planned_and_not_run(name):
-    with pytest.raises(MeshwrightError, match="it can be planned, but what runs is a Llama-style decoder"):
+@pytest.mark.parametrize(("name", "what"), [("deepseek-v3", "latent attention"), ("bloom-176b", "positions='alibi'")])
+def test_a_model_with_ops_that_nothing_runs_is_planned_and_not_run(name, what):
+    with pytest.raises(MeshwrightError, match=f"has {what}; it can be planned, and does not run yet"):
         check_runnable(PRESETS[name], MeshShape())
+
+
+@pytest.mark.parametrize(("model", "strategy"), [("gemma2-9b", "attention='scores'"), ("gemma3-1b", "or pp=1")])
+def test_attention_that_a_kernel_does_not_have_is_refused_in_one_line(model, strategy):
+    with pytest.raises(MeshwrightError, match=strategy):
+        check_runnable(PRESETS[model], MeshShape(pp=2), Strategy(attention="flash", num_microbatches=2))
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama2-7b", "llama3-405b"])

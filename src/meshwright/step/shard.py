@@ -340,7 +340,7 @@ class _BlockSharder:
         return Vector(name=f"{self.stack}.{name}", array=Array(name, used, width="float32"), pending=(along, batch))
 
     def _linear(self, op: Linear) -> Iterator[Node]:
-        """A product with a weight: its input gathered along the tokens where its weight is split; the weight gathered."""
+        """A product with a weight: its input gathered along the tokens where its weight is split."""
         inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
         lead = self._rows(op)
         source = op.source

@@ -1,5 +1,6 @@
 """What is computed: models, their parameters as declarations, and the rules that shard them."""
 
+from meshwright.families import PRESETS, model_from_hugging_face
 from meshwright.step.parameters import (
     STACKED,
     Parameter,
@@ -14,7 +15,6 @@ from meshwright.step.parameters import (
 from meshwright.workload.config import Experts, ModelConfig, RopeScaling
 from meshwright.workload.effect import check_strategy, without_effect
 from meshwright.workload.expert_copies import device_blocks, dropless_padding, expert_blocks, sent_copies, sent_tokens
-from meshwright.workload.hugging_face import model_from_hugging_face
 from meshwright.workload.images import (
     IMAGE_RULES,
     RESNETS,
@@ -30,7 +30,7 @@ from meshwright.workload.images import (
 from meshwright.workload.legality import check_mesh, check_positions, check_runnable, limits
 from meshwright.workload.list_ops import step_ops
 from meshwright.workload.ops import Op, flops_by_phase, ops_collectives
-from meshwright.workload.presets import PRESETS, SEQ_LENS, load_model, usual_seq_len
+from meshwright.workload.presets import SEQ_LENS, load_model, usual_seq_len
 from meshwright.workload.rules import (
     IN_USE,
     RULES,

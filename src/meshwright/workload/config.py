@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.families import FAMILIES
 from meshwright.step.layer import LinearRopeScaling, RopeScaling
 from meshwright.step.model import Experts, LatentAttention, ModelConfig
 from meshwright.step.model import model_from_data as _model_from_data
@@ -14,4 +15,4 @@ __all__ = ["Experts", "LatentAttention", "LinearRopeScaling", "ModelConfig", "Ro
 
 def model_from_data(data: Mapping[str, Any]) -> ModelConfig:
     """The model that `dataclasses.asdict` took apart."""
-    return _model_from_data(data, {})
+    return _model_from_data(data, FAMILIES)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Attention, Concat, Slice
 from meshwright.step.parameters import leaves, parameters
 from meshwright.workload.config import ModelConfig
 from meshwright.workload.precision import check_precision
@@ -15,22 +15,8 @@ from meshwright.workload.stages import check_stages
 from meshwright.workload.strategy import DEFAULT, Strategy
 from meshwright.workload.workload import Workload
 
-RUNNABLE_SIZES = (
-    "name",
-    "num_layers",
-    "embed",
-    "mlp",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab",
-    "tied_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "norm_epsilon",
-    "experts",
-)
-"""What may differ between the models that the decoder runs; all else has to be as Llama has it."""
+WITHOUT_LOWERING = (Slice, Concat)
+"""The kinds of ops that nothing here runs yet (`models.layer` runs all others): those of latent attention."""
 
 
 def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
@@ -92,17 +78,8 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
 
     Such a model, mesh or strategy can be planned, not lowered, compiled or trained.
     """
-    differing = [
-        f"{field.name}={getattr(model, field.name)!r}"
-        for field in fields(model)
-        if field.name not in RUNNABLE_SIZES and getattr(model, field.name) != field.default
-    ]
-    if differing:
-        more = f" and {len(differing) - 3} more such" if len(differing) > 3 else ""
-        raise MeshwrightError(
-            f"model {model.name} has {', '.join(differing[:3])}{more}; it can be planned, but what runs is a"
-            f" Llama-style decoder: gated silu, RMSNorm, rotary positions, no biases, full attention"
-        )
+    _check_lowered(model)
+    _check_attention(model, mesh, strategy)
     _check_experts(model, mesh, strategy)
     check_stages(model, mesh, strategy)
     check_sequence(model, mesh, strategy)
@@ -118,6 +95,36 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
             f" microbatches before they are scattered, which is ZeRO-1; use zero_stage 1, or 3"
         )
     check_precision(mesh, strategy)
+
+
+def _check_lowered(model: ModelConfig) -> None:
+    """Raise where a model has something that no code here runs."""
+    ops = [op for stack in layers(model) for op in stack.ops]
+    reasons = [*model.planned_only]
+    if any(isinstance(op, WITHOUT_LOWERING) for op in ops):
+        reasons.append("latent attention")
+    if any(isinstance(op, Attention) and op.has_alibi for op in ops):
+        reasons.append("positions='alibi'")
+    if reasons:
+        raise MeshwrightError(
+            f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
+        )
+
+
+def _check_attention(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where a fused attention does not have what a model's has."""
+    if strategy.attention == "scores":
+        return
+    if model.attention_softcap:
+        raise MeshwrightError(
+            f"model {model.name} has attention_softcap={model.attention_softcap:g}, which attention="
+            f"{strategy.attention!r} does not have; use attention='scores'"
+        )
+    if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
+        raise MeshwrightError(
+            f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
+            f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"
+        )
 
 
 def _check_rings(strategy: Strategy) -> None:
