@@ -7,7 +7,7 @@ row is held to, `test_runtime_kit.py` says for simulated devices and `benchmarks
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
+from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
 TIED = replace(DENSE, name="tied", tied_embeddings=True)

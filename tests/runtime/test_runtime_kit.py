@@ -16,10 +16,10 @@ from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.planner import make_plan
 from meshwright.runtime import ShardingContext, build_mesh, token_order
+from meshwright.step import check_runnable, leaves, rules_of
 from meshwright.training import Optimizer, abstract_state, initial_state, train_step
 from meshwright.training.slots import layer_of_slots
 from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
-from meshwright.workload import check_runnable, leaves, rules_of
 
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10)
 

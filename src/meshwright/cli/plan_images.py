@@ -11,8 +11,8 @@ from meshwright.hardware import System
 from meshwright.planner import IMAGE_OPTIONS, fact_data, read_count, read_images, read_mesh, say
 from meshwright.planner.images import ImageRanking, image_gap, plan_image_mesh, rank_images, why_images
 from meshwright.record import Record
+from meshwright.step import ImageWorkload
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import ImageWorkload
 
 
 def plan_images(args: ImageArgs) -> int:

@@ -33,7 +33,7 @@ from meshwright.planner.serving_facts import (
 )
 from meshwright.planner.waits import move_seconds
 from meshwright.record import Bound, Collective, Record, merge
-from meshwright.workload import ImageWorkload, check_image_mesh, num_image_parameters
+from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 

@@ -6,14 +6,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention, Concat, Slice
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameters import leaves, parameters
-from meshwright.workload.config import ModelConfig
-from meshwright.workload.precision import check_precision
-from meshwright.workload.rules import RULES, Rules, check_rules, local_parameter_shape
-from meshwright.workload.sequence import check_sequence
-from meshwright.workload.stages import check_stages
-from meshwright.workload.strategy import DEFAULT, Strategy
-from meshwright.workload.workload import Workload
+from meshwright.step.precision import check_precision
+from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
+from meshwright.step.sequence import check_sequence
+from meshwright.step.stages import check_stages
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 WITHOUT_LOWERING = (Slice, Concat)
 """The kinds of ops that nothing here runs yet (`models.layer` runs all others): those of latent attention."""
