@@ -4,7 +4,6 @@ from meshwright.cost.achieved import contention_seconds, straggling_seconds
 from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
 from meshwright.cost.collective import (
     CollectiveTime,
-    Term,
     collective_seconds,
     gather_bytes_per_second,
     pipeline_transfer_seconds,
@@ -18,13 +17,8 @@ from meshwright.cost.comm_volume import (
     weight_collectives,
 )
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import (
-    attention_flops,
-    dropless_padding_flops,
-    model_flops,
-    step_flops,
-    untaken_branch_flops,
-)
+from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
+from meshwright.cost.formulas import collective_formula
 from meshwright.cost.hbm import hbm_bytes
 from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
@@ -107,7 +101,6 @@ __all__ = [
     "PricedWay",
     "RingWork",
     "ServingStep",
-    "Term",
     "activation_collectives",
     "argument_bytes",
     "attention_flops",
@@ -117,6 +110,7 @@ __all__ = [
     "borrowed_notes",
     "buffer_seconds",
     "collective_efficiency",
+    "collective_formula",
     "collective_seconds",
     "compute_bound_batch",
     "contention_seconds",

@@ -17,7 +17,7 @@ from meshwright.step.legality import check_mesh, check_positions, check_runnable
 from meshwright.step.list_ops import step_ops
 from meshwright.step.model import Experts, ModelConfig
 from meshwright.step.ops import Op, flops_by_phase, ops_collectives
-from meshwright.step.parameters import (
+from meshwright.step.parameter_tree import (
     STACKED,
     Parameter,
     Tree,
@@ -28,7 +28,6 @@ from meshwright.step.parameters import (
     num_parameters,
     parameters,
 )
-from meshwright.step.routed_tokens import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.rules import (
     IN_USE,
     RULES,
@@ -70,7 +69,8 @@ from meshwright.step.strategy import (
     SequenceMethod,
     Strategy,
 )
-from meshwright.step.unused_options import check_strategy, unused_options
+from meshwright.step.strategy_checks import check_strategy, unused_options
+from meshwright.step.token_routing import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.workload import (
     REMATS,
     Dtype,

@@ -7,7 +7,7 @@ from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention, Concat, Slice
 from meshwright.step.model import ModelConfig
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.precision import check_precision
 from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
 from meshwright.step.sequence import check_sequence

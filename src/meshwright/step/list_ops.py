@@ -12,10 +12,10 @@ from meshwright.mesh import MeshShape
 from meshwright.notation import Chain, Product, ShardedArray, Sizes, Stage
 from meshwright.step.op_arrays import INPUTS, LETTERS, RESULTS, Dim, Dims, inner_and_outer, split_axes, stored, used
 from meshwright.step.ops import Op, OpPhase
-from meshwright.step.parameters import STACKED, Parameter, leaves, parameters
-from meshwright.step.routed_tokens import sent_tokens
+from meshwright.step.parameter_tree import STACKED, Parameter, leaves, parameters
 from meshwright.step.rules import IN_USE, RULES, token_axes
 from meshwright.step.sequence import halves_queries
+from meshwright.step.token_routing import sent_tokens
 from meshwright.step.workload import REMATS, Workload, num_query_chunks
 
 NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedding")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.notation import ShardedArray
-from meshwright.step.parameters import Parameter
+from meshwright.step.parameter_tree import Parameter
 
 LETTERS = {
     "embed": "D",

@@ -30,7 +30,7 @@ from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import ModelConfig
 from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.optimizer import update_moves
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.pipeline import (
     end_moves,
     is_lockstep,
