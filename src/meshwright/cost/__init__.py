@@ -54,7 +54,7 @@ from meshwright.cost.kv_cache import (
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
 from meshwright.cost.model_states import states_bytes
-from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
+from meshwright.cost.product import PricedProduct, PricedWay, price
 from meshwright.cost.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
     critical_batch,
@@ -95,7 +95,6 @@ __all__ = [
     "IMAGE_AXES",
     "STATISTICS",
     "CollectiveTime",
-    "Intensity",
     "PassSeconds",
     "PricedProduct",
     "PricedWay",

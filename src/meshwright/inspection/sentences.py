@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import singledispatch
 
-from meshwright.inspection.finding import Finding
 from meshwright.inspection.checks.constraints import DroppedConstraint, OverruledConstraint, UnevenConstraint
 from meshwright.inspection.checks.duplicate_gathers import GatheredTwice
 from meshwright.inspection.checks.duplicate_reductions import ReducedTwice
@@ -17,6 +16,7 @@ from meshwright.inspection.checks.replicated_parameters import ReplicatedParamet
 from meshwright.inspection.checks.sliced_all_reduces import SlicedAllReduce
 from meshwright.inspection.checks.uneven_stages import UnevenStages
 from meshwright.inspection.checks.unexpected_collectives import UnexpectedBecause, UnexpectedCollective
+from meshwright.inspection.finding import Finding
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
 

@@ -14,9 +14,7 @@ from meshwright.step.images import (
 )
 from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, limits
-from meshwright.step.list_ops import step_ops
 from meshwright.step.model import Experts, ModelConfig
-from meshwright.step.ops import Op, flops_by_phase, ops_collectives
 from meshwright.step.parameter_tree import (
     STACKED,
     Parameter,
@@ -103,7 +101,6 @@ __all__ = [
     "ImageWorkload",
     "MatmulDtype",
     "ModelConfig",
-    "Op",
     "Optimizer",
     "Parameter",
     "Remat",
@@ -135,7 +132,6 @@ __all__ = [
     "device_blocks",
     "dropless_padding",
     "expert_blocks",
-    "flops_by_phase",
     "halves_queries",
     "image_parameters",
     "is_zigzag",
@@ -149,7 +145,6 @@ __all__ = [
     "num_parameters",
     "num_query_chunks",
     "num_staged_layers",
-    "ops_collectives",
     "parameters",
     "pooled_size",
     "routed_tokens",
@@ -159,7 +154,6 @@ __all__ = [
     "sequence_method",
     "spec",
     "staged_parameters",
-    "step_ops",
     "token_axes",
     "unused_options",
 ]
