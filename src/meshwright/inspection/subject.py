@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from meshwright.compiler import CompiledProgram
-from meshwright.cost import collective_efficiency, collective_seconds
+from meshwright.cost import achieved_seconds
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.hlo import (
     VIEWS,
@@ -190,7 +190,7 @@ class Subject:
         """The time of so many collectives of an array of `size` bytes; None where axes or fabric are not known."""
         if self.layout is None or not axes:
             return None
-        return laid_seconds(self.layout, kind, size, axes, count=count)
+        return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
     def flop_seconds(self, flops: float) -> float | None:
         """The time of products at the peak of the chip, in the dtype it is built for."""
@@ -226,10 +226,3 @@ class Subject:
             instruction=parameter,
             spec=parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh),
         )
-
-
-def laid_seconds(layout: Layout, kind: Kind, size: float, axes: Sequence[str], *, count: int) -> float:
-    """The time of so many collectives of an array of `size` bytes on a laid mesh, at the rate that links achieve."""
-    once = collective_seconds(kind, size, layout.placement(tuple(axes)))
-    share = collective_efficiency(layout.system, once)
-    return max(once.bandwidth_seconds / share, once.latency_seconds) * count

@@ -16,13 +16,13 @@ from meshwright.cost import (
     image_ops,
     image_step_flops,
     image_update_seconds,
+    planned_seconds,
     straggling_seconds,
 )
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh, make_system
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.prediction import SIMULATED
-from meshwright.planner.waits import move_seconds
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.units import show_bytes, show_percent, show_seconds
 from meshwright.workload import ImageWorkload, check_image_mesh, num_image_parameters
@@ -217,7 +217,7 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
 
 def _priced(workload: ImageWorkload, mesh: MeshShape, layout: Layout) -> list[Collective]:
     """The collectives of a step with the time that all runs of each take on the fabric."""
-    return [replace(move, seconds=move_seconds(move, layout)) for move in image_collectives(workload, mesh)]
+    return [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:

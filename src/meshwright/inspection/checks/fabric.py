@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 
+from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, lay_mesh
 from meshwright.inspection.finding import Finding
-from meshwright.inspection.subject import Subject, laid_seconds
+from meshwright.inspection.subject import Subject
 from meshwright.record import Collective, merge
 from meshwright.units import show_seconds
 
@@ -51,7 +52,7 @@ def mesh_against_fabric(subject: Subject) -> Iterator[Finding]:
 
 def _seconds(layout: Layout, moves: list[Collective] | tuple[Collective, ...]) -> float:
     """The time of all collectives on one layout."""
-    return sum(laid_seconds(layout, m.kind, m.bytes / m.count, m.axes, count=m.count) for m in moves)
+    return sum(m.count * achieved_seconds(m.kind, m.bytes / m.count, layout, m.axes) for m in moves)
 
 
 def _named(degrees: Mapping[str, int]) -> str:
