@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from meshwright.planner.library import plan
     from meshwright.planner.plan import Plan
     from meshwright.record import Record
+    from meshwright.step import Strategy, Workload
     from meshwright.training import train
     from meshwright.verification import verify
     from meshwright.viz import show
-    from meshwright.workload import Strategy, Workload
 
 __version__ = "0.1.0"
 

@@ -26,7 +26,7 @@ MISTAKES = [
     (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--runnable", "--attention", "flash"], ["--attention"]),
     (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--num-microbatches", "3"], ["multiple of 3 sequences"]),
     (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--compare", "1,3,1,1"], ["wants 3 devices", "8 are there"]),
-    (["plan", "gpt2-xl", "--on", "cpu:8", "--batch", "16", "--runnable"], ["gpt2-xl has gated=False"]),
+    (["plan", "bloom-176b", "--on", "cpu:8", "--batch", "16", "--runnable"], ["bloom-176b has positions='alibi'"]),
     (["plan", "tiny", "--on", "mine:8", "--batch", "16", "--hardware", "none.toml"], ["none.toml"]),
 ]
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
 from meshwright.record import Collective
-from meshwright.workload import PRESETS, Workload
+from meshwright.step import Workload
 
 COMPILED = {
     "v5e:2x2": False,

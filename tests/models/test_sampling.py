@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
 from meshwright.models.context import position_info
 from meshwright.models.decoder import layers
 from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import blocks
-from meshwright.workload import DEFAULT, PRESETS, parameters
+from meshwright.step import DEFAULT, blocks, parameters
 
 MODEL = PRESETS["tiny"]
 PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)

@@ -2,7 +2,7 @@
 
 from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.hlo.collectives import ProgramCollectives, each_collective, groups_of, read_collectives
-from meshwright.hlo.dataflow import VIEWS, element, origin, uses
+from meshwright.hlo.dataflow import VIEWS, origin, uses
 from meshwright.hlo.dcn import dcn_collectives, dcn_kind
 from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of

@@ -17,13 +17,13 @@ from meshwright.models.dropout import DropoutRng, dropout_of_weights
 from meshwright.models.remat import INTERMEDIATE, SCORES
 from meshwright.runtime import cotangent_spec
 from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
-from meshwright.workload import can_halve_queries, num_query_chunks
+from meshwright.step import can_halve_queries, num_query_chunks
 
 
 class Scoring(NamedTuple):
-    """How scores follow from products of queries and keys: times `scale`, then softcap * tanh(score / softcap)."""
+    """How scores follow from products of queries and keys: over `divisor`, then softcap * tanh(score / softcap)."""
 
-    scale: float
+    divisor: float
     softcap: float | None = None
 
 
@@ -72,12 +72,12 @@ def attend(
         key, value: [b, t, kv_heads, head_dim], at positions from 0.
         positions: the positions [s] of the queries among the keys; a query attends to keys up to its own.
         rng: which weights are dropped, if any.
-        scoring: 1 / sqrt(head_dim) and no cap where None.
+        scoring: a divisor of sqrt(head_dim) and no cap where None.
         window: how many keys a query attends to, its own included; None for all before it.
 
     Returns an array of the query's shape and dtype, named `INTERMEDIATE`.
     """
-    how = scoring or Scoring(1 / math.sqrt(query.shape[-1]))
+    how = scoring or Scoring(math.sqrt(query.shape[-1]))
     reach = None if window is None else jnp.int32(window)
     num_chunks = num_query_chunks(query.shape[1])
     if num_chunks == 1:
@@ -198,7 +198,7 @@ def _scores(how: Scoring, query: Array, key: Array, positions: Array, reach: Arr
     optimization barrier, and what is masked is one array of queries and keys.
     """
     query, positions = jax.lax.optimization_barrier((query, positions))
-    scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) * how.scale
+    scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / how.divisor
     if how.softcap:
         scores = how.softcap * jnp.tanh(scores / how.softcap)
     distance = positions[:, None] - jnp.arange(key.shape[1])[None, :]
@@ -225,7 +225,8 @@ def _gradients(
     inner = _by_head(inner[..., None])
     gradient = _by_head(gradient)
     of_kept = jnp.einsum("bkgsh,btkh->bkgst", gradient, value, preferred_element_type=jnp.float32)
-    of_scores = weights * ((dropout_of_weights(of_kept, rng) - inner) * (how.scale / total))
+    scale = 1 / (total * how.divisor)
+    of_scores = weights * ((dropout_of_weights(of_kept, rng) - inner) * scale)
     if how.softcap and top is not None:
         # The derivative of the cap is 1 - (score / cap)^2; a weight of 0 has no score, and no gradient either.
         score = jnp.where(weights > 0, jnp.log(weights) + top, 0.0)

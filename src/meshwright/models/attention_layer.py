@@ -66,9 +66,9 @@ def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext
     key, value = (
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
-    scale = 1 / math.sqrt(op.qk_dim) if op.scale is None else op.scale
+    divisor = math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale
     window = _window_of_layer(op, key.shape[1], context.layer)
-    return attend(query, key, value, positions, context.rng, scoring=Scoring(scale, op.softcap), window=window)
+    return attend(query, key, value, positions, context.rng, scoring=Scoring(divisor, op.softcap), window=window)
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

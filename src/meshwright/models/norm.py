@@ -7,7 +7,7 @@ Of JAX's own backward XLA:CPU takes seven times as long, most of it for a produc
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
     if op.offset:
         scale = scale.astype(jnp.float32) + op.offset
     if op.kind == "layer":
-        return cast(Array, _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias))
+        moved: Any = _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
+        return moved
     normed: Any = _rms_norm(op.epsilon, x, scale)
     return normed if bias is None else normed + bias.astype(x.dtype)
 

@@ -112,6 +112,7 @@ class ModelConfig:
         attention_softcap, logits_softcap: a cap c makes scores or logits c * tanh(x / c).
         attention_scale: what attention scores are multiplied by; None for 1 / sqrt(head_dim).
         embedding_scale: what looked up embeddings are multiplied by.
+        planned_only: what a published model has that changes no plan, and that nothing here runs.
     """
 
     name: str
@@ -151,6 +152,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    planned_only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -233,6 +235,7 @@ def model_from_data(data: Mapping[str, Any], families: Mapping[str, Family]) -> 
     built = {name: part(**data[name]) for name, part in parts.items() if data.get(name)}
     if scaling := data.get("rope_scaling"):
         built["rope_scaling"] = (RopeScaling if "low_freq_factor" in scaling else LinearRopeScaling)(**scaling)
+    built["planned_only"] = tuple(data.get("planned_only", ()))
     if family := data.get("family"):
         built["family"] = families.get(family["name"], Family(family["name"]))
     return ModelConfig(**(dict(data) | built))

@@ -90,9 +90,9 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
         case Linear() if not op.is_tied:
             return _weight(op)
         case Lookup():
-            dims, role = (op.rows, op.columns), "product" if op.is_tied else "table"
-            axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
-            return {op.name: Parameter(shape=shape, axes=axes, scale=op.init_scale, role=role)}
+            (rows, num_rows), (columns, num_columns) = op.rows, op.columns
+            shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"
+            return {op.name: Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)}
     return {}
 
 
