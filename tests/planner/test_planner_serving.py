@@ -36,9 +36,9 @@ def every_step(serving, system):
                 check_serving(serving, layout)
             except MeshwrightError:
                 continue
-            placement, batch = lay_mesh(system, mesh.layout).placement, layout.num_groups
+            laid, batch = lay_mesh(system, mesh.layout), layout.num_groups
             while serving_memory(serving, layout, batch)["peak"] <= system.usable_bytes:
-                seconds = serving_step(serving, layout, batch, system, placement).seconds
+                seconds = serving_step(serving, layout, batch, laid).seconds
                 yield seconds, batch / seconds
                 batch += layout.num_groups
 

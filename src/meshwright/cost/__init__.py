@@ -8,6 +8,7 @@ from meshwright.cost.collective import (
     gather_bytes_per_second,
     pipeline_transfer_seconds,
 )
+from meshwright.cost.collective_time import achieved_seconds, planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.cost.comm_volume import (
     activation_collectives,
     dropless_padding_collectives,
@@ -88,7 +89,6 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.whole_sums import is_summed_whole
 
 __all__ = [
     "BOUNDS",
@@ -100,6 +100,7 @@ __all__ = [
     "PricedWay",
     "RingWork",
     "ServingStep",
+    "achieved_seconds",
     "activation_collectives",
     "argument_bytes",
     "attention_flops",
@@ -143,7 +144,6 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
-    "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",
@@ -157,6 +157,7 @@ __all__ = [
     "op_seconds",
     "paged_tokens",
     "pipeline_transfer_seconds",
+    "planned_seconds",
     "power_of_two",
     "prefill_seconds",
     "prefill_servers",
@@ -164,6 +165,7 @@ __all__ = [
     "product_efficiency",
     "product_time",
     "read_cache_bytes",
+    "reduce_scatter_runs_as_all_reduce",
     "ring_work",
     "sequence_cache_bytes",
     "serving_collectives",

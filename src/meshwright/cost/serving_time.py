@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.collective import collective_seconds
+from meshwright.cost.collective_time import planned_seconds
 from meshwright.cost.elementwise import FUSED, Pass
 from meshwright.cost.kv_cache import kept_tokens, mean_cache_bytes
-from meshwright.cost.links import collective_efficiency
 from meshwright.cost.roofline import critical_batch, critical_tokens_moe
 from meshwright.cost.serving_attention import decode_attention_time, prefill_attention_time, prompt_pairs
 from meshwright.cost.serving_bytes import mlp_width, weight_bytes
 from meshwright.cost.serving_products import product_times
 from meshwright.cost.serving_traffic import serving_collectives
-from meshwright.hardware import Placement, System, dtype_bytes
+from meshwright.hardware import Layout, System, dtype_bytes
 from meshwright.record import Bound, Collective
 from meshwright.step import TENSOR_AXES, ModelConfig, Serving, ServingLayout, active_share, leaves, parameters
-
-Placements = Callable[[tuple[str, ...]], Placement]
 
 BOUNDS: Mapping[str, Bound] = {
     "weights": "memory",
@@ -63,13 +60,12 @@ class ServingStep:
         return max(waits, key=waits.__getitem__)
 
 
-def serving_step(
-    serving: Serving, layout: ServingLayout, batch: int, system: System, placement: Placements
-) -> ServingStep:
+def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Layout) -> ServingStep:
     """The time of a step of `batch` sequences, all as long as they get.
 
-    placement: where some mesh axes lie on the system (`hardware.lay_mesh(…).placement`).
+    laid: the mesh of the layout laid on its system (`hardware.lay_mesh`).
     """
+    system = laid.system
     own = math.ceil(batch / layout.num_groups)
     is_prefill = serving.phase == "prefill"
     rows = own * (serving.prompt_len if is_prefill else 1)
@@ -80,7 +76,7 @@ def serving_step(
     terms["attention" if attention.bound == "compute" else "cache"] += attention.seconds
     terms["elementwise"] = _elementwise_seconds(serving, layout, rows, system)
     moves = serving_collectives(serving, layout, batch)
-    times = [_move_seconds(move, placement(move.axes), system) for move in moves]
+    times = [planned_seconds(move, laid) for move in moves]
     terms["communication"] = sum(times)
     return ServingStep(terms, tuple(zip(moves, times, strict=True)))
 
@@ -151,10 +147,3 @@ def _layer_passes(model: ModelConfig) -> Iterator[tuple[str, Pass]]:
     if model.positions == "rotary":
         yield "heads", table["rotary"]
     yield "mlp", table["gated" if model.gated else "activation"]
-
-
-def _move_seconds(move: Collective, placement: Placement, system: System) -> float:
-    """The time that all runs of a collective take on the fabric, at the rate that links achieve."""
-    once = collective_seconds(move.kind, move.bytes / move.count, placement)
-    share = collective_efficiency(system, once)
-    return max(once.bandwidth_seconds / share, once.latency_seconds) * move.count

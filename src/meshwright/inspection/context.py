@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from meshwright.compiler import CompiledProgram
-from meshwright.cost import collective_efficiency, collective_seconds
+from meshwright.cost import achieved_seconds
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.hlo import (
     VIEWS,
@@ -190,7 +190,7 @@ class ProgramContext:
         """The time of `count` collectives on an array of `size` bytes; None where axes or system are not known."""
         if self.layout is None or not axes:
             return None
-        return placed_seconds(self.layout, kind, size, axes, count=count)
+        return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
     def flop_seconds(self, flops: float) -> float | None:
         """The time of products at the chip's peak, in the dtype it is built for."""
@@ -225,10 +225,3 @@ class ProgramContext:
             instruction=parameter,
             spec=parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh),
         )
-
-
-def placed_seconds(layout: Layout, kind: Kind, size: float, axes: Sequence[str], *, count: int) -> float:
-    """The time of `count` collectives on an array of `size` bytes, at the achieved rate of the mesh's links."""
-    once = collective_seconds(kind, size, layout.placement(tuple(axes)))
-    share = collective_efficiency(layout.system, once)
-    return max(once.bandwidth_seconds / share, once.latency_seconds) * count

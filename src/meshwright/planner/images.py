@@ -16,6 +16,7 @@ from meshwright.cost import (
     image_ops,
     image_step_flops,
     image_update_seconds,
+    planned_seconds,
     straggling_seconds,
 )
 from meshwright.errors import MeshwrightError
@@ -31,7 +32,6 @@ from meshwright.planner.serving_facts import (
     ImageStates,
     ReplicaInstead,
 )
-from meshwright.planner.waits import move_seconds
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
 
@@ -214,7 +214,7 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
 
 def _priced(workload: ImageWorkload, mesh: MeshShape, layout: Layout) -> list[Collective]:
     """The collectives of a step with the time that all runs of each take on the fabric."""
-    return [replace(move, seconds=move_seconds(move, layout)) for move in image_collectives(workload, mesh)]
+    return [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:

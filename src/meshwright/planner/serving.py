@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.cost import most_sequences, serving_step
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Placement, System, lay_mesh
+from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
@@ -139,9 +139,9 @@ class _Priced:
     system: System
 
     @functools.cached_property
-    def placement(self) -> Callable[[tuple[str, ...]], Placement]:
-        """Where some axes of the mesh lie."""
-        return functools.cache(lay_mesh(self.system, self.layout.mesh.layout).placement)
+    def laid(self) -> Layout:
+        """The mesh laid on the system."""
+        return lay_mesh(self.system, self.layout.mesh.layout)
 
     @functools.cached_property
     def most(self) -> int:
@@ -157,7 +157,7 @@ class _Priced:
         """The time of a step of so many sequences in each group."""
         if sequences not in self._known:
             batch = sequences * self.layout.num_groups
-            step = serving_step(self.serving, self.layout, batch, self.system, self.placement)
+            step = serving_step(self.serving, self.layout, batch, self.laid)
             self._known[sequences] = step.seconds
         return self._known[sequences]
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright.cost import collective_efficiency, collective_seconds
+from meshwright.cost import achieved_seconds
 from meshwright.hardware import Layout, Placement, System, lay_mesh
 from meshwright.hlo import Instruction, Module, Shape, describe, groups_of, scope_of
 from meshwright.hlo.collectives import collective_entries
@@ -79,16 +79,14 @@ class Fabric:
         largest, groups = max(entries, key=lambda entry: entry.bytes), groups_of(instruction, self.slice_mesh)
         axes = largest.axes or _touched_axes(groups, self.slice_mesh)
         placement, nbytes = self.layout.placement(axes), sum(entry.bytes for entry in entries)
-        time = collective_seconds(largest.kind, nbytes, placement)
         shift = _shift(groups, self.slice_mesh, axes) if largest.kind == "collective-permute" else None
         hops = abs(shift) if shift and placement.rings else 1
-        reached = hops * time.bandwidth_seconds / collective_efficiency(self.layout.system, time)
         transfer = self._transfer(
             instruction,
             kind=largest.kind,
             lane=" ".join(("network", ",".join(axes), *_direction(shift))),
             links=_links(placement, shift, self.system),
-            seconds=max(reached, time.latency_seconds),
+            seconds=achieved_seconds(largest.kind, hops * nbytes, self.layout, axes),
             num_bytes=nbytes,
         )
         return replace(transfer, axes=axes, phase=largest.phase, note="" if largest.axes else largest.note)
@@ -116,16 +114,15 @@ class Fabric:
         kind, array = dcn_kind(send), next(send.shape.arrays())
         if kind is None or self.system.num_slices == 1:
             return None
-        across = lay_mesh(self.system, {_SLICES: self.system.num_slices, **self.slice_mesh}).placement(_SLICES)
+        across = lay_mesh(self.system, {_SLICES: self.system.num_slices, **self.slice_mesh})
         whole = self.system.num_slices if kind == "all-gather" else 1  # what is sent is one slice's part
-        time = collective_seconds(kind, array.bytes * whole, across)
         axes = tuple(axis for axis, degree in self.mesh.items() if degree > self.slice_mesh[axis])
         transfer = self._transfer(
             send,
             kind=kind,
             lane="network DCN",
             links=frozenset({"DCN"}),
-            seconds=time.seconds / collective_efficiency(self.system, time),
+            seconds=achieved_seconds(kind, array.bytes * whole, across, (_SLICES,)),
             num_bytes=array.bytes * whole,
         )
         return replace(transfer, axes=axes)

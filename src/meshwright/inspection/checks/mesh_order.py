@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
+from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, lay_mesh
-from meshwright.inspection.context import ProgramContext, placed_seconds
+from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Collective, Kind, merge
 
@@ -72,4 +73,4 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
 
 def _seconds(layout: Layout, moves: list[Collective] | tuple[Collective, ...]) -> float:
     """The time of all collectives on one placement of the mesh."""
-    return sum(placed_seconds(layout, m.kind, m.bytes / m.count, m.axes, count=m.count) for m in moves)
+    return sum(m.count * achieved_seconds(m.kind, m.bytes / m.count, layout, m.axes) for m in moves)
