@@ -1,11 +1,12 @@
 """How far the predicted peak memory of a train step is from what XLA's compilers allocate.
 
-    .venv/bin/python benchmarks/memory.py [--json]
+    .venv/bin/python benchmarks/memory.py [--json] [--write tests/data/compiled_memory.json]
 
 Two dozen steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
 (10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiler` defines it beside the
 predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
-widths.
+widths. With `--write` the compiled figures go to a file, to which `tests/cost/test_cost_memory_compiled.py` holds the
+prediction without a compiler.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import argparse
 import json
 import statistics
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.cost import step_memory
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.verification.verify import TRAIN_STEP
-from meshwright.workload import ModelConfig, Remat, Strategy, Workload
+from meshwright.step import ModelConfig, Remat, Strategy, Workload
+from meshwright.verification.plans import TRAIN_STEP
 
 GIB = 2**30
 
@@ -148,12 +150,16 @@ def main() -> None:
     """Print every row, the mean and the worst."""
     parser = argparse.ArgumentParser(description="Predicted peak memory of a train step beside the compiled one.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the compiled figures to this file")
     args = parser.parse_args()
     rows = []
     for configuration in CONFIGURATIONS:
         rows.append(row := measure(configuration))
         if not args.json:
             print(show(row), flush=True)
+    if args.write:
+        compiled = [{"configuration": asdict(row.configuration), "compiled": row.compiled} for row in rows]
+        args.write.write_text(json.dumps(compiled, indent=1) + "\n")
     errors = [abs(row.error) for row in rows]
     mean, worst = statistics.mean(errors), max(errors)
     if args.json:
@@ -174,8 +180,13 @@ def measure(configuration: Configuration) -> Row:
             effort="fast",
         )
     )
-    predicted = step_memory(workload, mesh, configuration.strategy, kind=parse_system(hardware).chip.kind)
-    return Row(configuration, predicted, dict(program.memory_bytes))
+    return Row(configuration, predict(configuration), dict(program.memory_bytes))
+
+
+def predict(configuration: Configuration) -> dict[str, int]:
+    """The predicted terms of a configuration."""
+    kind = parse_system(configuration.hardware).chip.kind
+    return step_memory(configuration.workload, configuration.mesh, configuration.strategy, kind=kind)
 
 
 def show(row: Row) -> str:

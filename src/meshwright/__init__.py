@@ -1,6 +1,11 @@
-"""Plans, proves, runs and shows sharded computation in JAX.
+"""Plan, prove, run and show sharded computation in JAX.
 
-The names below are loaded when they are first used: planning needs no JAX, and must not wait for it.
+    import meshwright as mw
+
+    plan = mw.plan("llama3-8b", on="v5p:4x4x4", batch=512, seq_len=8192)
+    mesh, rules = plan.mesh(), plan.rules
+
+Names are loaded when they are first used: planning needs no JAX, and does not wait for it.
 """
 
 from __future__ import annotations
@@ -9,26 +14,61 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.inspection import inspect as inspect
-    from meshwright.planner.search import rank as plan
-    from meshwright.training.loop import train as train
-    from meshwright.verification import verify as verify
-    from meshwright.viz import show as show
+    from meshwright.errors import MeshwrightError
+    from meshwright.hardware import System
+    from meshwright.inspection import inspect
+    from meshwright.mesh import MeshShape
+    from meshwright.planner.library import plan
+    from meshwright.planner.plan import Plan
+    from meshwright.record import Record
+    from meshwright.step import Strategy, Workload
+    from meshwright.training import train
+    from meshwright.verification import verify
+    from meshwright.viz import show
 
-__all__ = ["inspect", "plan", "show", "train", "verify"]
+__version__ = "0.1.0"
+
+__all__ = [
+    "MeshShape",
+    "MeshwrightError",
+    "Plan",
+    "Record",
+    "Strategy",
+    "System",
+    "Workload",
+    "__version__",
+    "inspect",
+    "plan",
+    "show",
+    "train",
+    "verify",
+]
 
 _HOMES = {
-    "inspect": ("meshwright.inspection", "inspect"),
-    "plan": ("meshwright.planner", "rank"),
-    "show": ("meshwright.viz", "show"),
-    "train": ("meshwright.training", "train"),
-    "verify": ("meshwright.verification", "verify"),
+    "MeshShape": "meshwright.mesh",
+    "MeshwrightError": "meshwright.errors",
+    "Plan": "meshwright.planner.plan",
+    "Record": "meshwright.record",
+    "Strategy": "meshwright.workload",
+    "System": "meshwright.hardware",
+    "Workload": "meshwright.workload",
+    "inspect": "meshwright.inspection",
+    "plan": "meshwright.planner.library",
+    "show": "meshwright.viz",
+    "train": "meshwright.training",
+    "verify": "meshwright.verification",
 }
+"""The module that each public name is loaded from."""
 
 
 def __getattr__(name: str) -> Any:
-    """The public function of that name."""
+    """Load a public name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    module, function = _HOMES[name]
-    return getattr(importlib.import_module(module), function)
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, those not loaded yet too."""
+    return sorted({*globals(), *__all__})

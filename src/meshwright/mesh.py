@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
 
@@ -17,7 +18,7 @@ class MeshShape:
     """The degree of each mesh axis.
 
     dp: data parallel (replicated weights); fsdp: fully sharded data parallel; tp: tensor parallel; sp: sequence
-    (context) parallel; ep: expert parallel; pp: pipeline parallel.
+    (context) parallel; ep: expert parallel; pp: pipeline parallel. Called, a shape is the `jax.sharding.Mesh`.
     """
 
     dp: int = 1
@@ -31,6 +32,15 @@ class MeshShape:
         for axis, degree in vars(self).items():
             if not isinstance(degree, int) or degree < 1:
                 raise MeshwrightError(f"mesh axis {axis}={degree!r}; a degree is a whole number from 1")
+
+    def __call__(self, devices: Sequence[Any] | None = None, *, types: Literal["explicit", "auto"] = "explicit") -> Any:
+        """The `jax.sharding.Mesh` of this shape over `devices` (all there are), axes in the order of `layout`.
+
+        types: of every axis; programs written for Flax's `logical_axis_rules` want `auto`.
+        """
+        from meshwright.runtime.carry import mesh_of
+
+        return mesh_of(self, devices, types)
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -77,20 +87,35 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
     degrees = _named(text) if "=" in text else _positional(text)
     inferred = [axis for axis, degree in degrees.items() if degree == -1]
     if len(inferred) > 1:
-        raise MeshwrightError(f"mesh_dim {text!r} has -1 at {' and '.join(inferred)}; only one degree may be inferred")
+        raise MeshwrightError(f"mesh {text!r} has -1 at {' and '.join(inferred)}; only one degree may be inferred")
     known = math.prod(degree for degree in degrees.values() if degree != -1)
     if inferred:
         if num_devices % known:
             raise MeshwrightError(
-                f"mesh_dim {text!r} has {known} devices without {inferred[0]}=-1, which does not divide the"
+                f"mesh {text!r} has {known} devices without {inferred[0]}=-1, which does not divide the"
                 f" {num_devices} there are; use a product out of {_list(divisors(num_devices))}"
             )
         degrees[inferred[0]] = num_devices // known
     elif known != num_devices:
         raise MeshwrightError(
-            f"mesh_dim {text!r} wants {known} devices; {num_devices} are there; -1 in one place fills the rest"
+            f"mesh {text!r} wants {known} devices; {num_devices} are there; -1 in one place fills the rest"
         )
     return MeshShape(**degrees)
+
+
+def parse_axes(text: str) -> dict[str, int]:
+    """The degrees of `dp=2,model=4`: axes of any names, each once, in the order they are written.
+
+    >>> parse_axes("data=2,model=4")
+    {'data': 2, 'model': 4}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, degree = (word.strip() for word in part.partition("="))
+        if not axis.isidentifier() or not degree.isdecimal() or int(degree) < 1 or axis in mesh:
+            raise MeshwrightError(f"mesh {text!r} is not a list of axes, each once with its degree, as dp=2,fsdp=4")
+        mesh[axis] = int(degree)
+    return mesh
 
 
 def _positional(text: str) -> dict[str, int]:
@@ -98,7 +123,7 @@ def _positional(text: str) -> dict[str, int]:
     parts = text.split(",")
     if len(parts) != len(POSITIONAL):
         raise MeshwrightError(
-            f"mesh_dim {text!r} has {len(parts)} entries; it takes 4, {','.join(POSITIONAL)}, or names: 'fsdp=-1,tp=4'"
+            f"mesh {text!r} has {len(parts)} entries; it takes 4, {','.join(POSITIONAL)}, or names: 'fsdp=-1,tp=4'"
         )
     return {axis: _degree(part, text) for axis, part in zip(POSITIONAL, parts, strict=True)}
 
@@ -109,9 +134,9 @@ def _named(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, degree = (word.strip() for word in part.partition("="))
         if axis not in AXES:
-            raise MeshwrightError(f"mesh_dim {text!r} names axis {axis!r}; the axes are {_list(AXES)}")
+            raise MeshwrightError(f"mesh {text!r} names axis {axis!r}; the axes are {_list(AXES)}")
         if axis in degrees:
-            raise MeshwrightError(f"mesh_dim {text!r} names {axis} twice")
+            raise MeshwrightError(f"mesh {text!r} names {axis} twice")
         degrees[axis] = _degree(degree, text)
     return degrees
 
@@ -123,9 +148,7 @@ def _degree(word: str, text: str) -> int:
     except ValueError:
         degree = 0
     if degree < 1 and degree != -1:
-        raise MeshwrightError(
-            f"mesh_dim {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1"
-        )
+        raise MeshwrightError(f"mesh {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1")
     return degree
 
 

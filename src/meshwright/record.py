@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+from meshwright.notebook import Table, card
+from meshwright.units import show_bytes, show_percent, show_seconds
+
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 Phase = Literal["forward", "backward", "recompute", "update"]
 Bound = Literal["compute", "memory", "communication"]
@@ -106,6 +109,44 @@ class Record:
             "notes": list(self.notes),
             "collectives": [collective.to_json() for collective in self.collectives],
         }
+
+    def __str__(self) -> str:
+        """The step, MFU, memory and what binds it, in a line."""
+        parts = [f"step {show_seconds(self.step_seconds)}"] if self.step_seconds is not None else []
+        parts += [f"MFU {show_percent(self.mfu)}"] if self.mfu is not None else []
+        parts += [show_bytes(self.memory_bytes["peak"])] if "peak" in self.memory_bytes else []
+        parts += ["DOES NOT FIT"] if self.fits is False else []
+        parts += [f"{self.bound} bound"] if self.bound else []
+        return "   ".join(parts)
+
+    def _repr_html_(self) -> str:
+        """The record in a notebook."""
+        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.mesh.items() if degree > 1) or "one device"
+        return card(f"{self.origin} · {mesh} · {self.hardware}", str(self), self.tables(), self.notes)
+
+    def tables(self) -> tuple[Table, ...]:
+        """What the step and the memory are made of, and the collectives, as rows of text."""
+        step = [(name, show_seconds(seconds)) for name, seconds in self.breakdown_seconds.items() if seconds]
+        memory = [(name, show_bytes(size)) for name, size in self.memory_bytes.items() if size and name != "peak"]
+        largest = sorted(merge(self.collectives), key=lambda move: -move.bytes)[:MOST_SHOWN]
+        moves = [
+            (move.kind, "*".join(move.axes), move.phase, show_bytes(move.bytes), _seconds(move.exposed_seconds))
+            for move in largest
+        ]
+        return (
+            (("step", ""), step),
+            (("memory", ""), memory),
+            (("collective", "over", "phase", "bytes a device", "exposed"), moves),
+        )
+
+
+MOST_SHOWN = 12
+"""The collectives that a notebook shows."""
+
+
+def _seconds(seconds: float | None) -> str:
+    """A time, if it is known."""
+    return "" if seconds is None else show_seconds(seconds)
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

@@ -12,8 +12,8 @@ from meshwright.verification import Difference
 TRAIN = ["train", "tiny", "--on", "cpu:8", "--seq-len", "256"]
 
 MISTAKES = [
-    ([*TRAIN, "--batch", "16", "--mesh-dim", "1,3,2,1"], ["6 devices", "8 are there", "-1"]),
-    ([*TRAIN, "--batch", "12", "--mesh-dim", "8,1,1,1"], ["batch 12", "dp*fsdp = 8*1 = 8", "8 or 16"]),
+    ([*TRAIN, "--batch", "16", "--mesh", "1,3,2,1"], ["6 devices", "8 are there", "-1"]),
+    ([*TRAIN, "--batch", "12", "--mesh", "8,1,1,1"], ["batch 12", "dp*fsdp = 8*1 = 8", "8 or 16"]),
     (["train", "tinny", "--on", "cpu:8", "--batch", "16"], ["no model 'tinny'", "tiny"]),
     (["train", "tiny", "--on", "v9:8", "--batch", "16"], ["chip 'v9'", "v5e"]),
     ([*TRAIN, "--batch", "16", "--data", "/no/such/file.txt"], ["no text file '/no/such/file.txt'"]),
@@ -21,7 +21,7 @@ MISTAKES = [
     ([*TRAIN, "--batch", "16", "--batch-tokens", "4k"], ["--batch"]),
     (["plan", "tiny", "--batch", "16"], ["--on"]),
     (["plan", "tiny", "--on", "cpu:8", "--batch-tokens", "4M", "--seq-len", "3000"], ["4000000", "3000"]),
-    (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--mesh-dim", "pp=8"], ["pp=8", "split nothing"]),
+    (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--mesh", "pp=8"], ["pp=8", "split nothing"]),
     (["plan", "tiny", "--on", "v5p:4x4", "--batch", "16"], ["v5p"]),
     (["verify", "none.yaml"], ["no plan 'none.yaml'"]),
     (["train", "nowhere", "--resume"], ["no run in 'nowhere'"]),
@@ -47,7 +47,9 @@ def test_every_command_has_help_with_an_example(name, capsys):
     with pytest.raises(SystemExit) as left:
         main([name, "--help"])
     assert left.value.code == 0
-    assert f"Example: meshwright {name}" in " ".join(capsys.readouterr().out.split())
+    examples = capsys.readouterr().out.partition("\nexamples\n")[2].splitlines()
+    assert examples
+    assert all(line.startswith(f"  meshwright {name}") for line in examples)
 
 
 def test_help_lists_the_commands(capsys):
@@ -78,7 +80,7 @@ def test_plan_prints_a_table_that_says_why(capsys):
 
 def test_plan_writes_a_file_that_verify_compiles(tmp_path, capsys):
     path = str(tmp_path / "plan.yaml")
-    words = ["tiny", "--on", "cpu:8", "--batch", "8", "--seq-len", "64", "--mesh-dim", "1,2,4,1"]
+    words = ["tiny", "--on", "cpu:8", "--batch", "8", "--seq-len", "64", "--mesh", "1,2,4,1"]
     assert main(["plan", *words, "-o", path]) == 0
     capsys.readouterr()
     assert main(["verify", path, "--json"]) == 0
@@ -102,9 +104,9 @@ def test_train_verify_and_generate_go_from_command_to_command(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    model = ("tiny", "--on", "cpu:4", "--mesh-dim", "1,2,2,1", "--batch", "4", "--seq-len", "64")
-    assert "measured: step" in meshwright("train", *model, "--steps", "3", "--out", "run")
-    resumed = meshwright("train", "run", "--resume", "--steps", "5", "--on", "cpu:2", "--mesh-dim", "1,2,1,1", "--json")
+    model = ("tiny", "--on", "cpu:4", "--mesh", "1,2,2,1", "--batch", "4", "--seq-len", "64")
+    assert "measured: step" in meshwright("train", *model, "--steps", "3", "-o", "run")
+    resumed = meshwright("train", "run", "--resume", "--steps", "5", "--on", "cpu:2", "--mesh", "1,2,1,1", "--json")
     assert json.loads(resumed)["origin"] == "measured"
     found = json.loads(meshwright("verify", "run", "--json"))
     assert set(found) == {"predicted", "compiled", "measured", "rows", "differences"}
@@ -117,7 +119,7 @@ def test_train_verify_and_generate_go_from_command_to_command(tmp_path):
 def test_a_tpu_slice_that_is_not_there_has_the_planned_collectives(capsys):
     """The TPU compiler makes real reduce-scatters; of small sums it makes one over two axes out of two. Attention is in
     a kernel where nothing else is said."""
-    words = ["tiny", "--on", "v5e:4x4", "--mesh-dim", "1,4,4,1", "--batch", "16", "--seq-len", "128"]
+    words = ["tiny", "--on", "v5e:4x4", "--mesh", "1,4,4,1", "--batch", "16", "--seq-len", "128"]
     assert main(["verify", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["quantity"]: row for row in found["differences"]}

@@ -8,9 +8,9 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from meshwright.cli.inspect import parse_axes
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
+from meshwright.mesh import parse_axes
 
 MESH = ["--mesh", "dp=2,tp=4"]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.workload import RESNETS
+from meshwright.step import RESNETS
 
 RESNET50 = ["plan", "resnet50", "--on", "a100-80gb:8", "--batch", "256"]
 
@@ -33,7 +33,7 @@ def test_plan_of_images_as_json(capsys):
 
 @pytest.mark.parametrize("name", RESNETS)
 def test_every_resnet_is_planned_on_a_mesh_of_ones_own(name, capsys):
-    assert main(["plan", name, "--on", "v5e:2x4", "--batch", "64", "--mesh-dim", "dp=-1,fsdp=2"]) == 0
+    assert main(["plan", name, "--on", "v5e:2x4", "--batch", "64", "--mesh", "dp=-1,fsdp=2"]) == 0
     printed = capsys.readouterr().out
     assert "1 mesh, 1 legal" in printed
     assert "dp=4,fsdp=2   step " in printed
@@ -42,16 +42,19 @@ def test_every_resnet_is_planned_on_a_mesh_of_ones_own(name, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--mesh-dim", "tp=8"], "mesh tp=8 has tp=8, which would split nothing of resnet50; use tp=1"),
-        (["--seq-len", "2048"], "resnet50 is a model of images, planned without --seq-len; leave it out"),
-        (["--batch-tokens", "4M"], "planned without --batch-tokens"),
-        (["--num-layers", "2", "--ops"], "planned without --num-layers, --ops"),
-        (["--remat", "none"], "planned without --remat"),
-        (["--compare", "8,1,1,1", "1,8,1,1"], "planned without --compare"),
-        (["--num-microbatches", "2"], "planned without --num-microbatches"),
-        (["--sweep", "chips=8..16"], "planned without --sweep"),
-        (["--for", "decode"], "planned without --for"),
-        (["-o", "plan.yaml"], "planned without --output"),
+        (["--mesh", "tp=8"], "mesh tp=8 has tp=8, which would split nothing of resnet50; use tp=1"),
+        (
+            ["--seq-len", "2048"],
+            "an option of a training plan, and this is a plan of a model of images; leave it out",
+        ),
+        (["--batch-tokens", "4M"], "--batch-tokens is an option of a training plan"),
+        (["--num-layers", "2", "--ops"], "--num-layers is an option of a training plan"),
+        (["--remat", "none"], "--remat is an option of a training plan"),
+        (["--compare", "8,1,1,1", "1,8,1,1"], "--compare is an option of a training plan"),
+        (["--num-microbatches", "2"], "--num-microbatches is an option of a training plan"),
+        (["--sweep", "chips=8..16"], "--sweep is an option of a training plan"),
+        (["--serve", "decode"], "resnet50 is a model of images"),
+        (["-o", "plan.yaml"], "-o is an option of a training plan"),
     ],
 )
 def test_what_images_do_not_take_is_told_in_one_line(more, message, capsys):
@@ -65,8 +68,8 @@ def test_what_images_do_not_take_is_told_in_one_line(more, message, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["resnet50", "--on", "a100-80gb:8"], "resnet50 wants --batch, its images over all devices"),
-        (["resnet50", "--batch", "256"], "resnet50 wants --on"),
+        (["resnet50", "--on", "a100-80gb:8"], "resnet50 needs --batch"),
+        (["resnet50", "--batch", "256"], "resnet50 needs hardware: --on"),
         (["resnet51", "--on", "a100-80gb:8", "--batch", "8"], "no model 'resnet51'; did you mean resnet50?"),
         (["resnet50", "--on", "a100-80gb:8", "--batch", "250"], "batch 250 is not a multiple of dp*fsdp"),
     ],
@@ -82,7 +85,7 @@ def test_images_are_not_trained(capsys):
 
 
 LLAMA = ["plan", "llama3-8b", "--on", "a100-80gb:8", "--batch", "64", "--seq-len", "2048"]
-OPS = [*LLAMA, "--remat", "block", "--mesh-dim", "fsdp=4,tp=2", "--ops"]
+OPS = [*LLAMA, "--remat", "block", "--mesh", "fsdp=4,tp=2", "--ops"]
 
 
 def test_ops_are_printed_in_the_notation_with_what_they_take(capsys):

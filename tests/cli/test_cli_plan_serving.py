@@ -1,4 +1,4 @@
-"""`meshwright plan … --for decode` and `--for prefill` as users type them."""
+"""`meshwright plan … --serve decode` and `--serve prefill` as users type them."""
 
 import json
 
@@ -10,8 +10,8 @@ from meshwright.planner import read_serving_plan, serving_plan_from_data
 from meshwright.planner.serving import ServingPoint
 from meshwright.units import parse_seconds
 
-DECODE = ["plan", "llama2-7b", "--on", "v5e:2x2", "--for", "decode", "--prompt-len", "1984", "--output-len", "64"]
-PREFILL = ["plan", "llama2-7b", "--on", "v5e:2x2", "--for", "prefill", "--prompt-len", "2048"]
+DECODE = ["plan", "llama2-7b", "--on", "v5e:2x2", "--serve", "decode", "--prompt-len", "1984", "--output-len", "64"]
+PREFILL = ["plan", "llama2-7b", "--on", "v5e:2x2", "--serve", "prefill", "--prompt-len", "2048"]
 NARROW = ["--weight-dtype", "int8", "--kv-dtype", "int8"]
 
 
@@ -68,7 +68,7 @@ def test_a_prefill_is_planned_by_its_prompts(capsys):
 
 
 def test_one_mesh_is_looked_at(capsys):
-    out = printed([*DECODE, "--batch", "8", "--mesh-dim", "fsdp=2,tp=2"], capsys)
+    out = printed([*DECODE, "--batch", "8", "--mesh", "fsdp=2,tp=2"], capsys)
     assert "3 layouts, 3 legal, 3 fit" in out
     assert "tp=4" not in out.replace("on tp=4", "")
 
@@ -76,20 +76,29 @@ def test_one_mesh_is_looked_at(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([*DECODE, "--seq-len", "64"], ["--seq-len is of training", "--for decode", "it takes --prompt-len"]),
-        ([*DECODE, "--batch-tokens", "4k"], ["--batch-tokens is of training", "it takes --batch"]),
-        ([*DECODE, "--dtype", "bf16"], ["--dtype is of training", "it takes --compute-dtype"]),
-        ([*DECODE, "--sweep", "batch=1,2"], ["--sweep is of training", "leave it out"]),
-        ([*DECODE, "--optimizer", "sgd"], ["--optimizer is of training", "leave it out"]),
+        (
+            [*DECODE, "--seq-len", "64"],
+            ["is an option of a training plan", "a serving plan (--serve", "use --prompt-len"],
+        ),
+        ([*DECODE, "--batch-tokens", "4k"], ["--batch-tokens is an option of a training plan", "use --batch"]),
+        ([*DECODE, "--compute-dtype", "bf16"], ["--compute-dtype is now --dtype"]),
+        ([*DECODE, "--sweep", "batch=1,2"], ["--sweep is an option of a training plan", "leave it out"]),
+        ([*DECODE, "--optimizer", "sgd"], ["--optimizer is an option of a training plan", "leave it out"]),
         ([*DECODE, "--latency", "30"], ["'30' is not a time", "30ms"]),
         ([*DECODE, "--latency", "0ms"], ["'0ms' is not a time"]),
         ([*DECODE, "--weight-dtype", "int3"], ["dtype 'int3' is not known"]),
-        ([*DECODE, "--compute-dtype", "fp8"], ["v5e has no peak for fp8"]),
-        ([*DECODE, "--mesh-dim", "pp=4"], ["none of 1 layouts", "a server has no pipeline"]),
-        ([*DECODE, "--output-len", "0"], ["output_len is 0"]),
-        ([*DECODE[:2], *DECODE[4:]], ["wants --on"]),
-        (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--latency", "30ms"], ["--latency is of serving", "--for"]),
-        (["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--kv-dtype", "int8"], ["--kv-dtype is of serving"]),
+        ([*DECODE, "--dtype", "fp8"], ["v5e has no peak for fp8"]),
+        ([*DECODE, "--mesh", "pp=4"], ["none of 1 layouts", "a server has no pipeline"]),
+        ([*DECODE, "--output-len", "0"], ["output_len is '0'"]),
+        ([*DECODE[:2], *DECODE[4:]], ["needs hardware: --on"]),
+        (
+            ["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--latency", "30ms"],
+            ["--latency is an option of a serving plan (--serve decode)"],
+        ),
+        (
+            ["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--kv-dtype", "int8"],
+            ["option of a serving plan"],
+        ),
     ],
     ids=lambda v: " ".join(v[-3:]),
 )

@@ -5,16 +5,16 @@ import pytest
 from meshwright.cli.main import main
 
 REFUSED = [
-    ("cpu:2", ["--mesh-dim", "ep=2"], "mesh ep=2 has ep=2, which would split nothing of tiny; use ep=1"),
-    ("cpu:16", ["--mesh-dim", "tp=16"], "tp=16 cannot split kv_heads=8 of layers.query: 8 % 16 = 8; use tp=8"),
-    ("cpu:3", ["--mesh-dim", "dp=3"], "batch 16 is not a multiple of dp*fsdp = 3*1 = 3; use 15 or 18"),
-    ("cpu:4", ["--mesh-dim", "pp=4"], "so that some would split nothing; use pp in 1 to 2"),
+    ("cpu:2", ["--mesh", "ep=2"], "mesh ep=2 has ep=2, which would split nothing of tiny; use ep=1"),
+    ("cpu:16", ["--mesh", "tp=16"], "tp=16 cannot split kv_heads=8 of layers.query: 8 % 16 = 8; use tp=8"),
+    ("cpu:3", ["--mesh", "dp=3"], "batch 16 is not a multiple of dp*fsdp = 3*1 = 3; use 15 or 18"),
+    ("cpu:4", ["--mesh", "pp=4"], "so that some would split nothing; use pp in 1 to 2"),
     (
         "cpu:8",
-        ["--mesh-dim", "sp=8", "--seq-len", "60"],
+        ["--mesh", "sp=8", "--seq-len", "60"],
         "sequence length 60 is not a multiple of sp = 8; use 56 or 64",
     ),
-    ("cpu:8", ["--mesh-dim", "model=8"], "names axis 'model'; the axes are dp, fsdp, tp, sp, ep or pp"),
+    ("cpu:8", ["--mesh", "model=8"], "names axis 'model'; the axes are dp, fsdp, tp, sp, ep or pp"),
 ]
 
 WAYS = [
@@ -30,7 +30,7 @@ WAYS = [
     ),
     ("plan", ["--zero-stage", "1"], "zero_stage=1 would change nothing on mesh dp=4"),
     ("train", ["--zero-stage", "1"], "zero_stage=1 would change nothing on mesh dp=4"),
-    ("train", ["--master-weights", "True"], "master_weights=True would change nothing on mesh dp=4"),
+    ("train", ["--master-weights"], "master_weights=True would change nothing on mesh dp=4"),
 ]
 
 
@@ -56,6 +56,6 @@ def test_a_mesh_that_cannot_be_ends_every_command(command, on, more, said, capsy
 @pytest.mark.parametrize(("command", "more", "said"), WAYS, ids=lambda value: str(value)[:24])
 def test_a_way_that_would_do_nothing_ends_a_command(command, more, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    base = [command, "tiny", "--on", "cpu:4", "--batch", "16", "--seq-len", "64", "--mesh-dim", "dp=4"]
+    base = [command, "tiny", "--on", "cpu:4", "--batch", "16", "--seq-len", "64", "--mesh", "dp=4"]
     assert said in refused(base + more, capsys)
     assert list(tmp_path.iterdir()) == []

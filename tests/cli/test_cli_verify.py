@@ -7,7 +7,7 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.compiler import targets
 
-TINY = ["verify", "tiny", "--on", "cpu:8", "--mesh-dim", "1,2,4,1", "--batch", "8", "--seq-len", "64"]
+TINY = ["verify", "tiny", "--on", "cpu:8", "--mesh", "1,2,4,1", "--batch", "8", "--seq-len", "64"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,8 +57,8 @@ def test_verify_writes_a_page(tmp_path, capsys):
 @pytest.mark.slow
 def test_verify_lays_a_run_beside_its_own_plan_and_refuses_another(tmp_path, capsys):
     run = str(tmp_path / "run")
-    step = ["tiny", "--on", "cpu:8", "--mesh-dim", "1,2,4,1", "--batch", "8", "--seq-len", "64"]
-    assert main(["train", *step, "--steps", "3", "--out", run]) == 0
+    step = ["tiny", "--on", "cpu:8", "--mesh", "1,2,4,1", "--batch", "8", "--seq-len", "64"]
+    assert main(["train", *step, "--steps", "3", "-o", run]) == 0
     capsys.readouterr()
     assert main([*TINY, "--run", run]) == 0
     assert "measured" in capsys.readouterr().out
@@ -83,6 +83,6 @@ def test_a_mistake_is_found_before_anything_is_compiled(words, said, capsys, mon
 @pytest.mark.parametrize(("on", "package"), [("v5e:4x4", "tpu-compiler"), ("h100:16", "gpu-compiler")])
 def test_a_compiler_that_is_not_installed_is_named_with_the_command_that_installs_it(on, package, capsys, monkeypatch):
     monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
-    words = ["verify", "tiny", "--on", on, "--mesh-dim", "16,1,1,1", "--batch", "16", "--seq-len", "64"]
+    words = ["verify", "tiny", "--on", on, "--mesh", "16,1,1,1", "--batch", "16", "--seq-len", "64"]
     assert main(words) == 2
     assert f"pip install meshwright[{package}]" in capsys.readouterr().err

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-
-from meshwright.cost import KEPT_INPUTS, branch_collectives, branch_flops, step_collectives, step_flops
 from meshwright.cost.ticks import Runs, all_runs, told_runs, worked_runs
+
+from meshwright.cost import KEPT_INPUTS, step_collectives, step_flops, untaken_branch_collectives, untaken_branch_flops
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
-from meshwright.workload import PRESETS, Strategy, Workload
+from meshwright.step import Strategy, Workload
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")
@@ -39,7 +40,7 @@ def test_a_step_runs_its_parts_in_every_tick(layers, mesh, strategy, runs, told)
 
 def over_pp(strategy, mesh=TWO):
     """The permutes over pp of a step as it runs: phase, array, times and bytes."""
-    moves = step_collectives(WORKLOAD, mesh, strategy, counted=all_runs)
+    moves = step_collectives(WORKLOAD, mesh, strategy, counted="executed")
     return {(m.phase, m.array): (m.count, m.bytes) for m in moves if m.kind == "collective-permute"}
 
 
@@ -58,7 +59,7 @@ def test_stages_in_lockstep_hand_on_in_every_tick_and_keep_for_each_other():
 
 def test_stages_of_their_own_programs_move_the_stream_alone():
     """As Megatron-LM's do (arXiv:2104.04473): nothing is shared, and nothing kept for others."""
-    moves = step_collectives(WORKLOAD, MeshShape(pp=2), replace(FOUR, lockstep=False), counted=all_runs)
+    moves = step_collectives(WORKLOAD, MeshShape(pp=2), replace(FOUR, lockstep=False), counted="executed")
     assert {move.array for move in moves if "pp" in move.axes} == {"stream"}
     assert sum(move.bytes for move in moves if "pp" in move.axes) == 2 * STREAM
 
@@ -127,10 +128,10 @@ def test_flops_are_of_every_tick_and_of_shared_logits():
 
 def test_what_the_text_says_of_branches_is_beyond_the_plan():
     mesh, interleaved = MeshShape(pp=2), replace(FOUR, virtual_stages=2)
-    assert branch_collectives(WORKLOAD, mesh, FOUR) == ()
-    assert branch_flops(WORKLOAD, mesh, FOUR) == 0
-    more = {(move.array, move.phase): move.count for move in branch_collectives(WORKLOAD, mesh, interleaved)}
+    assert untaken_branch_collectives(WORKLOAD, mesh, FOUR) == ()
+    assert untaken_branch_flops(WORKLOAD, mesh, FOUR) == 0
+    more = {(move.array, move.phase): move.count for move in untaken_branch_collectives(WORKLOAD, mesh, interleaved)}
     assert more["embedding", "forward"] == 9 - 4
     assert more["softmax", "forward"] == 3 * (6 - 4)
     logits = 3 * 2 * WORKLOAD.tokens * MODEL.embed * MODEL.vocab / 2
-    assert branch_flops(WORKLOAD, mesh, interleaved) == pytest.approx(logits * (6 / 4 - 1))
+    assert untaken_branch_flops(WORKLOAD, mesh, interleaved) == pytest.approx(logits * (6 / 4 - 1))

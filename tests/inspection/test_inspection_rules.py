@@ -7,8 +7,8 @@ from jax import P
 from jax.sharding import AxisType
 
 import meshwright
+from meshwright.inspection.words import evidence
 from meshwright.record import Collective
-from meshwright.viz.finding_words import evidence
 
 
 def mesh_of(**degrees):

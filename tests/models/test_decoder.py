@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
-from meshwright.models.dropout import Draws
+from meshwright.models.dropout import DropoutRng
 from meshwright.models.norm import norm
 from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
+from meshwright.step import RopeScaling, leaves, parameters
+from meshwright.step.layer import Norm
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)
@@ -105,6 +107,8 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
     x, by = (jnp.asarray(rng.normal(size=(2, 8, 64)), dtype) for _ in range(2))
     scale = jnp.asarray(rng.uniform(size=64), jnp.float32)
 
+    op = Norm(name="norm", source="x", target="y", size=64)
+
     def plain(x, scale):
         wide = x.astype(jnp.float32)
         return (wide / jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5) * scale).astype(dtype)
@@ -113,7 +117,7 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
         result, back = jax.vjp(function, x, scale)
         return (result, *back(by))
 
-    for found, wanted in zip(gradients(lambda *of: norm(*of, 1e-5)), gradients(plain), strict=True):
+    for found, wanted in zip(gradients(lambda x, scale: norm(x, op, scale)), gradients(plain), strict=True):
         assert found.dtype == wanted.dtype
         difference = np.linalg.norm(np.asarray(found - wanted, np.float32))
         assert difference <= (1e-6 if dtype == jnp.float32 else 5e-3) * np.linalg.norm(np.asarray(wanted, np.float32))
@@ -134,7 +138,7 @@ def test_halves_of_a_sequence_attend_as_all_at_once(rate, monkeypatch):
     """And drop the same weights, of which the first half has fewer; a quarter of the scores is never made."""
     rng = np.random.default_rng(0)
     query, key, value, by = (jnp.asarray(rng.normal(size=(2, 32, 2, *g, 8)), jnp.float32) for g in ((3,), (), (), (3,)))
-    draws = Draws(rate, jax.random.key(0), jnp.arange(64, dtype=jnp.uint32).reshape(2, 32)) if rate else None
+    draws = DropoutRng(rate, jax.random.key(0), jnp.arange(64, dtype=jnp.uint32).reshape(2, 32)) if rate else None
 
     def lower():
         mixed = jax.value_and_grad(lambda *of: jnp.vdot(attend(*of, jnp.arange(32), draws), by), argnums=(0, 1, 2))

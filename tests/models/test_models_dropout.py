@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.models.dropout import ATTENTION, MLP, Draws, dropped, dropped_weights, numbers_of
+from meshwright.models.dropout import ATTENTION, MLP, DropoutRng, dropout, dropout_of_weights, token_numbers
 from meshwright.models.pipelined import microbatches
 from meshwright.runtime import ShardingContext, build_mesh, token_order
-from meshwright.workload import DEFAULT, Strategy
+from meshwright.step import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64
 RING = Strategy(attention="flash", sequence="ring")
@@ -20,9 +20,9 @@ STREAM = ("batch", "residual_sequence", "activation")
 WEIGHTS = ("batch", "kv_heads", "group", "sequence", "activation")
 
 
-def draws_of(layout, strategy=DEFAULT, key=0):
+def rng_of(layout, strategy=DEFAULT, key=0):
     """The draws of a batch [B, S]."""
-    return Draws(0.2, jax.random.key(key), numbers_of((B, S), layout, strategy))
+    return DropoutRng(0.2, jax.random.key(key), token_numbers((B, S), layout, strategy))
 
 
 def on(shape, make):
@@ -35,12 +35,12 @@ def on(shape, make):
 
 def stream(layout, strategy=DEFAULT, place=MLP, key=0):
     """Ones [B, S, D] as they join the stream."""
-    return dropped(layout.place(jnp.ones((B, S, D)), *STREAM), draws_of(layout, strategy, key), layout, place)
+    return dropout(layout.place(jnp.ones((B, S, D)), *STREAM), rng_of(layout, strategy, key), layout, place)
 
 
 def weights(layout):
     """Ones [B, 2, 2, S, S] as attention's weights."""
-    return dropped_weights(layout.place(jnp.ones((B, 2, 2, S, S)), *WEIGHTS), draws_of(layout))
+    return dropout_of_weights(layout.place(jnp.ones((B, 2, 2, S, S)), *WEIGHTS), rng_of(layout))
 
 
 SPLIT = [MeshShape(dp=2, fsdp=2, tp=2), MeshShape(dp=2, sp=2, tp=2), MeshShape(sp=4)]
@@ -64,9 +64,9 @@ def test_tokens_that_lie_otherwise_take_what_they_drop_with_them():
 
 def test_microbatches_drop_what_the_whole_batch_does():
     def parted(layout):
-        parts = microbatches(numbers_of((B, S), layout, DEFAULT), 4, layout)
+        parts = microbatches(token_numbers((B, S), layout, DEFAULT), 4, layout)
         return jnp.stack(
-            [dropped(jnp.ones((2, S, D)), Draws(0.2, jax.random.key(0), part), layout, MLP) for part in parts]
+            [dropout(jnp.ones((2, S, D)), DropoutRng(0.2, jax.random.key(0), part), layout, MLP) for part in parts]
         )
 
     whole, _ = on(MeshShape(), stream)
@@ -88,14 +88,14 @@ def test_every_step_place_token_and_head_draws_for_itself():
     heads, _ = on(MeshShape(), weights)
     rows = [*whole.reshape(-1, D), *(row for other in others for row in other.reshape(-1, D))]
     assert len({row.tobytes() for row in rows}) == len(rows)
-    # Of 16 keys two rows in thousands are alike by chance.
+    # Of 16 keys two rows in thousands are match_varying by chance.
     assert len({row.tobytes() for row in heads.reshape(B, 4, S * S).reshape(-1, S * S)}) == B * 4
 
 
 def test_without_draws_nothing_is_dropped():
     layout, x = ShardingContext(MeshShape()), jnp.ones((B, S, D))
-    assert dropped(x, None, layout, MLP) is x
-    assert dropped_weights(x, None) is x
+    assert dropout(x, None, layout, MLP) is x
+    assert dropout_of_weights(x, None) is x
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

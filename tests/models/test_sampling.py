@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits, sample, sampling_layout
-from meshwright.models.decoder import layers, placed
+from meshwright.models.context import position_info
+from meshwright.models.decoder import layers
 from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.workload import DEFAULT, PRESETS, parameters
+from meshwright.step import DEFAULT, blocks, parameters
 
 MODEL = PRESETS["tiny"]
 PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)
@@ -23,8 +25,10 @@ def greedy_without_cache(num_tokens):
         params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
         text = PROMPT
         for _ in range(num_tokens):
-            x, table = embed(params, jnp.asarray(text[None]), layout, jnp.float32)
-            x, _ = layers(params["layers"], x, placed(jnp.arange(len(text)), MODEL), MODEL, layout, "block", DEFAULT)
+            positions = position_info(jnp.arange(len(text)), MODEL)
+            x, table = embed(params, jnp.asarray(text[None]), positions, MODEL, layout, jnp.float32)
+            (stack,) = blocks.layers(MODEL)
+            x, _ = layers(stack, params["layers"], x, positions, layout, "block", DEFAULT)
             scores = logits(params, x, table, MODEL, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]

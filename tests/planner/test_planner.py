@@ -4,12 +4,14 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
     as_run,
     chips_that_fit,
     find_best,
+    gap_to,
     how,
     make_plan,
     nearby,
@@ -19,14 +21,14 @@ from meshwright.planner import (
     predict,
     rank,
     read_plan,
-    reason,
     rules_of_thumb,
+    say,
     why,
     write_plan,
 )
 from meshwright.planner.explain import wanted_tokens
-from meshwright.planner.nearby import is_communication_bound
-from meshwright.workload import DEFAULT, PRESETS, Experts, Strategy, Workload
+from meshwright.planner.neighbours import is_communication_bound
+from meshwright.step import DEFAULT, Experts, Strategy, Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
 V5P = parse_system("v5p:4x4x4")
@@ -72,8 +74,8 @@ def test_what_runs_takes_whole_axes_of_a_torus_where_jax_wants_them():
 
 def test_what_does_not_fit_says_what_it_wants():
     plans = rank(LLAMA, V5P, is_runnable=True, top=100).plans
-    assert reason(plans[-1], plans[0]).startswith("wants ")
-    assert reason(plans[0], plans[0]) == "-"
+    assert say(gap_to(plans[-1], plans[0])).startswith("wants ")
+    assert say(gap_to(plans[0], plans[0])) == "-"
 
 
 def test_a_batch_that_cannot_hide_its_gathers_is_communication_bound():
@@ -133,13 +135,13 @@ def test_no_legal_mesh_is_told_with_one_reason():
 def test_a_plan_says_how_it_runs_and_what_decides_with_numbers():
     plan = make_plan(LLAMA, MeshShape(fsdp=64), V5P)
     assert how(plan) == "remat block · ZeRO-3 · attention scores through memory · adamw"
-    assert why(plan)[0] == "65,536 tokens a device hide weights and gradients over fsdp, which want 850"
+    assert say(why(plan)[0]) == "65,536 tokens a device hide weights and gradients over fsdp, which want 850"
     few = make_plan(replace(LLAMA, batch=16, seq_len=128), MeshShape(fsdp=16), parse_system("v5e:4x4"))
-    assert "128 tokens a device do not hide" in why(few)[0]
+    assert "128 tokens a device do not hide" in say(why(few)[0])
     piped = make_plan(LLAMA, MeshShape(fsdp=8, tp=2, pp=4), V5P, Strategy(num_microbatches=8, zero_stage=2))
     assert "8 microbatches · 1f1b · ZeRO-2" in how(piped)
-    assert any("4 - 1 stages for 8 microbatches" in line for line in why(piped))
-    assert any(line.startswith("tp=2 is below mlp / alpha = 14,336 / 5,100") for line in why(piped))
+    assert any("4 - 1 stages for 8 microbatches" in line for line in map(say, why(piped)))
+    assert any(line.startswith("tp=2 is below mlp / alpha = 14,336 / 5,100") for line in map(say, why(piped)))
 
 
 def test_experts_want_as_many_times_the_tokens_as_are_gathered_for_each_that_works():
@@ -147,7 +149,7 @@ def test_experts_want_as_many_times_the_tokens_as_are_gathered_for_each_that_wor
     dense, sparse = (make_plan(workload, MeshShape(fsdp=8), parse_system("h100:8")) for workload in (TINY, MOE))
     assert wanted_tokens(sparse, ("fsdp",)) == pytest.approx(4 * wanted_tokens(dense, ("fsdp",)), abs=4)
     split = make_plan(MOE, MeshShape(fsdp=2, ep=4), parse_system("h100:8"))
-    assert "want" in why(split)[0]
+    assert "want" in say(why(split)[0])
 
 
 def test_a_plan_that_cannot_run_yet_says_why():
@@ -177,12 +179,14 @@ def test_a_learned_position_table_bounds_the_sequence():
 
 
 def test_thresholds_near_a_plan_name_chips_batch_and_length():
-    chips, batch, length = nearby(make_plan(replace(LLAMA, batch=64), MeshShape(fsdp=16), parse_system("h100:16")))
+    chips, batch, length = map(
+        say, nearby(make_plan(replace(LLAMA, batch=64), MeshShape(fsdp=16), parse_system("h100:16")))
+    )
     assert "x the chips" in chips or "chips it stays" in chips
     assert "batch of" in batch
     assert "tokens" in length
     bound = make_plan(replace(LLAMA, batch=16, seq_len=128), MeshShape(fsdp=16), parse_system("v5e:4x4"))
-    first, second, _ = nearby(bound)
+    first, second, _ = map(say, nearby(bound))
     assert first.startswith("communication bound already on fsdp: 128 tokens a device < 2,")
     assert "this becomes compute bound" in second
 
@@ -199,7 +203,7 @@ def test_the_fewest_chips_that_fit_are_found_by_doubling():
 
 def test_the_first_factor_of_chips_that_is_communication_bound_is_found():
     plan = make_plan(replace(LLAMA, batch=1024, seq_len=1024), MeshShape(fsdp=16), parse_system("h100:16"))
-    line = nearby(plan)[0]
+    line = say(nearby(plan)[0])
     factor = int(line.split("at ")[1].split("x")[0])
     for scale, bound in ((factor, True), (factor // 2, False)):
         larger = make_plan(plan.workload, MeshShape(fsdp=16 * scale), parse_system(f"h100:{16 * scale}"))
@@ -218,7 +222,7 @@ def test_the_first_factor_of_chips_that_is_communication_bound_is_found():
 def test_the_rule_of_thumb_of_a_models_size_has_its_numbers(name, devices, says):
     workload = Workload(model=PRESETS[name], batch=devices, seq_len=1024)
     plan = make_plan(workload, MeshShape(fsdp=devices), parse_system(f"h100:{devices}"))
-    size, first, sequences = rules_of_thumb(plan)
+    size, first, sequences = map(say, rules_of_thumb(plan))
     assert says in size
     assert "this plan has fsdp" in size
     assert first == f"largest fsdp first: here {devices} of {devices} devices"

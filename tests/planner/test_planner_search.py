@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import AXES, MeshShape
 from meshwright.planner import find_best, plan_mesh, plan_stages, predict, rank, rank_space, runnable_space, whole_space
-from meshwright.planner.predict import step_bound_seconds, step_seconds
+from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
 from meshwright.planner.waits import least_waits
-from meshwright.workload import PRESETS, Experts, Workload, check_mesh
+from meshwright.step import Experts, Workload, check_mesh
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
 MOE = replace(TINY, name="moe", experts=Experts(count=8, num_active=2, mlp=192))
@@ -121,7 +122,7 @@ def test_what_runs_is_searched_like_what_can_be_planned():
     experts = runnable_space(Workload(model=MOE, batch=8, seq_len=64), parse_system("h100:8"), ("block",))
     assert {mesh.ep for mesh in experts.meshes()} == {1, 2, 4, 8}
     with pytest.raises(MeshwrightError, match="can be planned"):
-        runnable_space(Workload(model=PRESETS["gpt2-xl"], batch=8, seq_len=64), parse_system("h100:8"))
+        runnable_space(Workload(model=PRESETS["bloom-176b"], batch=8, seq_len=64), parse_system("h100:8"))
 
 
 def test_stages_run_in_every_schedule_that_keeps_what_a_policy_says():

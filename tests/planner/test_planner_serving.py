@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.cost import serving_memory, serving_step
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
@@ -19,7 +20,7 @@ from meshwright.planner import (
     write_serving_plan,
 )
 from meshwright.planner.serving import serving_layouts, serving_meshes
-from meshwright.workload import PRESETS, Serving, ServingLayout, check_serving
+from meshwright.step import Serving, ServingLayout, check_serving
 
 V5E = parse_system("v5e:2x2")
 LLAMA = Serving(model=PRESETS["llama2-7b"], prompt_len=1984, output_len=64, weight_dtype="int8", kv_dtype="int8")
@@ -178,7 +179,7 @@ def test_a_plan_survives_its_file(tmp_path, name, model):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", r"is not a serving plan of format 1; `meshwright plan … --for decode -o"),
+        ("{}", r"is not a serving plan of format 1; `meshwright plan … --serve decode -o"),
         ("meshwright_plan: 1", "is not a serving plan of format 1"),
         ("meshwright_serving_plan: 1", "is not a whole serving plan: 'serving'"),
         ("[", "is not YAML"),

@@ -9,21 +9,24 @@ import numpy as np
 import pytest
 
 from meshwright.compiler import CompileRequest, compile_in_child, read_program
-from meshwright.cost import room_collectives, step_collectives
+from meshwright.cost import dropless_padding_collectives, step_collectives
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.models import decoder, sample, sampling_layout
-from meshwright.models.experts import load_of_layers, mix
+from meshwright.models import decoder, layer, sample, sampling_layout
+from meshwright.models.linear import router_logits
+from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.runtime.experts_routing import Load, route
+from meshwright.step import Experts, Workload, dropless_padding, parameters
+from meshwright.step.blocks import moe_block
 from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step
 from meshwright.training.step import abstract_batch
 from meshwright.verification import in_plans_terms
-from meshwright.workload import PRESETS, Experts, Workload, dropless_padding, parameters
 
 BATCH, LENGTH = 8, 16
 EXPERTS = Experts(count=8, num_active=2, mlp=32, balance_weight=0.1)
@@ -75,6 +78,13 @@ def dense(h, weights, num_active, kept=True):
     return jnp.einsum("bsed,bse->bsd", made, shares), chosen, scores
 
 
+def moe(h, weights, experts, layout):
+    """What experts add to the stream, from their router on, and their load."""
+    _, _, dispatch, gate, up, hidden, down, *_ = moe_block(MODEL, experts).ops
+    logits = router_logits(h, weights["router"], layout)
+    return moe_layer(h, logits, weights, MoeOps(dispatch, (gate, up), hidden, down), layout)
+
+
 def on_mesh(shape, experts, weights=None, h=None):
     """What experts add to the stream, its gradients, and their load, on the first devices."""
     drawn, stream, gradient, axes = draw()
@@ -86,7 +96,7 @@ def on_mesh(shape, experts, weights=None, h=None):
 
         @jax.jit
         def run(weights, h):
-            added, back, load = jax.vjp(lambda w, h: mix(h, w, experts, layout), weights, h, has_aux=True)
+            added, back, load = jax.vjp(lambda w, h: moe(h, w, experts, layout), weights, h, has_aux=True)
             return added, back(gradient), load_of_layers(load[None])
 
         return jax.tree.map(np.asarray, run(placed, h))
@@ -229,9 +239,10 @@ def decoder_loss(model, *, remat="block"):
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-def dense_mix(h, weights, experts, layout, matmul_dtype=None):
-    """`mix` by every expert on every token, on one device."""
-    del layout, matmul_dtype
+def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None):
+    """`moe_layer` by every expert on every token, on one device."""
+    del logits, layout, matmul_dtype
+    experts = ops.experts
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
     return added, jnp.stack([copies.astype(jnp.float32), jnp.zeros(experts.count), probability])[None]
@@ -248,7 +259,7 @@ def test_a_decoder_of_experts_computes_what_one_of_dense_experts_does(name, monk
     """On one device, to which `kit_rows.py` holds every mesh."""
     model = replace(MODEL, experts=VARIANTS[name])
     found, of_weights = decoder_loss(model)
-    monkeypatch.setattr(decoder, "mix", dense_mix)
+    monkeypatch.setattr(layer, "moe_layer", dense_moe_layer)
     value, gradients = decoder_loss(model, remat="none")
     assert found == pytest.approx(value, rel=1e-6)
     assert_near(of_weights, gradients)
@@ -310,12 +321,12 @@ def test_room_for_any_routing_is_named():
     assert dropless_padding(workload, MeshShape(ep=2, tp=2)) == 2
     assert dropless_padding(workload, MeshShape(ep=8)) == 4
     assert dropless_padding(workload, MeshShape(tp=2)) == 1
-    ragged = amounts(merge(room_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=True)))
-    padded = amounts(merge(room_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=False)))
+    ragged = amounts(merge(dropless_padding_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=True)))
+    padded = amounts(merge(dropless_padding_collectives(workload, MeshShape(ep=2, tp=2), is_ragged=False)))
     gathers = {key for key in padded if key[0] != "all-to-all"}
     assert {key for key in padded if padded[key] == ragged[key]} == gathers
     with_slots = replace(workload, model=replace(MODEL, experts=replace(EXPERTS, capacity_factor=1.0)))
-    assert room_collectives(with_slots, MeshShape(ep=2, tp=2), is_ragged=False) == ()
+    assert dropless_padding_collectives(with_slots, MeshShape(ep=2, tp=2), is_ragged=False) == ()
 
 
 @pytest.mark.slow
@@ -333,7 +344,7 @@ def test_the_tpu_compiler_exchanges_what_there_is():
     )
     program = compile_in_child(request)
     found = amounts(in_plans_terms(read_program(program, mesh, "v5e:2x4")).collectives)
-    planned = (*step_collectives(workload, mesh), *room_collectives(workload, mesh, is_ragged=True))
+    planned = (*step_collectives(workload, mesh), *dropless_padding_collectives(workload, mesh, is_ragged=True))
     assert "ragged-all-to-all" in program.hlo
     exchanged = {key: nbytes for key, nbytes in amounts(merge(planned)).items() if key[0] == "all-to-all"}
     assert {key: found[key] for key in exchanged} == exchanged

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from meshwright.cli.devices import Processes, claim_devices
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
+from meshwright.runtime import Processes, claim_devices
 
 TEXT = "".join(f"{number} squared is {number**2}.\n" for number in range(400))
-ARGUMENTS = ["train", "tiny", "--on", "cpu:4", "--mesh-dim", "2,2,1,1", "--num-layers", "1", "--batch", "4"]
+ARGUMENTS = ["train", "tiny", "--on", "cpu:4", "--mesh", "2,2,1,1", "--num-layers", "1", "--batch", "4"]
 ARGUMENTS += ["--seq-len", "32", "--steps", "3"]
 
 
@@ -39,7 +39,7 @@ def losses(directory):
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     port, run = free_port(), tmp_path / "two"
-    meet = ["--out", str(run), "--coordinator", f"localhost:{port}", "--num-processes", "2"]
+    meet = ["-o", str(run), "--coordinator", f"localhost:{port}", "--num-processes", "2"]
     processes = [start(tmp_path, *meet, "--process-id", str(number)) for number in range(2)]
     try:
         said = [process.communicate(timeout=400) for process in processes]
@@ -48,7 +48,7 @@ def test_two_processes_train_as_one_does(tmp_path):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], said
     assert ["plan" in out for out, _ in said] == [True, False]
-    alone = start(tmp_path, "--out", str(tmp_path / "one"))
+    alone = start(tmp_path, "-o", str(tmp_path / "one"))
     told = alone.communicate(timeout=400)
     assert alone.returncode == 0, told
     assert losses(run) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

@@ -14,6 +14,7 @@ import toy_programs as toys
 from meshwright.compiler import CompiledProgram
 from meshwright.compiler.program import MeshMethod
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.hlo import Shape, parse_hlo, read_hlo
 from meshwright.inspection import inspect_text
@@ -22,6 +23,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.simulate import simulate
+from meshwright.step import Workload
 from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render, write_page
@@ -29,7 +31,6 @@ from meshwright.viz.findings_section import findings_section
 from meshwright.viz.inspection_page import inspection_page
 from meshwright.viz.timeline import timeline_section
 from meshwright.viz.verify_page import verify_page
-from meshwright.workload import Workload, load_model
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = GatheredTwice(

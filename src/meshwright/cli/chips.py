@@ -11,24 +11,24 @@ from typing import Annotated
 
 import tyro
 
+from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import WIDTH, console, show, table
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, chips, load_chip, load_hardware
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
+EXAMPLES = ("meshwright chips", "meshwright chips v5e", "meshwright chips --hardware mine.toml")
+
 
 @dataclass(frozen=True)
 class Args:
-    """The chips that plans can be made for: peaks, memory, links, slices; of one chip also where each figure is from.
+    """The chips that plans are made for: peaks, memory, links, slices; of one chip also where each figure is from."""
 
-    Example: meshwright chips v5e
-    """
-
-    chip: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="CHIP")] = None
-    """One chip, by name or alias, as v5e, tpu_v5p or H100; all where it is left out."""
-    hardware: Path | None = None
-    """A TOML file of your own chip, in the form of the project's; it is checked, and shown instead."""
-    json: bool = False
+    chip: Annotated[tyro.conf.Positional[str | None], positional("CHIP")] = None
+    """One chip, by name or alias, as v5e, tpu_v5p or H100. Default: all."""
+    hardware: Annotated[Path | None, option("FILE")] = None
+    """A TOML file that describes a chip of your own; it is checked, and shown instead."""
+    json: Json = False
     """Print {"chips": [chip, …]}, with sources, instead of the table."""
 
 

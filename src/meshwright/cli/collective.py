@@ -7,11 +7,11 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.cli.devices import claim_devices
+from meshwright.cli.arguments import Json, option, positional
 from meshwright.cost import CollectiveTime, Term, collective_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Crossing, Placement, System, lay_mesh, parse_system
@@ -37,29 +37,35 @@ COUNTED: dict[Kind, str] = {
 """What --bytes are those of."""
 
 
+EXAMPLES = (
+    "meshwright collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M",
+    "meshwright collective all-reduce --mesh X=8 --axis X --on cpu:8 --bytes 1M --bench",
+    "meshwright collective reduce-scatter --mesh X=4 --axis X --on v5e:4x4 --bytes 64M --run",
+)
+
+
 @dataclass(frozen=True)
 class Args:
-    """The time of one collective on the links its mesh axes run over, and what decides it.
+    """The time of one collective on the links its mesh axes run over, and what decides it."""
 
-    Example: meshwright collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M
-    Timed on the devices that are there: … all-reduce --mesh X=8 --axis X --on cpu:8 --bytes 1M --bench
-    """
-
-    kind: tyro.conf.Positional[Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"]]
-    """The collective."""
-    mesh: str
-    """The degree of every mesh axis, outermost first, as X=4,Y=2."""
-    axis: str
-    """The mesh axis it runs over, or several, as X,Y."""
-    on: str
-    """The hardware, as v5e:4x4 or h100:8."""
-    bytes: str
-    """The bytes of the array as one device sees it, as 64M: gathered, or to be summed, or held."""
-    run: bool = False
+    kind: Annotated[
+        tyro.conf.Positional[Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"]],
+        positional("KIND"),
+    ]
+    """all-gather, reduce-scatter, all-reduce, all-to-all or permute."""
+    mesh: Annotated[str, option("MESH")]
+    """The degree of every mesh axis, outermost first, as X=4,Y=2. Needed."""
+    axis: Annotated[str, option("AXIS")]
+    """The mesh axis it runs over, or several, as X,Y. Needed."""
+    on: Annotated[str, option("CHIPS")]
+    """The hardware, as v5e:4x4 or h100:8. Needed."""
+    bytes: Annotated[str, option("N")]
+    """The bytes of the array as one device sees it, as 64M: gathered, or to be summed, or held. Needed."""
+    run: Annotated[bool, option()] = False
     """Show what it does to small numbers, before and after, on simulated devices; and its ring, hop by hop."""
-    bench: bool = False
+    bench: Annotated[bool, option()] = False
     """Time it on the devices that are there, beside the model."""
-    json: bool = False
+    json: Json = False
     """Print the answer as data."""
 
 
@@ -160,7 +166,7 @@ def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:
     """The median time of the collective on the devices that are there, float32, after one run that compiles."""
-    from meshwright.runtime import build_collective
+    from meshwright.runtime import build_collective, claim_devices
 
     claim_devices(system)
     exchange, array = build_collective(KINDS[args.kind], degrees, axes, nbytes)
@@ -189,6 +195,8 @@ def _show(kind: str, degree: int) -> None:
 
     if degree > 8:
         raise MeshwrightError(f"--run shows up to 8 devices; {degree} would fill the screen: take a smaller mesh")
+    from meshwright.runtime import claim_devices
+
     claim_devices(parse_system(f"cpu:{degree}"))
     name = KINDS[kind]
     print(f"\n{show_collective(name, degree=degree)}")

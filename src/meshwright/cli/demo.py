@@ -9,29 +9,31 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from meshwright.cli.arguments import option
 from meshwright.cli.tables import WIDTH
 from meshwright.units import show_seconds
 
 TINY = "tiny --on cpu:8 --batch 16 --seq-len 256"
-MESH = "--mesh-dim 1,2,4,1"
+MESH = "--mesh 1,2,4,1"
 SLICE = "llama3-8b --num-layers 2 --on v5e:4x4 --batch 16 --seq-len 2048"
+
+
+EXAMPLES = ("meshwright demo", "meshwright demo -o runs/second")
 
 
 @dataclass(frozen=True)
 class Args:
-    """The whole story, from a plan to a sample, and a TPU slice that is not there.
+    """The whole story, from a plan to a sample, and a TPU slice that is not there."""
 
-    Example: meshwright demo
-    """
-
-    out: Path = Path("runs/demo")
-    """The run directory of the training; a number is added where it is taken."""
+    output: Annotated[Path, option("DIRECTORY", "-o")] = Path("runs/demo")
+    """The run directory of the training; a number is added where it is taken. Default: runs/demo."""
 
 
 def run(args: Args) -> int:
     """Run each step, stopping at the first that fails; the exit code of that, or 0."""
-    directory = shlex.quote(str(_free(args.out)))
+    directory = shlex.quote(str(_free(args.output)))
     began = time.monotonic()
     for title, command in _story(directory):
         print(f"\n{'─' * WIDTH}\n{title}\n$ meshwright {command}\n", flush=True)
@@ -47,11 +49,11 @@ def _story(directory: str) -> list[tuple[str, str]]:
     return [
         ("1  Which mesh? Every legal one for a tiny model on 8 simulated devices, priced.", f"plan {TINY} --top 5"),
         ("2  Is the plan true? The real train step, compiled, beside it.", f"verify {TINY} {MESH}"),
-        ("3  Train it.", f"train {TINY} {MESH} --steps 200 --out {directory}"),
+        ("3  Train it.", f"train {TINY} {MESH} --steps 200 -o {directory}"),
         ("4  Predicted, compiled and measured.", f"verify {directory}"),
         ("5  What it learned, from the KV cache on the same mesh.", f'generate {directory} --prompt "def "'),
         ("6  A slice of 16 TPUs that is not here: two layers of Llama-3-8B, planned …", f"plan {SLICE} --top 5"),
-        ("7  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh-dim 1,4,4,1"),
+        ("7  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
     ]
 
 

@@ -6,39 +6,42 @@ import codecs
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from meshwright.cli.devices import claim_devices
+from meshwright.cli.arguments import Json, Mesh, option, positional
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_mesh
 
+EXAMPLES = (
+    'meshwright generate runs/tiny --prompt "def " --num-tokens 200',
+    "meshwright generate runs/tiny --on cpu:2 --mesh 1,2,1,1 --num-samples 4",
+)
+
 
 @dataclass(frozen=True)
 class Args:
-    """Write text with a trained model, a byte at a time, with a KV cache split over the mesh.
+    """Write text with a trained model, a byte at a time, with a KV cache split over the mesh."""
 
-    Example: meshwright generate runs/tiny --prompt "def " --num-tokens 200
-    """
-
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], positional("RUN")]
     """The run directory that `meshwright train` made."""
-    prompt: str = "def "
-    """What the text begins with."""
-    num_tokens: int = 200
-    """The bytes to write."""
-    num_samples: int = 1
-    """The texts to write; a multiple of dp*fsdp is split over them."""
-    temperature: float = 0.7
-    """0 always takes the likeliest byte, 1 draws as the model says."""
-    on: str | None = None
-    """The hardware, where it is not that of the run."""
-    mesh_dim: str | None = None
-    """The mesh, where it is not that of the run."""
-    seed: int = 0
-    """Decides what is drawn."""
-    json: bool = False
+    prompt: Annotated[str, option("TEXT")] = "def "
+    """What the text begins with. Default: "def "."""
+    num_tokens: Annotated[int, option("N")] = 200
+    """The bytes to write. Default: 200."""
+    temperature: Annotated[float, option("T")] = 0.7
+    """0 always takes the likeliest byte, 1 samples as the model says. Default: 0.7."""
+    num_samples: Annotated[int, option("N")] = 1
+    """The texts to write; a multiple of dp*fsdp is split over them. Default: 1."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware. Default: that of the run."""
+    mesh: Mesh = None
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: that of the run."""
+    seed: Annotated[int, option("N")] = 0
+    """Decides what is sampled. Default: 0."""
+    json: Json = False
     """Print {"prompt", "texts"} when all is written."""
 
 
@@ -50,8 +53,10 @@ def run(args: Args) -> int:
     config = read_config(args.run)
     system = parse_system(args.on or config.hardware)
     # Stages are for training: one token would go through them one after the other.
-    is_same = args.mesh_dim is None and str(system) == config.hardware and config.mesh.pp == 1
-    mesh = config.mesh if is_same else parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices)
+    is_same = args.mesh is None and str(system) == config.hardware and config.mesh.pp == 1
+    mesh = config.mesh if is_same else parse_mesh(args.mesh or "dp=1,fsdp=-1", num_devices=system.num_devices)
+    from meshwright.runtime import claim_devices
+
     claim_devices(system)
     from meshwright.training.generate import generate
 

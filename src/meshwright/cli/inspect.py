@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
 import sys
 import textwrap
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.page import check_page
 from meshwright.cli.tables import WIDTH, console, folded, show, table, terms
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.mesh import parse_axes
 from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
@@ -31,29 +31,39 @@ _MOST_ROWS = 30
 _SCREEN_PATH = 40
 
 
+EXAMPLES = (
+    "meshwright inspect my_module:make_step --mesh dp=2,fsdp=4",
+    "meshwright inspect my_module:make_step --mesh fsdp=16,tp=4 --on v5p:4x4x4 --html report.html",
+    "meshwright inspect module.after_optimizations.txt --mesh data=2,model=4 --on v5e:2x4",
+)
+
+
 @dataclass(frozen=True)
 class Args:
     """Compile what a function makes, or read a dumped HLO text: collectives by axis, memory, flops, findings.
 
-    Example: meshwright inspect my_module:make_step --mesh dp=2,fsdp=4
-    For a slice that is not here: meshwright inspect my_module:make_step --mesh fsdp=16,tp=4 --on v5p:4x4x4
-    What another program dumped: meshwright inspect module.after_optimizations.txt --mesh data=2,model=4 --on v5e:2x4
     The function takes a mesh and returns jax.jit(…).lower(…), or (function, arguments).
     """
 
-    subject: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODULE:FUNCTION|DUMP")]
+    subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|DUMP")]
     """A function that takes a mesh, or a file of HLO text (.gz too), as XLA dumps and compiled.as_text() prints it."""
-    mesh: str
-    """Every axis and its degree, outermost first, any names: dp=2,fsdp=4."""
-    on: str | None = None
-    """The hardware to compile for, as v5p:4x4x4 or h100:16 (simulated devices without it); of a dump, for its times."""
-    axes: Literal["explicit", "auto"] = "explicit"
-    """The type of the mesh's axes."""
-    effort: Literal["fast", "default"] = "default"
-    """What the TPU compiler spends: fast for counts and bytes, default for the schedule that will really run."""
-    html: Path | None = None
-    """Write the whole of it as one page to look at, with the timeline of the step where it was simulated."""
-    json: bool = False
+    mesh: Annotated[str, option("MESH")]
+    """Every axis and its degree, outermost first, any names: dp=2,fsdp=4. Needed."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
+    axes: Annotated[Literal["explicit", "auto"], option("explicit|auto")] = "explicit"
+    """The type of the mesh's axes; auto for programs written without sharding in types. Default: explicit."""
+    effort: Annotated[
+        Literal["fast", "default"],
+        option(
+            "fast|default",
+            help="What the TPU compiler spends: fast for counts and bytes, default for the schedule that will run. "
+            "Default: default.",
+        ),
+    ] = "default"
+    html: Annotated[Path | None, option("FILE", "-o")] = None
+    """Write one page with all of it, and the timeline of the step where it was simulated."""
+    json: Json = False
     """Print {"name", "record", "flops_by_scope", "findings"} instead of the tables."""
 
 
@@ -75,7 +85,7 @@ def run(args: Args) -> int:
 
 def _json(found: Inspection) -> dict[str, Any]:
     """All of it as plain data, each finding with its sentences."""
-    from meshwright.viz.finding_words import evidence, fix
+    from meshwright.inspection.words import evidence, fix
 
     findings = [one.to_json() | {"evidence": evidence(one), "fix": fix(one)} for one in found.findings]
     return found.to_json() | {"findings": findings}
@@ -83,45 +93,17 @@ def _json(found: Inspection) -> dict[str, Any]:
 
 def _inspection(args: Args) -> Inspection:
     """The inspection that the arguments mean."""
-    mesh, file = parse_axes(args.mesh), Path(args.subject)
-    if file.is_file():
-        from meshwright.inspection import inspect_text
+    mesh = parse_axes(args.mesh)
+    if not Path(args.subject).is_file():
+        if ":" not in args.subject:
+            raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    from meshwright.inspection import inspect
 
-        return inspect_text(_text(file), mesh=mesh, on=args.on, name=file.name)
-    if ":" not in args.subject:
-        raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    from jax.sharding import AxisType
-
-    from meshwright.inspection import inspect_named
-
-    on, types = (
-        args.on or f"cpu:{math.prod(mesh.values())}",
-        AxisType.Auto if args.axes == "auto" else AxisType.Explicit,
-    )
+    on = args.on or (None if Path(args.subject).is_file() else f"cpu:{math.prod(mesh.values())}")
     with waiting(f"compiling {args.subject} for {on}"):
-        return inspect_named(args.subject, mesh=mesh, on=on, types=types, effort=args.effort)
-
-
-def parse_axes(text: str) -> dict[str, int]:
-    """The axes and degrees of `dp=2,fsdp=4`, in the order they are written."""
-    mesh: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, degree = (word.strip() for word in part.partition("="))
-        if not axis.isidentifier() or not degree.isdecimal() or int(degree) < 1 or axis in mesh:
-            raise MeshwrightError(f"--mesh {text!r} is not a list of axes, each once with its degree, as dp=2,fsdp=4")
-        mesh[axis] = int(degree)
-    return mesh
-
-
-def _text(file: Path) -> str:
-    """The text of a file, packed with gzip or not."""
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise MeshwrightError(f"cannot read {file} as HLO text: {error}") from None
+        return inspect(args.subject, mesh=mesh, on=on, types=args.axes, effort=args.effort)
 
 
 def _print(found: Inspection) -> None:
@@ -222,7 +204,7 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """A finding in full."""
-    from meshwright.viz.finding_words import evidence, fix
+    from meshwright.inspection.words import evidence, fix
 
     costs = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
     costs += [show_bytes(finding.bytes)] if finding.bytes else []

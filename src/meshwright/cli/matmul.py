@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from meshwright.cli.devices import claim_devices
+from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import WIDTH, console, show, table, terms
 from meshwright.cost import PricedProduct, PricedWay, price
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.notation import Communicate, Inference, Sizes, infer, parse, parse_numbers
+from meshwright.planner import read_count
 from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops, show_seconds
 
@@ -32,32 +33,32 @@ MOST_DEVICES = 64
 """The devices that `--run` simulates: more would be more than a laptop's threads can take turns with."""
 
 
+EXAMPLES = (
+    'meshwright matmul "A[B_X, D] @ W[D_X, F] -> C[B_X, F]" --mesh X=8 --dims B=65536,D=8192,F=32768 --on v5p:2x2x2',
+    'meshwright matmul "B M_x @ M_x E = B E -> RS over x -> B E_x" --mesh x=4 --dims B=1024,M=8192,E=8192 --on v6e:4x4',
+)
+
+
 @dataclass(frozen=True)
 class Args:
-    """The case of a sharded product, the collectives it needs, every way to do it priced on a chip, and what binds.
+    """The case of a sharded product, the collectives it needs, every way to do it priced on a chip, and what binds."""
 
-    Example: meshwright matmul "A[B_X, D] @ W[D_X, F] -> C[B_X, F]" --mesh X=8
-    --dims B=65536,D=8192,F=32768 --on v5p:2x2x2
-    MaxText's spelling: meshwright matmul "B M_x @ M_x E = B E -> RS over x -> B E_x" --mesh x=4
-    --dims B=1024,M=32768,E=8192 --on v6e:4x4
-    """
-
-    product: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRODUCT")]
-    """The product or resharding, in the notation; the result wanted may be left out."""
-    mesh: str
-    """The degree of every mesh axis, outermost first, as X=4,Y=2."""
-    dims: str
-    """The size of every dim, as B=65536,D=8192,F=32768."""
-    on: str
-    """The hardware, as v5p:2x2x2 or h100:8."""
-    dtype: str = "bf16"
-    """The type of the elements: bf16, f32, int8, ..."""
-    top: int = 6
-    """The ways to print."""
-    run: bool = False
+    product: Annotated[tyro.conf.Positional[str], positional("PRODUCT")]
+    """The product or resharding, in the notation (or MaxText's); the result wanted may be left out."""
+    mesh: Annotated[str, option("MESH")]
+    """The degree of every mesh axis, outermost first, as X=4,Y=2. Needed."""
+    dims: Annotated[str, option("DIMS")]
+    """The size of every dim, as B=65536,D=8192,F=32768. Needed."""
+    on: Annotated[str, option("CHIPS")]
+    """The hardware, as v5p:2x2x2 or h100:8. Needed."""
+    dtype: Annotated[str, option("DTYPE")] = "bf16"
+    """The type of the elements: bf16, f32, int8, … Default: bf16."""
+    top: Annotated[str, option("N")] = "6"
+    """How many ways to print. Default: 6."""
+    run: Annotated[bool, option()] = False
     """Do it on simulated devices too, in every mode of JAX, and compare the compiled collectives (dims cut to 256)."""
-    json: bool = False
-    """Print {"case", "result", "collectives", "local_shapes", ..., "alternatives"} instead; with --run, "run" too."""
+    json: Json = False
+    """Print {"case", "result", "collectives", "local_shapes", …, "alternatives"} instead; with --run, "run" too."""
 
 
 def run(args: Args) -> int:
@@ -70,8 +71,9 @@ def run(args: Args) -> int:
         raise MeshwrightError(
             f"--run simulates up to {MOST_DEVICES} devices; {args.mesh} are {sizes.degree(degrees)}, take fewer"
         )
+    top = read_count("--top", args.top)
     if not args.json:
-        _print(args, priced, system)
+        _print(args, priced, system, top)
     executed = _execute(_small(priced)) if args.run else None
     if args.json:
         print(json.dumps(priced.to_json() | ({"run": executed.to_json()} if executed else {}), indent=2))
@@ -80,16 +82,16 @@ def run(args: Args) -> int:
     return 0
 
 
-def _print(args: Args, priced: PricedProduct, system: System) -> None:
+def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
     """The case first, then the ways, cheapest first, then why."""
     inference = priced.inference
     print(f"{args.product}   {args.mesh} on {system}\n")
     print(f"  {_case(inference)}\n")
     ways = [priced.chosen, *priced.alternatives]
-    rows = [row for place, way in enumerate(ways[: args.top], start=1) for row in _rows(place, way)]
+    rows = [row for place, way in enumerate(ways[:top], start=1) for row in _rows(place, way)]
     show(console(), table(("", "steps", "network", "", "product", "together", "bound by"), rows, left=(1, 6), folds=1))
-    if len(ways) > args.top:
-        print(f"\n  {len(ways) - args.top} more ways; --top {len(ways)} prints them")
+    if len(ways) > top:
+        print(f"\n  {len(ways) - top} more ways; --top {len(ways)} prints them")
     print()
     for line in _why(priced):
         print(line)
@@ -178,6 +180,8 @@ def _small(priced: PricedProduct) -> Inference:
 
 def _execute(inference: Inference) -> _Run:
     """The way run on simulated devices in every mode of JAX."""
+    from meshwright.runtime import claim_devices
+
     claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
     from meshwright.runtime import MODES
     from meshwright.verification.products import check_product

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshwright.cli.plan_columns import comparison
 from meshwright.cli.plan_screen import candidate, headline
 from meshwright.cli.tables import console, folded, show, speed
-from meshwright.planner import Plan, how, reason
+from meshwright.planner import Plan, gap_to, how, say
 
 ABREAST = 3
 """The meshes that fit beside each other on a screen."""
@@ -25,10 +25,10 @@ def print_compared(plans: Sequence[Plan]) -> None:
         show(console(), comparison(plans[start : start + ABREAST]))
     print()
     for plan in plans:
-        loses = "the best of these" if plan == best else f"loses because: {reason(plan, best)}"
+        loses = "the best of these" if plan == best else f"loses because: {say(gap_to(plan, best))}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))
-    print(f"\n next   --mesh-dim {best.mesh} -o plan.yaml")
+    print(f"\n next   --mesh {best.mesh} -o plan.yaml")
 
 
 def compare_data(plans: Sequence[Plan]) -> None:

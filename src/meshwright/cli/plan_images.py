@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from meshwright.cli.common import Subject
+from meshwright.cli.plan_args import ImageArgs
 from meshwright.cli.tables import collective_table, console, folded, mesh_name, show, speed, table, terms
-from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, parse_system
-from meshwright.mesh import parse_mesh
+from meshwright.hardware import System
+from meshwright.planner import IMAGE_OPTIONS, read_count, read_images, read_mesh
 from meshwright.planner.images import ImageRanking, plan_image_mesh, rank_images, reason_images, why_images
 from meshwright.record import Record
+from meshwright.step import ImageWorkload
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import RESNETS, ImageWorkload
 
 
-def plan_images(
-    subject: Subject, mesh_dim: str | None, *, top: int, as_json: bool, others: Mapping[str, object]
-) -> int:
-    """Print the ranking of an image model's meshes, or the price of one; the exit code.
-
-    others: what `meshwright plan` was told beside that, by name; whatever is neither None nor False is refused.
-    """
-    if subject.on is None:
-        raise MeshwrightError(f"{subject.model} wants --on, as --on a100-80gb:8")
-    system = parse_system(subject.on, hardware_file=subject.hardware)
-    workload = _read(subject, system, others)
-    if mesh_dim is None:
+def plan_images(args: ImageArgs) -> int:
+    """Print the ranking of an image model's meshes, or the price of one; the exit code."""
+    workload, system = read_images(args.model, {name: getattr(args, name) for name in IMAGE_OPTIONS})
+    top = read_count("--top", args.top)
+    if args.mesh is None:
         ranking = rank_images(workload, system)
     else:
-        mesh = parse_mesh(mesh_dim, num_devices=system.num_devices)
+        mesh = read_mesh(args.mesh, system.num_devices)
         ranking = ImageRanking((plan_image_mesh(workload, mesh, system),), 1)
-    if as_json:
+    if args.json:
         candidates = [_data(record, workload) for record in ranking.candidates]
         print(json.dumps({"candidates": candidates}, indent=2))
     else:
         _print(ranking, workload, system, top)
     return 0
-
-
-def _read(subject: Subject, system: System, others: Mapping[str, object]) -> ImageWorkload:
-    """The workload that the arguments mean; every activation is kept, so that there is no policy to choose."""
-    foreign = {name: getattr(subject, name) for name in ("batch_tokens", "seq_len", "num_layers", "remat")}
-    said = [name for name, value in {**foreign, **others}.items() if value is not None and value is not False]
-    if said:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in said)
-        raise MeshwrightError(f"{subject.model} is a model of images, planned without {options}; leave it out")
-    if subject.batch is None:
-        raise MeshwrightError(f"{subject.model} wants --batch, its images over all devices, as --batch 256")
-    dtype = subject.dtype or ("f32" if system.chip.kind == "cpu" else "bf16")
-    return ImageWorkload(model=RESNETS[subject.model], batch=subject.batch, compute_dtype=dtype)
 
 
 def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:

@@ -10,21 +10,23 @@ from typing import Any
 
 from meshwright.cli.plan_columns import comparison
 from meshwright.cli.tables import collective_table, console, folded, show, speed, table, terms
+from meshwright.families import SEQ_LENS
 from meshwright.planner import (
     Fix,
     Plan,
     Ranking,
     chips_that_fit,
+    fact_data,
+    gap_to,
     how,
     nearby,
     rank,
-    reason,
     rules_of_thumb,
+    say,
     ways_to_fit,
     why,
 )
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import SEQ_LENS
 
 
 def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
@@ -34,15 +36,21 @@ def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
         "candidates": [candidate(plan, best) for plan in ranking.plans],
         "num_meshes": ranking.num_meshes,
         "num_ways": ranking.num_ways,
-        "why": why(best),
-        "rules_of_thumb": rules_of_thumb(best),
-        "nearby": nearby(best),
+        "why": [fact_data(fact) for fact in why(best)],
+        "rules_of_thumb": [fact_data(fact) for fact in rules_of_thumb(best)],
+        "nearby": [fact_data(fact) for fact in nearby(best)],
     }
     if asked is not None:
-        data["asked"] = candidate(asked, best)
+        data["requested"] = candidate(asked, best)
     if not best.predicted.fits:
-        data["ways_to_fit"] = [
-            {"changes": fix.changes, "flags": fix.flags, "peak_bytes": fix.peak_bytes, "step_seconds": fix.step_seconds}
+        data["fixes"] = [
+            {
+                "changes": [say(change) for change in fix.changes],
+                "flags": [change.flag for change in fix.changes],
+                "peak_bytes": fix.peak_bytes,
+                "step_seconds": fix.step_seconds,
+                "extra_seconds": fix.extra_seconds,
+            }
             for fix in _fixes(best)
         ]
     if with_ops:
@@ -58,7 +66,7 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
     return plan.predicted.to_json() | {
         "remat": plan.workload.remat,
         "strategy": asdict(plan.strategy),
-        "loses_because": reason(plan, best),
+        "gap_to_best": fact_data(gap_to(plan, best)),
         "planned_only": plan.planned_only or None,
     }
 
@@ -76,8 +84,8 @@ def print_plan(ranking: Ranking, asked: Plan | None, *, top: int, output: Path |
         shown = asked
     else:
         _print_terms(best)
-    _print_section("rules of thumb", rules_of_thumb(best))
-    _print_section("nearby", nearby(best))
+    _print_section("rules of thumb", map(say, rules_of_thumb(best)))
+    _print_section("nearby", map(say, nearby(best)))
     print()
     show(console(), collective_table(best.predicted))
     for note in _notes(best):
@@ -107,7 +115,7 @@ def _print_answer(ranking: Ranking) -> None:
     fits = "" if record.fits else "   DOES NOT FIT"
     show(console(), f"  {best.mesh}   {speed(record)}   {memory}   {record.bound} bound{fits}", style="bold")
     print(folded(f"how: {how(best)}"))
-    for index, line in enumerate(why(best)):
+    for index, line in enumerate(map(say, why(best))):
         print(folded(f"why: {line}" if not index else f"     {line}"))
     if best.planned_only:
         print(folded(f"train: {best.planned_only}"))
@@ -140,7 +148,7 @@ def _print_fixes(best: Plan) -> None:
     fixes = _fixes(best)
     for fix in fixes[:5]:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
-        changes = ", ".join(fix.changes)
+        changes = ", ".join(map(say, fix.changes))
         takes = f"step {show_seconds(fix.step_seconds)} ({extra})"
         print(folded(f"to fit: {changes}: {show_bytes(fix.peak_bytes)}, {takes}"))
     if not fixes:
@@ -166,7 +174,7 @@ def _print_candidates(plans: tuple[Plan, ...]) -> None:
             show_seconds(plan.predicted.step_seconds or 0.0),
             show_percent(plan.predicted.mfu or 0.0),
             show_bytes(plan.predicted.memory_bytes["peak"]),
-            reason(plan, plans[0]),
+            say(gap_to(plan, plans[0])),
         )
         for place, plan in enumerate(plans, start=1)
     ]
@@ -196,8 +204,8 @@ def _print_asked(asked: Plan, best: Plan) -> None:
     fits = "" if record.fits else "   DOES NOT FIT"
     show(console(), f"  asked for: {asked.mesh}   {speed(record)}   {record.bound} bound{fits}", style="bold")
     print(folded(f"how: {how(asked)}"))
-    print(folded(f"loses because: {reason(asked, best)}"))
-    for index, line in enumerate(why(asked)):
+    print(folded(f"loses because: {say(gap_to(asked, best))}"))
+    for index, line in enumerate(map(say, why(asked))):
         print(folded(f"why: {line}" if not index else f"     {line}"))
     print()
     show(console(), comparison([best, asked]))

@@ -1,125 +1,56 @@
-"""`meshwright plan … --for prefill` and `--for decode`: every layout to serve on, and why the first is first."""
+"""`meshwright plan … --serve prefill` and `--serve decode`: every layout to serve on, and why the first is first."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from dataclasses import asdict
 
-import tyro
-
-from meshwright.cli.common import Subject, subject_model
+from meshwright.cli.arguments import given_options
+from meshwright.cli.plan_args import ServeArgs
 from meshwright.cli.tables import collective_table, console, folded, show, table, terms
-from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, parse_system
-from meshwright.mesh import MeshShape
+from meshwright.hardware import System
 from meshwright.planner import (
     ServingPlan,
     ServingPoint,
     ServingRanking,
     bound_in_words,
+    check_output,
     prefill_share,
     rank_serving,
+    read_count,
+    read_mesh,
+    read_serving,
     serving_plan_to_data,
     serving_reason,
     thresholds,
     why_serving,
     write_serving_plan,
 )
-from meshwright.units import parse_seconds, show_bytes, show_percent, show_seconds
-from meshwright.workload import Serving
-
-PROMPT_LEN, OUTPUT_LEN = 1024, 256
-"""The tokens of a prompt and of an answer where none are said; the screen names them."""
+from meshwright.units import show_bytes, show_percent, show_seconds
 
 
-@dataclass(frozen=True)
-class ServingArgs:
-    """What a plan is for, and what a server is asked to do."""
-
-    purpose: Annotated[Literal["train", "prefill", "decode"], tyro.conf.arg(name="for")] = "train"
-    """What to plan: steps of training, prompts that a server reads, or tokens that it writes."""
-    latency: str | None = None
-    """Serving: what a step may take, as 30ms, of decode for a token, of prefill for a batch of prompts."""
-    prompt_len: int | None = None
-    """Serving: tokens of a prompt (1024 where nothing is said)."""
-    output_len: int | None = None
-    """Serving: tokens of an answer (256 where nothing is said; prefill has none)."""
-    weight_dtype: str | None = None
-    """Serving: what weights are kept in: bf16 where nothing is said, int8, fp8, int4, …"""
-    kv_dtype: str | None = None
-    """Serving: what keys and values are kept in (bf16)."""
-    compute_dtype: str | None = None
-    """Serving: what products are computed in (bf16): int8 or fp8 where the chip has a peak for it."""
-
-
-def check_training(args: ServingArgs) -> None:
-    """Raise where something is said that training has no use for."""
-    said = [f"--{name.replace('_', '-')}" for name, value in vars(args).items() if value is not None]
-    if said := [name for name in said if name != "--purpose"]:
-        raise MeshwrightError(f"{said[0]} is of serving; say --for decode or --for prefill")
-
-
-INSTEAD = {"batch_tokens": "batch", "seq_len": "prompt-len", "dtype": "compute-dtype"}
-"""What says for serving what an option says for training."""
-
-
-def read_serving(args: ServingArgs, subject: Subject, others: Mapping[str, object]) -> tuple[Serving, System]:
-    """The serving and the system that the arguments mean.
-
-    others: what `meshwright plan` was told beside them, by name; whatever is neither None nor False is refused.
-    """
-    assert args.purpose != "train"
-    if subject.on is None:
-        raise MeshwrightError(f"{subject.model} wants --on, as --on v5e:4x4")
-    foreign = {name: getattr(subject, name) for name in (*INSTEAD, "remat")} | dict(others)
-    for name in (name for name, value in foreign.items() if value is not None and value is not False):
-        hint = f"it takes --{INSTEAD[name]}" if name in INSTEAD else "leave it out"
-        raise MeshwrightError(f"--{name.replace('_', '-')} is of training, and this is --for {args.purpose}; {hint}")
-    system = parse_system(subject.on, hardware_file=subject.hardware)
-    plain = "f32" if system.chip.kind == "cpu" else "bf16"
-    serving = Serving(
-        model=subject_model(subject),
-        phase=args.purpose,
-        prompt_len=PROMPT_LEN if args.prompt_len is None else args.prompt_len,
-        output_len=(OUTPUT_LEN if args.purpose == "decode" else 1) if args.output_len is None else args.output_len,
-        batch=subject.batch,
-        weight_dtype=args.weight_dtype or plain,
-        kv_dtype=args.kv_dtype or plain,
-        compute_dtype=args.compute_dtype or plain,
-        latency_seconds=parse_seconds(args.latency) if args.latency else None,
-    )
-    return serving, system
-
-
-def plan_serving(
-    serving: Serving,
-    system: System,
-    *,
-    mesh: MeshShape | None = None,
-    top: int = 8,
-    as_json: bool = False,
-    output: Path | None = None,
-) -> int:
-    """Print how to serve a model on a system, and write the first plan where a file is said; the exit code, 0.
-
-    mesh: the one to look at; all there are where none is said.
-    """
+def plan_serving(args: ServeArgs) -> int:
+    """Print how to serve a model on some chips, and write the best plan where a file is said; the exit code, 0."""
+    output = args.output
+    if output.output is not None:
+        check_output(output.output)
+    options = given_options(args.served, args.formats)
+    serving, system = read_serving(args.model, options.pop("serve"), options)
+    mesh = None if output.mesh is None else read_mesh(output.mesh, system.num_devices)
+    top = read_count("--top", output.top)
     ranking = rank_serving(serving, system, mesh)
     best = ranking.candidates[0]
-    if output is not None:
-        write_serving_plan(best, output)
-    if as_json:
+    if output.output is not None:
+        write_serving_plan(best, output.output)
+    if output.json:
         print(json.dumps(_data(ranking, system), indent=2))
         return 0
     _print_answer(ranking, system)
     _print_candidates(ranking, system, top)
     _print_frontier(ranking, top)
     _print_terms(best)
-    if output is not None:
-        print(f"\n wrote  {output}")
+    if output.output is not None:
+        print(f"\n wrote  {output.output}")
     return 0
 
 

@@ -5,40 +5,43 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.notation import ShardedArray, Sizes
 from meshwright.viz import device_coordinates, every_sharding, holdings_of, read_text, show
 
+EXAMPLES = (
+    'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',
+    'meshwright show "A[I_X, J_Y]" --mesh X=4,Y=4 --dims I=8,J=8 --on v5e:4x4 -o picture.svg',
+)
+
 
 @dataclass(frozen=True)
 class Args:
-    """What each device holds of an array, whatever its rank.
+    """What each device holds of an array, whatever its rank."""
 
-    Example: meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8
-    """
-
-    array: Positional[str]
+    array: Annotated[Positional[str], positional("ARRAY")]
     """The array in the notation: its dims, and the mesh axes that split each."""
-    mesh: str
-    """The degree of every mesh axis, outermost first, as X=2,Y=2."""
-    dims: str
-    """The size of every dim, as I=8,J=8."""
-    dtype: str = "bf16"
-    """The type of the elements: f32, bf16, int8, ..."""
-    all: bool = False
+    mesh: Annotated[str, option("MESH")]
+    """The degree of every mesh axis, outermost first, as X=2,Y=2. Needed."""
+    dims: Annotated[str, option("DIMS")]
+    """The size of every dim, as I=8,J=8. Needed."""
+    dtype: Annotated[str, option("DTYPE")] = "bf16"
+    """The type of the elements: f32, bf16, int8, … Default: bf16."""
+    all: Annotated[bool, option()] = False
     """Every legal sharding of the array on the mesh, instead of the one written."""
-    on: str | None = None
+    on: Annotated[str | None, option("CHIPS")] = None
     """The mesh on the torus of this hardware too, as v5e:4x4."""
-    svg: Path | None = None
-    """Where to write the picture, as SVG."""
-    json: bool = False
-    """Print {"array", "shape", "local_shape", "mesh", "devices": [{"device", "coordinates", "holds"}], ...} instead."""
+    svg: Annotated[Path | None, option("FILE", "-o")] = None
+    """Write the picture to this file, as SVG."""
+    json: Json = False
+    """Print {"array", "shape", "local_shape", "mesh", "devices": [{"device", "coordinates", "holds"}], …} instead."""
 
 
 def run(args: Args) -> int:

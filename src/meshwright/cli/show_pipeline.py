@@ -5,35 +5,37 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from meshwright.cli.arguments import Json, option
 from meshwright.cli.show import write_file
 from meshwright.cli.tables import console
-from meshwright.cost.pipeline import Kind, Schedule, slot_layers
+from meshwright.step.schedule import Kind, Schedule, slot_layers
 from meshwright.viz import show_pipeline
+
+EXAMPLES = (
+    "meshwright show pipeline --stages 4 --microbatches 8",
+    "meshwright show pipeline --stages 4 --microbatches 8 --virtual-stages 2 --layers 32 -o pipeline.svg",
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    """A pipeline in time: which microbatch each stage works on in each slot, forward or backward, and where it waits.
+    """A pipeline in time: which microbatch each stage works on in each slot, and where it waits."""
 
-    Example: meshwright show pipeline --stages 4 --microbatches 8
-    Interleaved: meshwright show pipeline --stages 4 --microbatches 8 --virtual-stages 2 --layers 32
-    """
-
-    stages: int
-    """The degree of pp."""
-    microbatches: int
-    """The parts of a batch that go through the stages one after the other."""
-    schedule: Kind = "1f1b"
-    """gpipe goes forward with all microbatches and then backward; 1f1b goes backward as soon as it can."""
-    virtual_stages: int = 1
-    """The chunks of layers of each stage; with several the schedule is interleaved."""
-    layers: int | None = None
+    stages: Annotated[int, option("N")]
+    """The degree of pp. Needed."""
+    microbatches: Annotated[int, option("N")]
+    """The parts of a batch that go through the stages one after the other. Needed."""
+    schedule: Annotated[Kind, option("gpipe|1f1b")] = "1f1b"
+    """gpipe runs all microbatches forward and then backward; 1f1b goes backward as soon as it can. Default: 1f1b."""
+    virtual_stages: Annotated[int, option("N")] = 1
+    """Chunks of layers in each stage; several make the schedule interleaved. Default: 1."""
+    layers: Annotated[int | None, option("N")] = None
     """The layers of the model: says which of them each stage has."""
-    svg: Path | None = None
-    """Where to write the picture, as SVG."""
-    json: bool = False
+    svg: Annotated[Path | None, option("FILE", "-o")] = None
+    """Write the picture to this file, as SVG."""
+    json: Json = False
     """Print {"schedule", "ticks", "bubble", "kept", "cells", "layers"} instead."""
 
 

@@ -6,130 +6,104 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from meshwright.cli.common import Subject, choose_plan
-from meshwright.cli.devices import Processes, claim_devices
+from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, speed
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
-from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.planner import Plan, as_run, make_plan
+from meshwright.planner import make_plan, plan_to_run
 from meshwright.record import Record
 from meshwright.units import show_percent, show_rate, show_seconds
-from meshwright.workload import (
-    DEFAULT,
-    Attention,
-    Dtype,
-    MatmulDtype,
-    SequenceMethod,
-    Strategy,
-    without_effect,
-)
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
 
 
+EXAMPLES = (
+    "meshwright train tiny --on cpu:8 --mesh 1,2,4,1 --batch 16 --seq-len 256 --steps 200",
+    "meshwright train plan.yaml -o runs/first",
+    "meshwright train runs/tiny --resume --steps 400",
+    "meshwright train runs/tiny --resume --steps 400 --on cpu:4 --mesh 1,4,1,1",
+    "meshwright train plan.yaml --coordinator localhost:1234 --num-processes 2 --process-id 0",
+)
+
+
 @dataclass(frozen=True)
-class Way:
-    """How a step is run; what is left out is as a plan's file says, or as usual."""
+class RunArgs:
+    """The run."""
 
-    num_microbatches: int | None = None
-    """Parts of a device's batch that run one after the other, their gradients summed over devices once."""
-    schedule: Literal["gpipe", "1f1b"] | None = None
-    """In which order microbatches go through the stages of pp (1f1b)."""
-    virtual_stages: int | None = None
-    """The chunks of layers of each stage; with several the schedule is interleaved (1)."""
-    zero_stage: Literal[0, 1, 2, 3] | None = None
-    """What fsdp shards: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too (3)."""
-    attention: Attention | None = None
-    """Scores that go through memory; flash, a fused kernel, or blocks where a chip has none; cuDNN's (scores)."""
-    sequence: SequenceMethod | None = None
-    """How queries meet the keys of a sequence that sp splits; ring and ulysses want flash, and bring it (gather)."""
-    sequence_parallel: bool | None = None
-    """Whether tp splits the stream between products too (yes)."""
-    overlaps_tp: bool | None = None
-    """Whether collectives over tp run chunk by chunk beside the products that need them (no)."""
-    optimizer: Literal["adamw", "lion", "adafactor", "sgd"] | None = None
-    """What makes updates of gradients (adamw)."""
-    moment_dtype: Dtype | None = None
-    """What moments are kept in between steps (as parameters)."""
-    param_dtype: Dtype | None = None
-    """What parameters are kept in (f32)."""
-    master_weights: bool | None = None
-    """Whether the optimizer updates float32 copies of narrower parameters (no)."""
-    gradient_dtype: Dtype | None = None
-    """What gradients are summed over devices in (as products are made in)."""
-    matmul_dtype: MatmulDtype | None = None
-    """What operands of the layers' products are rounded to, by qwix: pip install meshwright[quantized] (not at all)."""
-    dropout: float | None = None
-    """The share dropped at random of what attention and mlp add to the stream, and of attention's weights (0)."""
+    mesh: Mesh = None
+    """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
+    steps: Annotated[str | None, option("N")] = None
+    """Steps of the whole run, those before a --resume included. Default: 200."""
+    output: Annotated[Path | None, option("DIRECTORY", "-o")] = None
+    """The run directory. Default: runs/MODEL."""
+    resume: Annotated[bool, option()] = False
+    """Go on from the last checkpoint of the run directory given as MODEL."""
+    data: Annotated[tuple[str, ...], option("PATH…")] = ()
+    """Text files, or folders of .txt, .md and .py. Default: the sources of Python's standard library."""
+    learning_rate: Annotated[float | None, option("RATE")] = None
+    """At the end of the warm-up; it then falls to a tenth. Default: 0.003."""
+    save_every: Annotated[int, option("N")] = 0
+    """Steps between checkpoints; 0 keeps the last only. Default: 0."""
+    seed: Annotated[int | None, option("N")] = None
+    """Decides the first parameters and the order of the data. Default: 0."""
+    json: Json = False
+    """Print the measured record instead of the bar."""
 
-    def of(self, plan: Plan) -> Plan:
-        """The plan, run in this way; a way that does not run is an error."""
-        said = {name: value for name, value in vars(self).items() if value is not None}
-        if not said:
-            return plan
-        if said.get("sequence", "gather") != "gather":
-            said.setdefault("attention", "flash")
-        workload = replace(plan.workload, param_dtype=said.pop("param_dtype", plan.workload.param_dtype))
-        return as_run(make_plan(workload, plan.mesh, plan.system, replace(plan.strategy, **said)))
+
+@dataclass(frozen=True)
+class ProcessArgs:
+    """Several processes of one run, all started with the same arguments. Default: one."""
+
+    coordinator: Annotated[str | None, option("HOST:PORT")] = None
+    """Where the processes meet: HOST:PORT of the first; auto where the cluster says it (Cloud TPU, Slurm)."""
+    num_processes: Annotated[int | None, option("N")] = None
+    """How many processes there are, each with as many of the devices."""
+    process_id: Annotated[int | None, option("N")] = None
+    """Which of them this is, from 0; the first writes the run directory and prints."""
 
 
 @dataclass(frozen=True)
 class Args:
-    """Train a model on a mesh: a progress bar, and a run directory with config, metrics and checkpoints.
+    """Train a model on a mesh: a progress bar, and a run directory with config, metrics and checkpoints."""
 
-    Example: meshwright train tiny --on cpu:8 --mesh-dim 1,2,4,1 --batch 16 --seq-len 256 --steps 200
-    Go on: meshwright train runs/tiny --resume --steps 400 (on another mesh: --on cpu:4 --mesh-dim 1,4,1,1)
-    As one of two processes: ... --coordinator localhost:1234 --num-processes 2 --process-id 0
-    """
+    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    """A preset (tiny, llama3-8b, …), the path of a Hugging Face config.json, a plan.yaml, or with --resume a run."""
+    workload: WorkloadArgs = field(default_factory=WorkloadArgs)
+    run: RunArgs = field(default_factory=RunArgs)
+    strategy: StrategyArgs = field(default_factory=StrategyArgs)
+    process: ProcessArgs = field(default_factory=ProcessArgs)
 
-    subject: Annotated[Subject, tyro.conf.arg(name="")]
-    mesh_dim: str | None = None
-    """dp,fsdp,tp,sp as 1,-1,4,1, or names, as fsdp=-1,tp=4. One degree may be -1. Without it, the planner chooses."""
-    steps: int = 200
-    """The steps of the whole run, those before a --resume included."""
-    out: Path | None = None
-    """The run directory; runs/MODEL where nothing is said."""
-    resume: bool = False
-    """Go on from the last checkpoint of the run directory that stands in the model's place."""
-    data: tuple[str, ...] = ()
-    """Text files, or folders of .txt, .md and .py; without any, the sources of Python's standard library."""
-    learning_rate: float = 3e-3
-    """The rate that the warm-up ends at; it then falls to a tenth."""
-    save_every: int = 0
-    """Steps between checkpoints; 0 keeps the last only."""
-    way: Annotated[Way, tyro.conf.arg(name="")] = field(default_factory=Way)
-    processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
-    seed: int = 0
-    """Decides the first parameters and the order of the data."""
-    json: bool = False
-    """Print the measured record instead of the bar."""
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said of the plan."""
+        return given_options(self.workload, self.strategy) | {"mesh": self.run.mesh}
 
 
 def run(args: Args) -> int:
     """Train, and print what was measured beside what was planned."""
-    from meshwright.training import is_first_process, train
+    from meshwright.runtime import Processes, claim_devices
+    from meshwright.training import is_first_process, run_steps
 
-    config, directory = (_resumed if args.resume else _begun)(args)
+    config, directory = (_resumed if args.run.resume else _begun)(args)
     system = parse_system(config.hardware)
-    claim_devices(system, args.processes)
+    claim_devices(system, Processes(**vars(args.process)))
     plan = make_plan(config.workload, config.mesh, system, config.strategy).predicted
     is_first = is_first_process()
-    if is_first and not args.json:
+    if is_first and not args.run.json:
         print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(plan)}", flush=True)
-    with _bar(config.steps, plan, is_quiet=args.json or not is_first) as on_step:
-        record = train(config, directory, on_step=on_step)
+    with _bar(config.steps, plan, is_quiet=args.run.json or not is_first) as on_step:
+        record = run_steps(config, directory, on_step=on_step)
     if not is_first:
         return 0
-    if args.json:
+    if args.run.json:
         print(json.dumps(record.to_json(), indent=2))
     else:
         print(f"measured: {speed(record)}   (plan: {speed(plan)})\n next   meshwright generate {directory}")
@@ -138,51 +112,31 @@ def run(args: Args) -> int:
 
 def _begun(args: Args) -> tuple[RunConfig, Path]:
     """A new run's config, and its directory, which must not hold one already."""
-    from meshwright.training import Optimizer, RunConfig, load_corpus
+    plan = plan_to_run(args.model, args.options)
+    directory = args.run.output or Path("runs") / plan.workload.model.name
+    from meshwright.training import new_run
 
-    load_corpus(args.data)  # A file that is not there is told of before anything starts.
-    plan = args.way.of(as_run(choose_plan(args.subject, args.mesh_dim)))
-    directory = args.out or Path("runs") / plan.workload.model.name
-    if (directory / "config.json").exists():
-        raise MeshwrightError(
-            f"{directory} holds a run; `meshwright train {directory} --resume` goes on with it, --out starts another"
-        )
-    config = RunConfig(
-        workload=plan.workload,
-        mesh=plan.mesh,
-        hardware=plan.hardware,
-        optimizer=Optimizer(learning_rate=args.learning_rate, decay_steps=args.steps),
-        steps=args.steps,
-        seed=args.seed,
-        data=args.data,
-        save_every=args.save_every,
-        strategy=plan.strategy,
-    )
-    return config, directory
+    run = args.run
+    return new_run(plan, directory, steps=run.steps, save_every=run.save_every, settings=_settings(run)), directory
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """The config of the run in the model's place, with the steps, hardware and mesh that the arguments change."""
-    from meshwright.training import read_config
+    """The config of the run in the model's place as it goes on; what is left out of it is said."""
+    from meshwright.training import resumed_run
 
-    if said := [name for name, value in vars(args.way).items() if value is not None]:
-        raise MeshwrightError(f"--{said[0].replace('_', '-')} is for a new run; one that goes on keeps its way")
-    directory = Path(args.subject.model)
-    before = read_config(directory)
-    system = parse_system(args.subject.on or before.hardware)
-    changed = args.mesh_dim is not None or str(system) != before.hardware
-    mesh = parse_mesh(args.mesh_dim or "dp=1,fsdp=-1", num_devices=system.num_devices) if changed else before.mesh
-    steps = max(args.steps, before.steps)
-    changes = {"hardware": str(system), "mesh": mesh, "steps": steps, "save_every": args.save_every}
-    return replace(before, strategy=_kept_way(before, mesh), **changes), directory
+    if args.run.output is not None:
+        raise MeshwrightError(f"a run that goes on stays in its directory; leave -o {args.run.output} out")
+    directory, run = Path(args.model), args.run
+    options = args.options | _settings(run)
+    config, lines = resumed_run(directory, steps=run.steps, save_every=run.save_every, options=options)
+    for line in lines:
+        print(line, file=sys.stderr)
+    return config, directory
 
 
-def _kept_way(before: RunConfig, mesh: MeshShape) -> Strategy:
-    """The strategy of a run as it goes on on a mesh: what changes nothing there is left out, and said."""
-    idle = without_effect(before.workload, mesh, before.strategy)
-    for name, reason in idle.items():
-        print(f"{name}={getattr(before.strategy, name)!r} is left out on {mesh}: {reason}", file=sys.stderr)
-    return replace(before.strategy, **{name: getattr(DEFAULT, name) for name in idle})
+def _settings(run: RunArgs) -> dict[str, Any]:
+    """What is said of a new run alone."""
+    return {"data": run.data or None, "learning_rate": run.learning_rate, "seed": run.seed}
 
 
 @contextmanager

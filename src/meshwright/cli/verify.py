@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from meshwright.cli.common import Subject, choose_plan
+from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.page import check_page
 from meshwright.cli.tables import console, folded, headline, show, table
 from meshwright.cli.waiting import waiting
-from meshwright.errors import MeshwrightError
-from meshwright.planner import Plan, as_run
+from meshwright.planner import Plan, plan_to_run
 from meshwright.record import Record
 from meshwright.units import show_seconds
 
@@ -22,74 +21,63 @@ if TYPE_CHECKING:
     from meshwright.verification import Verification
 
 
+EXAMPLES = (
+    "meshwright verify tiny --on cpu:8 --mesh 2,2,2,1 --batch 16 --seq-len 256",
+    "meshwright verify llama3-8b --num-layers 2 --on v5e:4x4 --mesh 1,4,4,1 --batch 16",
+    "meshwright verify plan.yaml --run runs/tiny",
+    "meshwright verify runs/tiny",
+)
+
+
+@dataclass(frozen=True)
+class CompareArgs:
+    """What to compare, and how."""
+
+    mesh: Mesh = None
+    """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
+    run: Annotated[Path | None, option("DIRECTORY")] = None
+    """Compare with what a run of the same step measured too."""
+    effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
+    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. Default: fast."""
+    tolerance: Annotated[float | None, option("SHARE")] = None
+    """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
+    html: Annotated[Path | None, option("FILE", "-o")] = None
+    """Write one page with all of it, and the timeline of the step."""
+    json: Json = False
+    """Print {"predicted", "compiled", "measured", "rows", "differences"} instead of the table."""
+
+
 @dataclass(frozen=True)
 class Args:
-    """Compile the real train step for a mesh and lay predicted | compiled side by side; no accelerator is needed.
+    """Compile the real train step for a mesh and compare predicted | compiled; no accelerator is needed."""
 
-    Example: meshwright verify tiny --on cpu:8 --mesh-dim 2,2,2,1 --batch 16 --seq-len 256
-    For a TPU slice: meshwright verify llama3-8b --num-layers 2 --on v5e:4x4 --mesh-dim 1,4,4,1 --batch 16
-    With what a run measured: meshwright verify runs/tiny, or meshwright verify plan.yaml --run runs/tiny
-    """
-
-    subject: Annotated[Subject, tyro.conf.arg(name="")]
-    mesh_dim: str | None = None
-    """dp,fsdp,tp,sp as 1,-1,4,1, or names, as fsdp=-1,tp=4. One degree may be -1. Without it, the planner chooses."""
-    run: Path | None = None
-    """The directory of a run of the same step: what it measured is laid beside."""
-    effort: Literal["fast", "default"] = "fast"
-    """What the TPU compiler spends: fast for counts and bytes, default for the schedule that will really run."""
-    tolerance: float | None = None
-    """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
-    html: Path | None = None
-    """Write the whole of it as one page to look at, with the timeline of the step."""
-    json: bool = False
-    """Print {"predicted", "compiled", "measured", "rows", "differences"} instead of the table."""
+    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    """A preset (tiny, llama3-8b, …), the path of a Hugging Face config.json, a plan.yaml, or a run directory."""
+    workload: WorkloadArgs = field(default_factory=WorkloadArgs)
+    compare: CompareArgs = field(default_factory=CompareArgs)
+    strategy: StrategyArgs = field(default_factory=StrategyArgs)
 
 
 def run(args: Args) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
-    plan, measured = _plan_and_measured(args)
-    check_page(args.html)
-    from meshwright.verification import verify
+    compare = args.compare
+    check_page(compare.html)
+    options = given_options(args.workload, args.strategy) | {"mesh": compare.mesh}
+    what: str | Plan = args.model
+    if not Path(args.model).is_dir():
+        what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
+    from meshwright.verification import plan_and_measured, verify_plan
 
+    plan, measured = plan_and_measured(what, compare.run, options)
     with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
-        found = verify(plan, effort=args.effort, measured=measured)
-    if args.html is not None:
-        _write_page(args.html, found, measured)
-    if args.json:
+        found = verify_plan(plan, effort=compare.effort, measured=measured)
+    if compare.html is not None:
+        _write_page(compare.html, found, measured)
+    if compare.json:
         print(json.dumps(_json(found, measured), indent=2))
     else:
         _print(found)
-    return int(args.tolerance is not None and any(row.exceeds(args.tolerance) for row in found.rows))
-
-
-def _plan_and_measured(args: Args) -> tuple[Plan, Record | None]:
-    """The plan that the arguments mean, and what a run of it measured, where they name one."""
-    named = Path(args.subject.model)
-    is_run = (named / "config.json").is_file()
-    if is_run:
-        return _of_run(named)
-    plan = as_run(choose_plan(args.subject, args.mesh_dim))
-    if args.run is None:
-        return plan, None
-    ran, measured = _of_run(args.run)
-    for what in ("workload", "mesh", "hardware"):
-        if getattr(ran, what) != getattr(plan, what):
-            raise MeshwrightError(
-                f"{args.run} is a run of another {what}; `meshwright verify {args.run}` is of its own"
-            )
-    return plan, measured
-
-
-def _of_run(directory: Path) -> tuple[Plan, Record]:
-    """The plan of a run's step, and what it measured."""
-    from meshwright.hardware import parse_system
-    from meshwright.planner import make_plan
-    from meshwright.training import measured, read_config, read_metrics
-
-    config = read_config(directory)
-    plan = make_plan(config.workload, config.mesh, parse_system(config.hardware), config.strategy)
-    return plan, measured(config, read_metrics(directory))
+    return int(compare.tolerance is not None and any(row.exceeds(compare.tolerance) for row in found.rows))
 
 
 def _json(found: Verification, measured: Record | None) -> dict[str, Any]:

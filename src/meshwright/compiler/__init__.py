@@ -1,24 +1,22 @@
 """Compile programs for hardware that is not present, and read what the compiler made of them."""
 
 from meshwright.compiler.compile import cache_directory, compile_all, compile_in_child
-from meshwright.compiler.full_rematerializations import FullRematerialization, read_full_rematerializations
+from meshwright.compiler.full_rematerializations import read_full_rematerializations
 from meshwright.compiler.optimized import read_optimized
 from meshwright.compiler.program import CompiledProgram, CompileRequest, LoweredProgram, MeshMethod, UnusedConstraint
 from meshwright.compiler.records import read_program
 from meshwright.compiler.shardings import ShardingPair, read_shardings
-from meshwright.compiler.targets import Effort, check_compiler, compiler_name
+from meshwright.compiler.targets import Effort, compiler_name
 
 __all__ = [
     "CompileRequest",
     "CompiledProgram",
     "Effort",
-    "FullRematerialization",
     "LoweredProgram",
     "MeshMethod",
     "ShardingPair",
     "UnusedConstraint",
     "cache_directory",
-    "check_compiler",
     "compile_all",
     "compile_in_child",
     "compiler_name",

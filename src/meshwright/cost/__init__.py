@@ -1,6 +1,7 @@
 """Time of a collective and of an op, on links and chips at their full rate."""
 
-from meshwright.cost.achieved import contention_seconds, product_seconds, straggling_seconds
+from meshwright.cost.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
 from meshwright.cost.collective import (
     CollectiveTime,
     Term,
@@ -8,11 +9,24 @@ from meshwright.cost.collective import (
     gather_bytes_per_second,
     pipeline_transfer_seconds,
 )
-from meshwright.cost.compute import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.cost.comm_volume import (
+    activation_collectives,
+    dropless_padding_collectives,
+    is_of_weights,
+    step_collectives,
+    untaken_branch_collectives,
+    weight_collectives,
+)
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import StepFlops, attention_flops, branch_flops, model_flops, room_flops, step_flops
-from meshwright.cost.hbm_traffic import step_traffic
-from meshwright.cost.image_ops import ImageOp, convolution_seconds, image_ops
+from meshwright.cost.flops import (
+    attention_flops,
+    dropless_padding_flops,
+    model_flops,
+    step_flops,
+    untaken_branch_flops,
+)
+from meshwright.cost.hbm import hbm_bytes
+from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
     IMAGE_AXES,
     STATISTICS,
@@ -23,7 +37,6 @@ from meshwright.cost.images import (
     image_update_seconds,
 )
 from meshwright.cost.inference import (
-    DecodeTime,
     decode_seconds,
     decode_tokens_per_second,
     evicted_tokens,
@@ -46,11 +59,10 @@ from meshwright.cost.kv_cache import (
 )
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
-from meshwright.cost.model_states import parameter_elements, states_bytes
+from meshwright.cost.model_states import states_bytes
 from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
 from meshwright.cost.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
-    OpTime,
     critical_batch,
     critical_tokens_fsdp_tp,
     critical_tokens_moe,
@@ -60,9 +72,10 @@ from meshwright.cost.roofline import (
     network_intensity,
     op_seconds,
 )
-from meshwright.cost.serving_memory import last_true, most_sequences, serving_memory, weight_bytes
+from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
 from meshwright.cost.serving_products import hit_experts, product_time
-from meshwright.cost.serving_step import (
+from meshwright.cost.serving_time import (
     BOUNDS,
     ServingStep,
     batch_of_equal_reads,
@@ -81,44 +94,27 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.ticks import all_runs, before_stages, is_shared_before
-from meshwright.cost.traffic import (
-    activation_collectives,
-    branch_collectives,
-    is_of_weights,
-    room_collectives,
-    step_collectives,
-    weight_collectives,
-)
-from meshwright.cost.traffic_stages import KEPT_INPUTS
 from meshwright.cost.whole_sums import is_summed_whole
 
 __all__ = [
     "BOUNDS",
     "IMAGE_AXES",
-    "KEPT_INPUTS",
     "STATISTICS",
     "CollectiveTime",
-    "DecodeTime",
-    "ImageOp",
     "Intensity",
-    "OpTime",
     "PassSeconds",
     "PricedProduct",
     "PricedWay",
     "RingWork",
     "ServingStep",
-    "StepFlops",
     "Term",
     "activation_collectives",
-    "all_runs",
     "argument_bytes",
     "attention_flops",
     "batch_of_equal_reads",
-    "before_stages",
     "best_fsdp_degree",
-    "branch_collectives",
-    "branch_flops",
+    "borrowed_figures",
+    "borrowed_notes",
     "buffer_seconds",
     "collective_efficiency",
     "collective_seconds",
@@ -134,11 +130,14 @@ __all__ = [
     "decode_seconds",
     "decode_tokens_per_second",
     "device_cache_bytes",
+    "dropless_padding_collectives",
+    "dropless_padding_flops",
     "evicted_tokens",
     "feedforward_texts",
     "free_bytes",
     "gather_bytes_per_second",
     "hardware_intensity",
+    "hbm_bytes",
     "hit_experts",
     "host_bytes",
     "image_collectives",
@@ -151,12 +150,10 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
-    "is_shared_before",
     "is_summed_whole",
     "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",
-    "last_true",
     "matmul_bytes",
     "mean_cache_bytes",
     "microbatch_seconds",
@@ -166,19 +163,15 @@ __all__ = [
     "offloaded_bytes",
     "op_seconds",
     "paged_tokens",
-    "parameter_elements",
     "pipeline_transfer_seconds",
     "power_of_two",
     "prefill_seconds",
     "prefill_servers",
     "price",
     "product_efficiency",
-    "product_seconds",
     "product_time",
     "read_cache_bytes",
     "ring_work",
-    "room_collectives",
-    "room_flops",
     "sequence_cache_bytes",
     "serving_collectives",
     "serving_flops",
@@ -189,10 +182,11 @@ __all__ = [
     "step_collectives",
     "step_flops",
     "step_memory",
-    "step_traffic",
     "straggling_seconds",
     "token_cache_bytes",
     "training_seconds",
+    "untaken_branch_collectives",
+    "untaken_branch_flops",
     "update_seconds",
     "utilisation",
     "wasted_share",

@@ -1,7 +1,8 @@
-"""The activations of one microbatch on one device: what a layer keeps for backward, and what its backward works with.
+"""Fold over a step: the activations of one microbatch on one device, from the arrays of a layer's ops.
 
-What is kept follows from the remat policy, and is what XLA keeps of the decoder in `meshwright.models`; what is live
-beside it was read off the buffers of compiled steps at their peak (`benchmarks/memory.py`).
+What a layer keeps for backward follows from the remat policy, and is what XLA keeps of the decoder in
+`meshwright.models`; what is live beside it was read off the buffers of compiled steps at their peak
+(`benchmarks/memory.py`).
 """
 
 from __future__ import annotations
@@ -9,29 +10,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.cost.ticks import vocab_axes
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
+from meshwright.step import (
     BLOCK,
     DEFAULT,
     RULES,
     Strategy,
     Workload,
-    expert_rows,
+    dropless_padding,
     num_query_chunks,
     scores_made,
     token_axes,
 )
+from meshwright.step.blocks import program
+from meshwright.step.ir import Array, ForwardOps, Step
+from meshwright.step.layer import Lookup
+from meshwright.step.pipeline import LOGITS, is_lockstep
+from meshwright.step.train import train_step
 
 
 @dataclass(frozen=True)
 class Activations:
-    """The bytes of each kind of activation; widths are in elements of the compute dtype."""
+    """The bytes of each kind of activation in a layer of `stack`; widths are in elements of the compute dtype."""
 
     workload: Workload
     mesh: MeshShape
     strategy: Strategy = DEFAULT
+    stack: str = "layers"
+
+    @cached_property
+    def step(self) -> Step:
+        """The step."""
+        return train_step(self.workload, self.mesh, self.strategy)
+
+    @cached_property
+    def ops(self) -> ForwardOps:
+        """The ops of one layer, forward."""
+        return self.step.ops.forward[self.stack]
 
     @cached_property
     def tokens(self) -> int:
@@ -84,7 +100,7 @@ class Activations:
         gradients come later; the stream and its gradient. All but TPUs keep the gathered inputs of both blocks and the
         gathered gradients of their outputs.
         """
-        copies = (1 if self.strategy.reruns_blocks else 2) * self.narrow if self.narrow < 4 else 0
+        copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
         heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
@@ -109,86 +125,131 @@ class Activations:
         by op there are three float32 arrays: the log-softmax, the loss's gradient for it, and that for the logits; a
         fourth, their exponential, where tp splits the vocab (torch/distributed/tensor/parallel/loss.py).
         """
-        arrays = 1 if self.strategy.fuses_loss else 3 if self.mesh.tp == 1 else 4
-        elements = self.tokens * self.workload.model.vocab / self.mesh.degree(vocab_axes(self.mesh, self.strategy))
-        return 4 * arrays * elements + 2 * self.narrow * self.inputs
+        arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
+        return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
+
+    @cached_property
+    def logit_elements(self) -> float:
+        """The logits of one device."""
+        local = self.step.extents.local_dims
+        return sum(local((*op.rows, *op.columns)) for op in self.step.ops.forward[LOGITS].matmuls)
+
+    @cached_property
+    def table_elements(self) -> float:
+        """The elements of the tables that tokens are looked up in, as one device has them in use."""
+        lookups = (
+            op for op in program(self.workload.model).embedding if isinstance(op, Lookup) and not op.is_positional
+        )
+        degree = self.mesh.tp * (self.mesh.pp if is_lockstep(self.mesh, self.strategy) else 1)
+        return sum(op.rows[1] * op.columns[1] for op in lookups) / degree
+
+    @cached_property
+    def lookup_elements(self) -> float:
+        """Those of them that do not make the logits too."""
+        return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
     def narrow(self) -> float:
         """The bytes of an element as products have it."""
         return dtype_bytes(self.workload.compute_dtype)
 
-    @property
+    def _size(self, array: Array) -> float:
+        """The elements of an array on one device."""
+        return self.step.extents.local(array)
+
+    @cached_property
     def inputs(self) -> float:
         """A block's gathered input."""
-        return self.tokens * self.workload.model.embed
+        residual = self._residual
+        return self._size(residual) * (self.mesh.tp if "tp" in residual.split_axes else 1)
 
-    @property
+    @cached_property
     def stream(self) -> float:
         """The residual stream between blocks."""
-        return self.inputs / (self.mesh.tp if self.strategy.sequence_parallel else 1)
+        return self._size(self._residual)
 
-    @property
+    @cached_property
+    def _residual(self) -> Array:
+        """The residual stream, as the ops that add to it have it."""
+        return next(op.arrays[0] for op in self.ops.elementwise if op.kind == "residual")
+
+    @cached_property
     def queries(self) -> float:
         """The queries."""
-        return self.tokens * self.workload.model.num_heads * self.workload.model.query_key_dim / self.mesh.tp
+        return sum(self._size(op.query) for op in self.ops.attention)
 
-    @property
+    @cached_property
     def mixed(self) -> float:
         """What attention mixes of the values."""
-        return self.tokens * self.workload.model.num_heads * self.workload.model.value_dim / self.mesh.tp
+        return sum(self._size(op.output) for op in self.ops.attention)
 
     @property
     def keys(self) -> float:
         """The keys and values of the device's own tokens."""
-        model = self.workload.model
-        return self.tokens * model.num_kv_heads * (model.query_key_dim + model.value_dim) / self.mesh.tp
+        return self.seen / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
 
-    @property
+    @cached_property
     def values(self) -> float:
         """The values of the device's own tokens."""
-        return self.tokens * self.workload.model.num_kv_heads * self.workload.model.value_dim / self.mesh.tp
+        gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
+        return sum(self._size(op.value) for op in self.ops.attention) / gathered
 
-    @property
+    @cached_property
     def seen(self) -> float:
         """The keys and values that are kept for a device's queries: those of the whole sequence where it is gathered.
 
         Of a ring its own, which come round again; after Ulysses' exchange those of all tokens, of as many fewer heads.
         """
-        is_gathered = self.strategy.attention == "scores" or self.strategy.sequence == "gather"
-        return self.keys * (self.mesh.degree(RULES["sequence"]) if is_gathered else 1)
+        return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
     @property
+    def _is_gathered(self) -> bool:
+        """Whether keys and values of a split sequence are gathered."""
+        return self.strategy.attention == "scores" or self.strategy.sequence == "gather"
+
+    @cached_property
     def width(self) -> float:
-        """What the mlp's last product reads; of experts that of all rows that there is room for."""
-        model, experts = self.workload.model, self.workload.model.experts
-        if experts is None:
-            return self.tokens * model.mlp / self.mesh.tp
-        return (self.tokens * experts.shared_mlp + self._expert_rows * experts.mlp) / self.mesh.tp
+        """What an MLP's last product reads; of experts that of all rows that there is room for."""
+        return sum(size for size, _ in self._gated)
 
-    @property
+    @cached_property
+    def first_products(self) -> float:
+        """What the products give that an MLP begins with."""
+        return sum(size * count for size, count in self._gated)
+
+    @cached_property
+    def _gated(self) -> list[tuple[float, int]]:
+        """The elements of each activation function's result, and how many products it reads."""
+        return [
+            (self._size(op.arrays[0]) * self._padding(op.arrays[0]), 2 if op.kind == "gated" else 1)
+            for op in self.ops.elementwise
+            if op.kind in ("gated", "activation")
+        ]
+
+    def _padding(self, array: Array) -> float:
+        """The rows that there is room for, over those of an array of experts' rows in balance; 1 of any other."""
+        return dropless_padding(self.workload, self.mesh) if "R" in array.symbols else 1.0
+
+    @cached_property
     def routed(self) -> float:
         """The rows that experts of a device work on, of whichever device their tokens are."""
-        return self._expert_rows * self.workload.model.embed
-
-    @property
-    def _expert_rows(self) -> float:
-        """The rows that the experts of a device have room for: copies of tokens, those of all devices of tp."""
-        return expert_rows(self.workload, self.mesh, self.strategy) if self.workload.model.experts else 0.0
-
-    @property
-    def first_products(self) -> float:
-        """What the products give that the mlp begins with."""
-        return self.width * (2 if self.workload.model.gated else 1)
+        local, first = self.step.extents.local_dims, next((op for op in self.ops.matmuls if op.experts), None)
+        if first is None:
+            return 0.0
+        return local((*first.experts, *first.rows, *first.inner)) * dropless_padding(self.workload, self.mesh)
 
     @property
     def scores(self) -> float:
         """The attention scores of one chunk of queries, or of both halves of them; a fused kernel makes none."""
         if self.strategy.attention != "scores":
             return 0.0
-        queries = self.tokens / num_query_chunks(self.workload.seq_len)
-        queries *= scores_made(self.workload, self.mesh)
-        return queries * self.workload.model.num_heads / self.mesh.tp * self.workload.seq_len
+        made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)
+        return made * self._heads * self.workload.seq_len
+
+    @cached_property
+    def _heads(self) -> float:
+        """The heads of all queries on one device: tokens x heads."""
+        return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
         """The bytes live where a fused attention goes block by block; a kernel of TPUs has those of blocks on the chip.
@@ -204,7 +265,7 @@ class Activations:
             return round_ring
         sequences = self.tokens * self.mesh.sp / self.workload.seq_len
         side = min(BLOCK, self.workload.seq_len // (self.mesh.sp if is_split else 1) // 2)
-        heads = self.workload.model.num_heads / self.mesh.tp / (1 if is_split else self.mesh.sp)
+        heads = self._heads / self.tokens / (1 if is_split else self.mesh.sp)
         return 4 * 4 * sequences * heads * side**2 + round_ring
 
     @property
@@ -216,6 +277,6 @@ class Activations:
         if not self.workload.keeps_read and self.workload.remat != "alternate":
             return 0.0
         if self.strategy.attention != "scores":
-            return 4 * self.tokens * self.workload.model.num_heads / self.mesh.tp
+            return 4 * self._heads
         is_whole = num_query_chunks(self.workload.seq_len) == 1 and self.workload.remat == "none"
         return 4 * self.scores if is_whole else 0.0

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.workload import ModelConfig
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -79,22 +77,13 @@ UPDATE_PASSES_ONE_BY_ONE = 23
 epsilon added 2, parameter 4."""
 
 
-def layer_passes(model: ModelConfig, *, fuses: bool, dropout: bool) -> Iterator[tuple[str, Pass]]:
-    """Every pass of a layer but the softmax's, with what its elements are: `stream`, `heads` or `mlp`."""
-    table = FUSED if fuses else ONE_BY_ONE
-    norm = table["norm"] if fuses else table["layer" if model.norm == "layer" else "rms"]
-    for _ in range(1 if model.parallel_blocks else 2):
-        yield "stream", norm
-    for _ in range(2):
-        yield "stream", table["residual"]
-        if dropout:
-            yield "stream", DROPOUT["residual"]
-    # Queries, keys and values; gate and up.
-    for _ in range(3 if model.gated else 2):
-        yield "stream", table["branch"]
-    if model.positions == "rotary":
-        yield "heads", table["rotary"]
-    yield "mlp", table["gated" if model.gated else "activation"]
+def pass_of(kind: str, *, fuses: bool) -> Pass:
+    """What an elementwise op of a step moves for each element of its arrays (`step.ir.Elementwise`)."""
+    if kind == "dropout":
+        return DROPOUT["residual"]
+    if kind in ("norm", "layer_norm"):
+        return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
+    return (FUSED if fuses else ONE_BY_ONE)[kind]
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from meshwright.hardware import dtype_bytes
-from meshwright.workload import ModelConfig, Serving, ServingLayout, cache_axes
+from meshwright.step import ModelConfig, Serving, ServingLayout, cache_axes
 
 
 def cache_width(model: ModelConfig) -> int:
@@ -20,8 +20,9 @@ def cache_width(model: ModelConfig) -> int:
 
 
 def kept_tokens(serving: Serving) -> int:
-    """The tokens of a sequence at its end whose keys and values are still looked at."""
-    return min(serving.context, serving.model.sliding_window or serving.context)
+    """The tokens of a sequence at its end whose keys and values are still read, the mean over layers."""
+    kept = serving.model.mean_over_layers(lambda window: min(serving.context, window or serving.context))
+    return math.ceil(kept)
 
 
 def paged_tokens(serving: Serving) -> int:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from meshwright.cost.activations import Activations
-from meshwright.cost.model_states import States, gathered_elements
-from meshwright.cost.ticks import before_stages, is_lockstep, kept_layers, of_stages, stage_slots, vocab_axes
-from meshwright.cost.traffic import stage_layers
+from meshwright.cost.model_states import States
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, Strategy, Workload, is_zigzag, token_axes
+from meshwright.step import DEFAULT, Strategy, Workload, is_zigzag, token_axes
+from meshwright.step.blocks import program
+from meshwright.step.ir import Block, Matmul
+from meshwright.step.layer import Stack
+from meshwright.step.pipeline import (
+    LOGITS,
+    is_lockstep,
+    kept_layers,
+    pre_pipeline_stack,
+    pre_pipeline_strategy,
+    stage_layers,
+)
 
 Kind = Literal["tpu", "gpu", "cpu"]
 
-MLP = tuple(f"{prefix}{name}" for prefix in ("", "expert_", "shared_") for name in ("gate", "up", "down"))
-"""The weights of mlps."""
-
 ALWAYS = ("parameters", "optimizer", "activations", "gradients")
 """The terms that are told even where they are 0."""
-
-ATTENTION_INPUTS = ("query", "key", "value")
-"""The weights whose gradients wait for that of attention."""
-
-TRANSPOSED = ("down", "output")
-"""The stacked weights that XLA:GPU copies once a step, since the dim they are gathered along is their last.
-
-Those of a pipeline's stages that the TPU compiler copies are `ATTENTION_INPUTS`.
-"""
 
 
 def step_memory(
@@ -100,15 +98,22 @@ class _Step:
         """The activations of one microbatch."""
         return Activations(self.workload, self.mesh, self.strategy)
 
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The layers that stages share."""
+        before = self.before
+        return tuple(stack for stack in program(self.workload.model).stacks if stack is not before)
+
+    @cached_property
+    def before(self) -> Stack | None:
+        """The layers that all stages run before the pipeline."""
+        return pre_pipeline_stack(program(self.workload.model), self.mesh, self.strategy)
+
     @property
     def layers(self) -> int:
         """The layers of a stage, empty slots too, without those that all stages run before theirs."""
-        return stage_slots(self.staged.model.num_layers, self.mesh, self.strategy)
-
-    @cached_property
-    def staged(self) -> Workload:
-        """The workload with the layers alone that stages share."""
-        return of_stages(self.workload, self.mesh, self.strategy)
+        repeats = self.activations.step.repeats
+        return sum(repeats[stack.name].once for stack in self.stacks)
 
     @property
     def is_lockstep(self) -> bool:
@@ -133,48 +138,47 @@ class _Step:
         The gradient of a tied table, and in PyTorch on GPUs that of any, is made once the weight is no longer needed;
         else there may be both.
         """
-        is_apart = self.kind == "gpu" and self.strategy.flat_buffers
+        is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
         both = 1 if self.workload.model.tied_embeddings or is_apart else 2
         return {
             "activations": self._kept(last=True),
             "gradients": self._summed(),
             "logits": self.activations.logits + self._narrow_logits(),
-            "gathered": both * self._gathered(self._logits_weight()),
+            "gathered": both * self._gathered(self._logits_weight),
         }
 
     def _narrow_logits(self) -> float:
         """On GPUs the gradient of the logits in the compute dtype, for its two products, beside the float32 logits."""
         size = dtype_bytes(self.workload.compute_dtype)
-        if self.kind != "gpu" or self.strategy.flat_buffers or size == 4:
+        if self.kind != "gpu" or self.strategy.profile.flat_buffers or size == 4:
             return 0.0
-        degree = self.mesh.degree(vocab_axes(self.mesh, self.strategy))
-        return size * self.activations.tokens * self.workload.model.vocab / degree
+        return size * self.activations.logit_elements
 
     def _attention(self) -> dict[str, float]:
         """The backward pass of a layer's attention."""
         return self._in_layer() | {
             "working": self.activations.in_attention(on_tpu=self.kind == "tpu") + self._arriving(),
-            "gathered": self._gathered(ATTENTION_INPUTS) + self._prefetched(),
+            "gathered": self._gathered(self._weights(_makes_heads)) + self._prefetched(),
         }
 
     def _mlp(self) -> dict[str, float]:
         """The backward pass of a layer's mlp: its weights, and the gradient of one of them."""
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
-            "gathered": 4 / 3 * self._gathered(MLP) + self._prefetched(),
+            "gathered": 4 / 3 * self._gathered(self._weights(_is_mlp)) + self._prefetched(),
         }
 
     def _before(self) -> dict[str, float]:
         """The backward pass of the layers that all stages run before theirs: of one microbatch all of it is kept."""
-        if (before := before_stages(self.workload, self.mesh, self.strategy)) is None:
+        if (before := self.before) is None:
             return {}
-        held = Activations(replace(before.workload, remat="none"), before.mesh, before.strategy)
-        count = before.workload.model.num_layers
+        # Of these layers nothing is kept but what runs: all of one microbatch's is made again, and then there.
+        count = before.num_layers
+        again = pre_pipeline_strategy(self.strategy, before)
+        held = Activations(replace(self.workload, remat="none"), self.mesh, again, before.name)
         return self._in_layer() | {
             "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
-            "gathered": count
-            * self.activations.narrow
-            * gathered_elements(before.workload.model, self.mesh.tp, self.mesh.ep, ()),
+            "gathered": count * self.activations.narrow * self._elements(held.ops.matmuls),
         }
 
     def _in_layer(self) -> dict[str, float]:
@@ -190,16 +194,23 @@ class _Step:
             terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
         if self.mesh.pp == 1:
             terms["logits gradient"] = self._pending()
-        if names := self._transposed():
+        if elements := self._transposed():
             each = dtype_bytes(self.workload.param_dtype) / (self.mesh.fsdp * self.mesh.sp)
-            terms["transposed weights"] = self.layers * each * self._elements(names)
+            terms["transposed weights"] = self.layers * each * elements
         return terms
 
-    def _transposed(self) -> tuple[str, ...]:
-        """The stacked weights that a compiler copies once a step, laid as its products want them."""
-        if self.kind == "gpu" and not self.strategy.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
-            return TRANSPOSED
-        return ATTENTION_INPUTS if self.kind == "tpu" and self.is_lockstep else ()
+    def _transposed(self) -> float:
+        """The elements of a layer's stacked weights that a compiler copies once a step, laid as its products want them.
+
+        XLA:GPU copies those that it gathers along their last dim, the TPU compiler inputs of attention over stages.
+        """
+        if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
+            regions = self.activations.step.ops.forward
+            mixed = {name for name, ops in regions.items() if any(op.experts for op in ops.matmuls)}
+            return self._weights(
+                lambda op: op.is_summed and (op.block is Block.ATTENTION or op.region.name not in mixed)
+            )
+        return self._weights(_makes_heads) if self.kind == "tpu" and self.is_lockstep else 0.0
 
     def _pending(self) -> float:
         """What is left of the loss in the layers' backward pass: the gradient of the logits' weight, not yet summed.
@@ -207,9 +218,9 @@ class _Step:
         XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
         made, of the logits' gradient and what the product read.
         """
-        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.flat_buffers:
+        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
             return self.activations.logits - self.activations.narrow * self.activations.inputs
-        return self._whole(self._logits_weight())
+        return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
         """The gradient of the table of embeddings, whole, and its sum over devices."""
@@ -217,8 +228,8 @@ class _Step:
         return {
             "activations": self._kept() if self.is_lockstep else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
-            "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight()),
-            "table gradient": 2 * self._whole(("embedding",)),
+            "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight),
+            "table gradient": 2 * self._whole(self.activations.table_elements),
         }
 
     def _update(self) -> dict[str, float]:
@@ -233,7 +244,7 @@ class _Step:
     def _kept(self, *, last: bool = False) -> float:
         """The activations that all layers keep for backward; GPipe in lockstep keeps the inputs of the loss too."""
         if self.is_lockstep:
-            layers = kept_layers(self.staged.model.num_layers, self.mesh, self.strategy) * self.activations.kept
+            layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
             inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
             return layers + is_kept * inputs
@@ -249,27 +260,44 @@ class _Step:
         Weights are in the buffer they are gathered into and copied out of it; gradients copied into the buffer they are
         summed from, which is let go a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
         """
-        if not self.strategy.flat_buffers:
+        if not self.strategy.profile.flat_buffers:
             return 0.0
         summed = dtype_bytes(self.strategy.gradient_dtype or self.workload.compute_dtype)
-        return (2 * self.activations.narrow + 2 * summed) * self._elements(())
+        return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)
 
-    def _gathered(self, names: tuple[str, ...]) -> float:
+    def _gathered(self, elements: float) -> float:
         """The bytes of some gathered weights of one layer; none where parameters are kept whole."""
-        return self._whole(names) if self.strategy.zero_stage == 3 else 0.0
+        return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
 
-    def _whole(self, names: tuple[str, ...]) -> float:
-        """The bytes of some weights of one layer as products have them."""
-        return self.activations.narrow * self._elements(names)
+    def _whole(self, elements: float) -> float:
+        """The bytes of some weights as products have them."""
+        return self.activations.narrow * elements
 
-    def _elements(self, names: tuple[str, ...]) -> float:
-        """The elements of some weights of one layer as one device multiplies by them; of tables all that it has."""
-        shares = self.mesh.pp if self.is_lockstep and not {"embedding", "unembedding"}.isdisjoint(names) else 1
-        return gathered_elements(self.workload.model, self.mesh.tp, self.mesh.ep, names) / shares
+    def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
+        """The elements of some weights of one layer as one device multiplies by them."""
+        regions = self.activations.step.ops.forward
+        stacks = program(self.workload.model).stacks
+        return sum(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in stacks)
 
-    def _logits_weight(self) -> tuple[str, ...]:
-        """The weight that makes the logits."""
-        return ("embedding" if self.workload.model.tied_embeddings else "unembedding",)
+    def _elements(self, ops: Iterable[Matmul]) -> float:
+        """The elements of the weights of some products."""
+        local = self.activations.step.extents.local_dims
+        return sum(local((*op.experts, *op.inner, *op.columns)) for op in ops)
+
+    @property
+    def _logits_weight(self) -> float:
+        """The elements of the weight that makes the logits."""
+        return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
+
+
+def _makes_heads(op: Matmul) -> bool:
+    """Whether a product makes queries, keys or values, whose gradients wait for that of attention."""
+    return any(dim.letter == "K" for dim in op.columns)
+
+
+def _is_mlp(op: Matmul) -> bool:
+    """Whether a product is one of an MLP's or of experts'; a router's is not."""
+    return op.block is Block.MLP and op.is_rounded
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:

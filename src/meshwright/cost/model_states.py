@@ -11,23 +11,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from meshwright.cost.ticks import is_lockstep
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
-    IN_USE,
-    RULES,
     ModelConfig,
-    Parameter,
     Strategy,
     Workload,
     chunk_slots,
     leaves,
     local_parameter_shape,
     parameters,
-    used_shape,
 )
+from meshwright.step.optimizer import factored_dims
+from meshwright.step.pipeline import is_lockstep
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
 """The arrays of a parameter's size that an optimizer keeps beside it.
@@ -37,9 +34,6 @@ Lion has one (arXiv:2302.06675). sgd is without momentum. Of Adafactor, without 
 
 COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1}
 """The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
-
-FACTORED_FROM = 128
-"""The size from which on Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
 
 BLOCK_OF_8BIT = 256
 """The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
@@ -121,17 +115,6 @@ def factored_elements(model: ModelConfig, mesh: MeshShape) -> int:
         else:
             count += size + 2
     return count
-
-
-def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The second largest and the largest dim of a parameter, over which Adafactor takes means; None where it does not.
-
-    Of equal ones the later counts as the larger.
-    """
-    by_size = sorted(range(len(shape)), key=shape.__getitem__)
-    if len(shape) < 2 or shape[by_size[-2]] < FACTORED_FROM:
-        return None
-    return by_size[-2], by_size[-1]
 
 
 @dataclass(frozen=True)
@@ -226,23 +209,3 @@ class States:
     def _kept_on(self) -> MeshShape:
         """The mesh that shards what stays from step to step."""
         return replace(self.mesh, dp=1) if self.strategy.zero_stage else replace(self.mesh, dp=1, fsdp=1, sp=1)
-
-
-@lru_cache(maxsize=1 << 12)
-def gathered_elements(model: ModelConfig, tp: int, ep: int, names: tuple[str, ...]) -> float:
-    """The elements of some weights as one device multiplies by them, for one layer where they are stacked.
-
-    names: the last parts of their paths; empty for all weights of a layer. Once gathered, a weight is split over tp and
-    ep alone.
-    """
-    mesh = MeshShape(tp=tp, ep=ep)
-    return sum(
-        math.prod(used_shape(parameter, mesh, path)) / parameter.num_layers
-        for path, parameter in leaves(parameters(model))
-        if (path.rpartition(".")[2] in names if names else "." in path) and _is_gathered(parameter)
-    )
-
-
-def _is_gathered(parameter: Parameter) -> bool:
-    """Whether a parameter is stored in shards that its use gathers; norms and biases are kept whole."""
-    return "norm" not in parameter.axes and any(name in IN_USE and RULES[name] for name in parameter.axes)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.cost.compute import PassSeconds, attention_seconds
+from meshwright.cost.seconds import PassSeconds, attention_seconds
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Phase
-from meshwright.workload import Strategy, Workload
+from meshwright.step import Strategy, Workload
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from meshwright.cost.attention import attention_share
 from meshwright.cost.kv_cache import device_sequences, device_tokens, read_cache_bytes
 from meshwright.cost.roofline import OpTime
 from meshwright.hardware import System
-from meshwright.workload import Serving, ServingLayout
+from meshwright.step import Serving, ServingLayout
 
 
 def decode_attention_time(serving: Serving, layout: ServingLayout, batch: int, system: System) -> OpTime:
@@ -44,8 +44,12 @@ def prefill_attention_time(serving: Serving, layout: ServingLayout, batch: int, 
 def prompt_pairs(serving: Serving) -> float:
     """The pairs of a query and a key that it sees in a prompt: half of all, of a sliding window those inside it."""
     length = serving.prompt_len
-    window = min(serving.model.sliding_window or length, length)
-    return length * window - window * window / 2
+
+    def pairs(window: int | None) -> float:
+        keys = min(window or length, length)
+        return length * keys - keys * keys / 2
+
+    return serving.model.mean_over_layers(pairs)
 
 
 def _device_heads(serving: Serving, layout: ServingLayout) -> float:

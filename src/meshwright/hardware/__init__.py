@@ -1,23 +1,19 @@
 """Chips and fabrics as data, and what a mesh axis laid on a fabric can carry."""
 
-from meshwright.hardware.chip import Chip, Dcn, Level, Torus
-from meshwright.hardware.dtypes import DTYPE_BYTES, canonical_dtype, dtype_bytes
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes
 from meshwright.hardware.fabric import IDLE, Crossing, Layout, Placement, Ring, lay_mesh
 from meshwright.hardware.load import chip_names, chips, load_chip, load_hardware
 from meshwright.hardware.system import System, make_system, parse_system
 
 __all__ = [
-    "DTYPE_BYTES",
     "IDLE",
     "Chip",
     "Crossing",
-    "Dcn",
     "Layout",
-    "Level",
     "Placement",
     "Ring",
     "System",
-    "Torus",
     "canonical_dtype",
     "chip_names",
     "chips",

@@ -28,6 +28,11 @@ class System:
     shape: tuple[int, ...]
     num_slices: int = 1
 
+    @classmethod
+    def parse(cls, text: str) -> System:
+        """The system of a text, `v5p:4x4x4`; see `parse_system`."""
+        return parse_system(text)
+
     @property
     def num_chips(self) -> int:
         """All chips, of all slices."""

@@ -16,7 +16,7 @@ from itertools import combinations
 import numpy as np
 
 from meshwright.hlo.dataflow import VIEWS, origin, uses
-from meshwright.hlo.evaluate import evaluate, slice_sizes
+from meshwright.hlo.evaluation import evaluate, slice_sizes
 from meshwright.hlo.groups import Axes
 from meshwright.hlo.module import Instruction, Module
 from meshwright.record import Collective, LoweredAs, Lowering

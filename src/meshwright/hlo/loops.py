@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.hlo.dataflow import element
-from meshwright.hlo.evaluate import evaluate
+from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.module import Instruction, Module
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d{1,18})"')

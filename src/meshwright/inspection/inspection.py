@@ -13,9 +13,12 @@ from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.run_checks import run_checks
-from meshwright.record import Collective, Record
+from meshwright.inspection.words import evidence, fix
+from meshwright.notebook import card
+from meshwright.record import MOST_SHOWN, Collective, Record
 from meshwright.runtime import within_slice
 from meshwright.simulate import Schedule, simulate
+from meshwright.units import show_flops, show_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,30 @@ class Inspection:
     module: Module
     program: CompiledProgram | None = None
     schedule: Schedule | None = None
+
+    def __repr__(self) -> str:
+        """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""
+        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.record.mesh.items() if degree > 1) or "one device"
+        kinds = ", ".join(finding.kind for finding in self.findings[:3])
+        found = f"{len(self.findings)} findings: {kinds}" if self.findings else "no finding"
+        return f"<Inspection of {self.name} on {mesh}: {len(self.collectives)} collectives, {found}>"
+
+    def _repr_html_(self) -> str:
+        """The inspection in a notebook: the findings, then collectives, memory and flops by scope."""
+        record, count = self.record, len(self.findings)
+        mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
+        found = [
+            (finding.kind, show_seconds(finding.seconds) if finding.seconds else "", evidence(finding), fix(finding))
+            for finding in self.findings[:MOST_SHOWN]
+        ]
+        scopes = [(scope or "(no scope)", show_flops(flops)) for scope, flops in self.flops_by_scope.items()]
+        tables = (
+            (("finding", "costs a step", "evidence", "fix"), found),
+            *record.tables(),
+            (("flops by scope", ""), scopes[:MOST_SHOWN]),
+        )
+        answer = f"{count} finding{'s' if count != 1 else ''}" if count else "no finding"
+        return card(f"{self.name} · {mesh} · {record.hardware}", answer, tables, record.notes)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

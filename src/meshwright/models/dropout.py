@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.runtime import ShardingContext, token_order
-from meshwright.workload import Strategy
+from meshwright.step import Strategy
 
 Place = int
 """What is dropped in a layer: attention's weights, its output, that of the mlp or the experts."""
@@ -25,14 +25,14 @@ WEIGHTS, ATTENTION, MLP = range(3)
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Draws:
+class DropoutRng:
     """What decides what is dropped: the share of it, a key, and the number of each token [b, s] in its step's batch."""
 
     rate: float = field(metadata={"static": True})
     key: Array
     tokens: Array
 
-    def of(self, number: Array | int) -> Draws:
+    def fold_in(self, number: Array | int) -> DropoutRng:
         """The draws of one of several things, as layers are, that are drawn for apart."""
         return replace(self, key=jax.random.fold_in(self.key, number))
 
@@ -42,7 +42,7 @@ class Draws:
         return jax.vmap(jax.vmap(partial(jax.random.fold_in, self.key)))(self.tokens)
 
 
-def numbers_of(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
+def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
     """The number of each token of a batch [b, s], counted in the order of its text, in whichever order it lies."""
     batch, length = shape
     lies = token_order(length, layout, strategy)
@@ -51,29 +51,29 @@ def numbers_of(shape: tuple[int, ...], layout: ShardingContext, strategy: Strate
     return rows[:, None] * length + layout.place(places, "sequence")
 
 
-def dropped(x: Array, draws: Draws | None, layout: ShardingContext, place: Place) -> Array:
+def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Place) -> Array:
     """x [b, s, d], which joins the residual stream, without the elements drawn; the others larger by as much."""
-    if draws is None:
+    if rng is None:
         return x
-    tokens = layout.place(draws.tokens, "batch", "residual_sequence")
-    keys = replace(draws.of(place), tokens=tokens).keys
-    return _without(x, jax.vmap(jax.vmap(partial(_kept, rate=draws.rate, size=x.shape[-1])))(keys), draws.rate)
+    tokens = layout.place(rng.tokens, "batch", "residual_sequence")
+    keys = replace(rng.fold_in(place), tokens=tokens).keys
+    return _without(x, jax.vmap(jax.vmap(partial(_kept, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
 
 
-def dropped_weights(weights: Array, draws: Draws | None) -> Array:
+def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
     """Attention's weights [b, k, g, s, t] without those drawn; the others larger by as much."""
-    if draws is None:
+    if rng is None:
         return weights
     _, num_kv_heads, group, _, num_keys = weights.shape
     heads = jnp.arange(num_kv_heads * group, dtype=jnp.uint32).reshape(num_kv_heads, group)
     heads = jax.reshard(heads, jax.P(*jax.typeof(weights).sharding.spec.partitions[1:3]))
 
     def of_token(key: Array, head: Array) -> Array:
-        return _kept(jax.random.fold_in(key, head), rate=draws.rate, size=num_keys)
+        return _kept(jax.random.fold_in(key, head), rate=rng.rate, size=num_keys)
 
     # Mapped from the innermost dim out: queries, query heads, kv heads, sequences.
     of_row = jax.vmap(jax.vmap(jax.vmap(of_token, (0, None)), (None, 0)), (None, 0))
-    return _without(weights, jax.vmap(of_row, (0, None))(draws.of(WEIGHTS).keys, heads), draws.rate)
+    return _without(weights, jax.vmap(of_row, (0, None))(rng.fold_in(WEIGHTS).keys, heads), rng.rate)
 
 
 def _kept(key: Array, *, rate: float, size: int) -> Array:

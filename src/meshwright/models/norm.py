@@ -1,43 +1,91 @@
-"""RMSNorm (arXiv:1910.07467), with its backward written out."""
+"""RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450), with their backward written out.
+
+Of JAX's own backward XLA:CPU takes seven times as long, most of it for a product that is summed over the last dim (JAX
+0.10.2). As an einsum that is not slow, and two passes are enough.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from meshwright.step.layer import Norm
 
-def norm(x: Array, scale: Array, epsilon: float) -> Array:
-    """x [b, s, d] divided by the root of its mean square, and scaled: in float32, given in the dtype of x.
 
-    Of JAX's own backward XLA:CPU takes seven times as long, most of it for a product that is summed over d (JAX
-    0.10.2). As an einsum that is not slow, and two passes are enough.
-    """
-    return _normed(epsilon, x, scale)
+def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
+    """The norm of x [..., d] over its last dim: in float32, returned in the dtype of x."""
+    if op.offset:
+        scale = scale.astype(jnp.float32) + op.offset
+    if op.kind == "layer":
+        moved: Any = _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
+        return moved
+    normed: Any = _rms_norm(op.epsilon, x, scale)
+    return normed if bias is None else normed + bias.astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normed(epsilon: float, x: Array, scale: Array) -> Array:
-    return _forward(epsilon, x, scale)[0]
+def _rms_norm(epsilon: float, x: Array, scale: Array) -> Array:
+    """x divided by the root of its mean square, and scaled."""
+    return _rms_forward(epsilon, x, scale)[0]
 
 
-def _forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+def _rms_forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     """The result, and what backward needs."""
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return (wide * inverse * scale).astype(x.dtype), (x, scale, inverse)
 
 
-def _backward(_: float, kept: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _rms_backward(_: float, kept: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, Array]:
     """The gradients of x and of its scale."""
     x, scale, inverse = kept
     normal, gradient = x.astype(jnp.float32) * inverse, gradient.astype(jnp.float32)
     of_normal = gradient * scale
-    inner = jnp.einsum("bsd,bsd->bs", of_normal, normal)[..., None] / x.shape[-1]
-    of_x = inverse * (of_normal - normal * inner)
-    return of_x.astype(x.dtype), jnp.sum(gradient * normal, axis=(0, 1)).astype(scale.dtype)
+    of_x = inverse * (of_normal - normal * _mean_product(of_normal, normal))
+    return of_x.astype(x.dtype), _sum_of_tokens(gradient * normal).astype(scale.dtype)
 
 
-_normed.defvjp(_forward, _backward)
+_rms_norm.defvjp(_rms_forward, _rms_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _layer_norm(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
+    """x less its mean, divided by its standard deviation, scaled and moved."""
+    return _layer_forward(epsilon, x, scale, bias)[0]
+
+
+def _layer_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
+    """The result, and what backward needs."""
+    wide = x.astype(jnp.float32)
+    mean = jnp.mean(wide, axis=-1, keepdims=True)
+    centred = wide - mean
+    inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
+    return (centred * inverse * scale + bias).astype(x.dtype), (x, scale, bias, mean, inverse)
+
+
+def _layer_backward(_: float, kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, Array]:
+    """The gradients of x, of its scale and of its bias."""
+    x, scale, bias, mean, inverse = kept
+    normal, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
+    of_normal = gradient * scale
+    centred = of_normal - jnp.mean(of_normal, axis=-1, keepdims=True)
+    of_x = inverse * (centred - normal * _mean_product(of_normal, normal))
+    of_scale, of_bias = _sum_of_tokens(gradient * normal), _sum_of_tokens(gradient)
+    return of_x.astype(x.dtype), of_scale.astype(scale.dtype), of_bias.astype(bias.dtype)
+
+
+_layer_norm.defvjp(_layer_forward, _layer_backward)
+
+
+def _mean_product(left: Array, right: Array) -> Array:
+    """The mean over the last dim of a product, that dim kept."""
+    return jnp.einsum("...d,...d->...", left, right)[..., None] / left.shape[-1]
+
+
+def _sum_of_tokens(x: Array) -> Array:
+    """The sum over all dims but the last."""
+    return jnp.sum(x, axis=tuple(range(x.ndim - 1)))

@@ -11,33 +11,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.errors import MeshwrightError
-from meshwright.models.decoder import (
-    STACKS,
-    Weights,
-    attended,
-    cross_entropy,
-    embed,
-    fed_forward,
-    logits,
-    places_of,
-    rematerialized,
-    table_in_use,
-)
-from meshwright.models.dropout import Draws
+from meshwright.models.context import LayerContext, Weights, positions_of
+from meshwright.models.decoder import STACKS
+from meshwright.models.dropout import DropoutRng
+from meshwright.models.ends import cross_entropy, embed, logits, table_in_use
+from meshwright.models.layer import run_layer
+from meshwright.models.remat import rematerialized
 from meshwright.runtime import Pipeline, ShardingContext, pipelined_loss, pipelined_loss_1f1b, wait_for_input
 from meshwright.runtime.experts_routing import Load
 from meshwright.runtime.pipeline import LayerOutput
 from meshwright.runtime.replicas import stack_replicas, unstack_replicas
-from meshwright.workload import (
-    ModelConfig,
-    Remat,
-    Strategy,
-    batch_before_stages,
-    check_stage_remat,
-    num_staged_layers,
-)
+from meshwright.step import ModelConfig, Remat, Strategy, batch_before_stages, check_stage_remat, num_staged_layers
+from meshwright.step.blocks import layers
+from meshwright.step.schedule import Schedule, slot_layers
 
 
 def staged_loss_and_load(
@@ -49,14 +36,14 @@ def staged_loss_and_load(
     strategy: Strategy,
     dtype: Any,
     remat: Remat,
-    draws: Draws | None = None,
+    rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
     """The mean loss in nats of `batch` and the load of its experts, by the schedule of the strategy over pp.
 
     The loss is the mean of `loss` over microbatches: as without stages, but that experts are balanced in each
     microbatch, and not in the batch. Layers are stacked over slots, which the rules of the layout split over pp; they
     may split `vocab` too, whose products all stages then share. Raises where the microbatches do not divide the batch,
-    or the schedule does not keep what `remat` says. draws say what is dropped.
+    or the schedule does not keep what `remat` says. rng: what is dropped, if anything.
     """
     check_stage_remat(remat, layout.mesh, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
@@ -66,9 +53,9 @@ def staged_loss_and_load(
     stacked = {name: stack_replicas(weights, 1) for name, weights in params["layers"].items()}
     count = strategy.num_microbatches
     parts: dict[str, Any] = {name: microbatches(array, count, layout) for name, array in batch.items()}
-    if draws is not None:
-        keys = jnp.broadcast_to(draws.key, (count,))
-        parts["draws"] = replace(draws, key=keys, tokens=microbatches(draws.tokens, count, layout))
+    if rng is not None:
+        keys = jnp.broadcast_to(rng.key, (count,))
+        parts["rng"] = replace(rng, key=keys, tokens=microbatches(rng.tokens, count, layout))
     run: Any = pipelined_loss_1f1b if strategy.schedule == "1f1b" else pipelined_loss
     loss, loads = run(pipeline, ends, stacked, parts)
     return loss, None if loads is None else _load(loads, pipeline)
@@ -99,6 +86,7 @@ def _pipeline(
         virtual_stages=strategy.virtual_stages,
     )
     stage, has_dense = replace(layout, is_stage=True), "dense_layers" in specs
+    stack = layers(model)[-1]
 
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
         # Some compilers, left alone, gather tables once before all ticks and keep them whole.
@@ -108,17 +96,26 @@ def _pipeline(
 
     def first(ends: Weights, part: Weights) -> Array:
         ends, part = whole(ends, part)
-        x, _ = embed(ends, part["tokens"], before, dtype)
+        x, _ = embed(ends, part["tokens"], positions_of(part, model), model, before, dtype)
         return _through_dense(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
 
     def layer(weights: Weights, x: Array, part: Weights, number: Array) -> LayerOutput:
         weights = {
             name: unstack_replicas(rows, _of_layer(specs["layers"][name]), stage) for name, rows in weights.items()
         }
-        draws = _drawn(part, STACKS.index("layers"), number)
-        x, _ = attended(x, weights, places_of(part, model), model, stage, strategy=strategy, draws=draws)
-        x, load = fed_forward(x, weights, model, stage, strategy, draws)
-        return LayerOutput(x) if load is None else LayerOutput(x, *_balance(load, model))
+        context = LayerContext(
+            positions=positions_of(part, model),
+            layout=stage,
+            strategy=strategy,
+            rng=_rng(part, STACKS.index("layers"), number),
+            layer=number,
+        )
+        result = run_layer(stack, x, weights, context)
+        return (
+            LayerOutput(result.stream)
+            if result.load is None
+            else LayerOutput(result.stream, *_balance(result.load, model))
+        )
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
         ends, x = whole(_without(ends, "dense_layers"), x)
@@ -136,15 +133,15 @@ def _through_dense(
 ) -> Array:
     """The stream after the plain layers before those of experts, of those sequences that are a stage's own."""
     part = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, part)
-    where = places_of(part, model)
+    positions, stack = positions_of(part, model), layers(model)[0]
 
     def layer(x: Array, own: tuple[Weights, Array]) -> tuple[Array, None]:
         weights, number = own
-        draws = _drawn(part, STACKS.index("dense_layers"), number)
-        x, _ = attended(x, weights, where, model, layout, strategy=strategy, draws=draws)
-        return fed_forward(x, weights, model, layout, strategy, draws)[0], None
+        rng = _rng(part, STACKS.index("dense_layers"), number)
+        context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=rng, layer=number)
+        return run_layer(stack, x, weights, context).stream, None
 
-    return lax.scan(layer, x, (weights, jnp.arange(model.num_dense_layers)))[0]
+    return lax.scan(layer, x, (weights, jnp.arange(stack.num_layers)))[0]
 
 
 def _without(weights: Weights, stack: str) -> Weights:
@@ -152,9 +149,9 @@ def _without(weights: Weights, stack: str) -> Weights:
     return {name: array for name, array in weights.items() if name != stack}
 
 
-def _drawn(part: Weights, stack: int, number: Array) -> Draws | None:
-    """What a microbatch draws for a layer of a stack."""
-    return part["draws"].of(stack).of(number) if "draws" in part else None
+def _rng(part: Weights, stack: int, number: Array) -> DropoutRng | None:
+    """The dropout of a microbatch in a layer of a stack."""
+    return part["rng"].fold_in(stack).fold_in(number) if "rng" in part else None
 
 
 def _of_layer(spec: P) -> P:
@@ -163,7 +160,7 @@ def _of_layer(spec: P) -> P:
 
 
 def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
-    """What the load of a layer's experts, as `mix` has it, adds to the loss; and it [3, e], summed over devices."""
+    """What the load of a layer's experts adds to the loss; and the load [3, e], summed over devices."""
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load

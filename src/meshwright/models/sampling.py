@@ -11,9 +11,13 @@ import numpy as np
 from jax import Array
 
 from meshwright.mesh import MeshShape
-from meshwright.models.decoder import STACKS, Cache, block, embed, logits, placed
+from meshwright.models.context import Cache, LayerContext, position_info
+from meshwright.models.ends import embed, logits
+from meshwright.models.layer import run_layer
 from meshwright.runtime import ShardingContext
-from meshwright.workload import RULES, ModelConfig
+from meshwright.step import RULES, ModelConfig
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Stack
 
 CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")
 
@@ -74,17 +78,21 @@ def _forward(
     dtype: Any,
 ) -> tuple[Array, Cache]:
     """The logits [samples, length, vocab] of `tokens` from position `start` on, and the cache with them."""
-    where = placed(start + jnp.arange(tokens.shape[1]), model)
-    x, table = embed(params, tokens, layout, dtype)
-
-    def layer(x: Array, scanned: tuple[Any, Cache]) -> tuple[Array, Cache]:
-        weights, seen = scanned
-        return block(x, weights, where, model, layout, seen)
-
+    positions = position_info(start + jnp.arange(tokens.shape[1]), model)
+    x, table = embed(params, tokens, positions, model, layout, dtype)
     first, parts = 0, []
-    for weights in (params[stack] for stack in STACKS if stack in params):
-        last = first + weights["attention_norm"].shape[0]
-        x, part = jax.lax.scan(layer, x, (weights, Cache(*(array[first:last] for array in cache))))
+    for stack in layers(model):
+
+        def layer(x: Array, own: tuple[Any, Cache, Array], stack: Stack = stack) -> tuple[Array, Cache]:
+            weights, seen, number = own
+            context = LayerContext(positions=positions, layout=layout, layer=number, cache=seen)
+            result = run_layer(stack, x, weights, context)
+            assert result.cache is not None, "a layer without attention"
+            return result.stream, result.cache
+
+        last = first + stack.num_layers
+        own = (params[stack.name], Cache(*(array[first:last] for array in cache)), jnp.arange(stack.num_layers))
+        x, part = jax.lax.scan(layer, x, own)
         first, parts = last, [*parts, part]
     whole = Cache(*(jnp.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     return logits(params, x[:, -1:], table, model, layout), whole

@@ -1,30 +1,31 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
-from meshwright.planner.explain import how, reason, why
-from meshwright.planner.fit import Fix, lacking_bytes, ways_to_fit
-from meshwright.planner.nearby import chips_that_fit, nearby
-from meshwright.planner.plan import (
-    Plan,
-    as_run,
-    make_plan,
-    plan_from_data,
-    plan_to_data,
-    read_plan,
-    write_plan,
+from meshwright.planner.explain import gap_to, why
+from meshwright.planner.files import check_output
+from meshwright.planner.fit import Fix, ways_to_fit
+from meshwright.planner.library import PlanLike, find_meshes, plan_one_mesh, plan_to_run
+from meshwright.planner.neighbours import chips_that_fit, nearby
+from meshwright.planner.options import (
+    IMAGE_OPTIONS,
+    Count,
+    PlanOptions,
+    given,
+    read_count,
+    read_images,
+    read_mesh,
+    read_serving,
+    read_strategy,
+    read_system,
+    read_workload,
+    remats,
 )
-from meshwright.planner.predict import predict
-from meshwright.planner.rules_of_thumb import rules_of_thumb
+from meshwright.planner.plan import Plan, as_run, make_plan, plan_from_data, plan_to_data, read_plan, write_plan
+from meshwright.planner.prediction import predict
+from meshwright.planner.rules import rules_of_thumb
 from meshwright.planner.search import Ranking, find_best, plan_mesh, plan_stages, rank, rank_space
+from meshwright.planner.sentences import fact_data, how, say
 from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
-from meshwright.planner.serving_explain import (
-    PrefillShare,
-    ServingThresholds,
-    bound_in_words,
-    prefill_share,
-    serving_reason,
-    thresholds,
-    why_serving,
-)
+from meshwright.planner.serving_explain import bound_in_words, prefill_share, serving_reason, thresholds, why_serving
 from meshwright.planner.serving_plan import (
     ServingPlan,
     make_serving_plan,
@@ -33,49 +34,61 @@ from meshwright.planner.serving_plan import (
     serving_plan_to_data,
     write_serving_plan,
 )
-from meshwright.planner.space import Space, Way, run_strategy, runnable_space, whole_space
-from meshwright.planner.sweep import Point, Sweep, read_sweep, run_sweep
+from meshwright.planner.space import runnable_space, whole_space
+from meshwright.planner.sweep import Point, read_sweep, run_sweep
 
 __all__ = [
+    "IMAGE_OPTIONS",
+    "Count",
     "Fix",
     "Plan",
+    "PlanLike",
+    "PlanOptions",
     "Point",
-    "PrefillShare",
     "Ranking",
     "ServingPlan",
     "ServingPoint",
     "ServingRanking",
-    "ServingThresholds",
-    "Space",
-    "Sweep",
-    "Way",
     "as_run",
     "best_prefill",
     "bound_in_words",
+    "check_output",
     "chips_that_fit",
+    "fact_data",
     "find_best",
+    "find_meshes",
+    "gap_to",
+    "given",
     "how",
-    "lacking_bytes",
     "make_plan",
     "make_serving_plan",
     "nearby",
     "plan_from_data",
     "plan_mesh",
+    "plan_one_mesh",
     "plan_stages",
     "plan_to_data",
+    "plan_to_run",
     "predict",
     "prefill_share",
     "rank",
     "rank_serving",
     "rank_space",
+    "read_count",
+    "read_images",
+    "read_mesh",
     "read_plan",
+    "read_serving",
     "read_serving_plan",
+    "read_strategy",
     "read_sweep",
-    "reason",
+    "read_system",
+    "read_workload",
+    "remats",
     "rules_of_thumb",
-    "run_strategy",
     "run_sweep",
     "runnable_space",
+    "say",
     "serving_plan_from_data",
     "serving_plan_to_data",
     "serving_reason",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any
 
 from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import AXES, MeshShape, divisors
-from meshwright.planner.predict import predict
-from meshwright.workload import DEFAULT, REMATS, Strategy, Workload, check_mesh
+from meshwright.planner.prediction import predict
+from meshwright.step import DEFAULT, REMATS, Strategy, Workload, check_mesh
 
 MOST_CHANGES = 3
 """The changes made at once where fewer do not help."""
@@ -22,17 +21,41 @@ WORTH_IT = 0.98
 """Two changes are told beside one that helps alone where they take less than this share of its time."""
 
 
+@dataclass(frozen=True)
+class Change:
+    """One change: the option of `meshwright plan` and its value, which may be a mesh."""
+
+    option: str
+    value: str | int | MeshShape
+
+    @property
+    def flag(self) -> str:
+        """The change as an argument of the command."""
+        return f"--{self.option.replace('_', '-')} {self.value}"
+
+    def made(self, step: _Step) -> _Step:
+        """The step with this change."""
+        if isinstance(self.value, MeshShape):
+            return replace(step, mesh=self.value)
+        if self.option in WORKLOAD_FIELDS:
+            return replace(step, workload=replace(step.workload, **{self.option: self.value}))
+        return replace(step, strategy=replace(step.strategy, **{self.option: self.value}))
+
+
+WORKLOAD_FIELDS = ("remat", "param_dtype")
+"""The options that change the workload; others change the strategy."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fix:
     """Changes that make a step fit, and what they cost.
 
-    changes: each in words. flags: the same as arguments of `meshwright plan`. workload, mesh, strategy: the step with
+    workload, mesh, strategy: the step with
     them. peak_bytes: per device. step_seconds: as predicted; extra_seconds: beyond the step as it was, which would
     need more memory than there is; negative where the change is faster too.
     """
 
-    changes: tuple[str, ...]
-    flags: tuple[str, ...]
+    changes: tuple[Change, ...]
     workload: Workload
     mesh: MeshShape
     strategy: Strategy
@@ -80,23 +103,7 @@ class _Step:
         return lacking_bytes(self.workload, self.mesh, system, self.strategy) == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Change:
-    """One change: in words, as arguments, and as the fields it sets."""
-
-    words: str
-    flags: str
-    mesh: MeshShape | None = None
-    workload: Mapping[str, Any] = field(default_factory=dict)
-    strategy: Mapping[str, Any] = field(default_factory=dict)
-
-    def made(self, step: _Step) -> _Step:
-        """The step with this change."""
-        workload = replace(step.workload, **self.workload)
-        return _Step(workload, self.mesh or step.mesh, replace(step.strategy, **self.strategy))
-
-
-def _fastest(start: _Step, kinds: tuple[list[_Change], ...], system: System, before: float) -> Fix | None:
+def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
     """The fastest step that fits with one change of each kind; None where none does."""
     fixes = []
     for changes in product(*kinds):
@@ -108,13 +115,12 @@ def _fastest(start: _Step, kinds: tuple[list[_Change], ...], system: System, bef
     return min(fixes, key=lambda fix: fix.step_seconds, default=None)
 
 
-def _fix(step: _Step, changes: tuple[_Change, ...], system: System, before: float) -> Fix:
+def _fix(step: _Step, changes: tuple[Change, ...], system: System, before: float) -> Fix:
     """The changes with their cost."""
     record = predict(step.workload, step.mesh, system, step.strategy)
     seconds = record.step_seconds or 0.0
     return Fix(
-        changes=tuple(change.words for change in changes),
-        flags=tuple(change.flags for change in changes),
+        changes=changes,
         workload=step.workload,
         mesh=step.mesh,
         strategy=step.strategy,
@@ -136,14 +142,13 @@ def _is_legal(step: _Step) -> bool:
     return True
 
 
-def _remats(step: _Step) -> Iterator[_Change]:
+def _remats(step: _Step) -> Iterator[Change]:
     """The policies that keep less than the step's own."""
     for remat in REMATS[REMATS.index(step.workload.remat) + 1 :]:
-        what = "keep the inputs of layers in the host's memory" if remat == "offload" else f"remat {remat}"
-        yield _Change(words=what, flags=f"--remat {remat}", workload={"remat": remat})
+        yield Change("remat", remat)
 
 
-def _meshes(step: _Step, system: System) -> Iterator[_Change]:
+def _meshes(step: _Step, system: System) -> Iterator[Change]:
     """The meshes that an axis which keeps copies, or splits less, makes by giving its devices to fsdp or tp."""
     mesh = step.mesh
     for giver in AXES:
@@ -155,32 +160,14 @@ def _meshes(step: _Step, system: System) -> Iterator[_Change]:
                 other = replace(mesh, **degrees)
                 if system.chip.levels and other.tp > max(mesh.tp, system.chip.levels[0].degree):
                     continue
-                yield _Change(words=f"mesh {other}", flags=f"--mesh-dim {other}", mesh=other)
+                yield Change("mesh", other)
 
 
-def _strategies(step: _Step) -> Iterator[list[_Change]]:
+def _strategies(step: _Step) -> Iterator[list[Change]]:
     """What a strategy can change, each kind a list."""
     now, local = step.strategy, step.workload.batch // step.mesh.degree(("dp", "fsdp", "ep"))
-    yield [
-        _Change(
-            words=f"{parts} microbatches",
-            flags=f"--num-microbatches {parts}",
-            strategy={"num_microbatches": parts},
-        )
-        for parts in divisors(local)
-        if parts > now.num_microbatches
-    ]
-    yield [
-        _Change(words=f"ZeRO stage {stage}", flags=f"--zero-stage {stage}", strategy={"zero_stage": stage})
-        for stage in range(now.zero_stage + 1, 4)
-        if step.mesh.fsdp > 1
-    ]
-    yield [_Change(words="moments in 8 bits", flags="--optimizer adamw-8bit", strategy={"optimizer": "adamw-8bit"})] * (
-        now.optimizer == "adamw"
-    )
-    yield [
-        _Change(words="parameters and moments in bf16", flags="--param-dtype bf16", workload={"param_dtype": "bf16"})
-    ] * (step.workload.param_dtype == "f32")
-    yield [_Change(words="a fused attention kernel", flags="--attention flash", strategy={"attention": "flash"})] * (
-        now.attention == "scores"
-    )
+    yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
+    yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]
+    yield [Change("optimizer", "adamw-8bit")] * (now.optimizer == "adamw")
+    yield [Change("param_dtype", "bf16")] * (step.workload.param_dtype == "f32")
+    yield [Change("attention", "flash")] * (now.attention == "scores")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost import (
     IMAGE_AXES,
     STATISTICS,
+    borrowed_notes,
     contention_seconds,
     image_collectives,
     image_flops,
@@ -20,11 +21,11 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh, make_system
 from meshwright.mesh import MeshShape, divisors
-from meshwright.planner.predict import SIMULATED
+from meshwright.planner.prediction import SIMULATED
 from meshwright.planner.waits import move_seconds
 from meshwright.record import Bound, Collective, Record, merge
+from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import ImageWorkload, check_image_mesh, num_image_parameters
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 
@@ -96,7 +97,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         bound=_bound(workload, mesh, system, breakdown),
         breakdown_seconds=breakdown,
         collectives=merge(moves),
-        notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else ()), PLANNED_ONLY),
+        notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)), PLANNED_ONLY),
     )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.predict import predict
+from meshwright.notebook import card
+from meshwright.planner.files import read_data, write_data
+from meshwright.planner.prediction import predict
 from meshwright.record import Record, record_from_json
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     Strategy,
     Workload,
@@ -20,7 +24,7 @@ from meshwright.workload import (
     check_runnable,
     check_stage_remat,
     check_strategy,
-    workload_from_data,
+    logical_rules,
 )
 
 FORMAT = 1
@@ -31,7 +35,9 @@ FORMAT = 1
 class Plan:
     """A workload on a mesh of a system, run in one way, with its predicted record.
 
-    hardware_file: the TOML file that describes the chip, where it is none of the project's own.
+    `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` say how
+    arrays lie on it. hardware_file: the TOML file of a chip that is not one of the project's. alternatives: the meshes
+    ranked after this one, where a search found it; they are not written to a file.
     """
 
     workload: Workload
@@ -40,6 +46,56 @@ class Plan:
     predicted: Record
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
+    alternatives: tuple[Plan, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """The plan in a YAML or JSON file."""
+        return read_plan(Path(path))
+
+    def write(self, path: str | Path) -> None:
+        """Write the plan, whole or not at all: as JSON to a `.json`, else as YAML."""
+        write_plan(self, Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, as its file has it."""
+        return plan_to_data(self)
+
+    @property
+    def rules(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
+        """The mesh axes of each logical axis, as `flax.linen.logical_axis_rules` takes them."""
+        shown = {}
+        for name, axes in logical_rules(self.strategy).items():
+            live = tuple(axis for axis in axes if self.mesh.degree(axis) > 1)
+            shown[name] = live if len(live) > 1 else live[0] if live else None
+        return tuple(shown.items())
+
+    def shardings(self, tree: Any, axes: Mapping[str, Sequence[str | None]] | None = None) -> Any:
+        """A `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape), on `plan.mesh()`.
+
+        Without `axes` the tree holds the parameters of the plan's own model, and each leaf is found by its path
+        (`layers.query`). With `axes` it is anybody's: regular expressions over paths (`.*attention.*kernel`) to the
+        logical axis of each dim, the first that matches the whole path; None is a dim that nothing splits.
+
+        Raises:
+            MeshwrightError: where a leaf has no rule, an expression matches no leaf, or a degree does not divide a dim.
+        """
+        from meshwright.runtime.carry import plan_shardings
+
+        return plan_shardings(self, tree, axes)
+
+    def __str__(self) -> str:
+        """What is planned, the mesh, and the answer, in two lines."""
+        workload = self.workload
+        tokens = f"{workload.batch:,} × {workload.seq_len:,} tokens"
+        return f"{workload.model.name} · train · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: the answer, the meshes ranked after it, the terms of step and memory."""
+        title, answer = str(self).split("\n")
+        meshes = [(str(plan.mesh), str(plan.predicted)) for plan in self.alternatives[:5]]
+        others = (("other meshes", ""), meshes)
+        return card(title, answer, (others, *self.predicted.tables()), self.predicted.notes)
 
     @property
     def system(self) -> System:
@@ -56,9 +112,9 @@ class Plan:
             check_stage_remat(self.workload.remat, self.mesh, self.strategy)
         except MeshwrightError as error:
             return str(error)
-        for name in (field.name for field in fields(Strategy) if field.name not in RUN):
+        for name in (known.name for known in fields(Strategy) if known.name not in RUN):
             if (value := getattr(self.strategy, name)) != (runs := getattr(DEFAULT, name)):
-                return f"{name}={value!r} can be planned, but what runs has {name}={runs!r}"
+                return f"{name}={value} can be planned, but what runs has {name}={runs}"
         is_refused = lay_mesh(self.system, self.mesh.layout).is_refused
         return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 
@@ -142,21 +198,21 @@ def plan_from_data(data: dict[str, Any], *, name: str) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write the plan as YAML, whole or not at all."""
-    import yaml  # A tenth of a second that plans without a file need not wait for.
-
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(yaml.safe_dump(plan_to_data(plan), sort_keys=False, allow_unicode=True))
-    partial.rename(path)
+    """Write the plan, whole or not at all: as JSON to a `.json`, else as YAML."""
+    write_data(plan_to_data(plan), path)
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a YAML file."""
-    import yaml
-
+    """The plan in a YAML or JSON file."""
     if not path.is_file():
         raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {path}` writes one")
-    try:
-        return plan_from_data(yaml.safe_load(path.read_text()), name=str(path))
-    except yaml.YAMLError as error:
-        raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    return plan_from_data(read_data(path), name=str(path))
+
+
+def is_plan_file(path: str | Path) -> bool:
+    """Whether a path names a plan's file: YAML by its name, JSON by what is in it."""
+    path = Path(path)
+    if path.suffix != ".json" or not path.is_file():
+        return path.suffix in (".yaml", ".yml")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return '"meshwright_plan"' in file.read(200)

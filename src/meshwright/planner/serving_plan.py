@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost import ServingStep, serving_flops, serving_memory, serving_step
+from meshwright.cost import ServingStep, borrowed_notes, serving_flops, serving_memory, serving_step
 from meshwright.errors import MeshwrightError
+from meshwright.families import serving_from_data
 from meshwright.hardware import Layout, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
+from meshwright.planner.files import read_data, write_data
 from meshwright.record import Record, merge, record_from_json
-from meshwright.workload import CacheSplit, Serving, ServingLayout, check_serving, serving_from_data
+from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
 FORMAT = 1
 """The version of the file; another is refused."""
@@ -97,7 +98,7 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: Layou
         tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
         breakdown_seconds=step.breakdown_seconds,
         collectives=merge(step.collectives),
-        notes=laid.notes,
+        notes=laid.notes + borrowed_notes(system),
     )
 
 
@@ -122,7 +123,7 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
     """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
     if not isinstance(data, dict) or data.get("meshwright_serving_plan") != FORMAT:
         raise MeshwrightError(
-            f"{name} is not a serving plan of format {FORMAT}; `meshwright plan … --for decode -o {name}` writes one"
+            f"{name} is not a serving plan of format {FORMAT}; `meshwright plan … --serve decode -o {name}` writes one"
         )
     try:
         return ServingPlan(
@@ -138,30 +139,11 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
 
 def write_serving_plan(plan: ServingPlan, path: Path) -> None:
     """Write the plan, whole or not at all: as JSON to a .json, else as YAML."""
-    data = serving_plan_to_data(plan)
-    if path.suffix == ".json":
-        text = json.dumps(data, indent=2)
-    else:
-        import yaml  # A tenth of a second that plans without a file need not wait for.
-
-        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.rename(path)
+    write_data(serving_plan_to_data(plan), path)
 
 
 def read_serving_plan(path: Path) -> ServingPlan:
     """The plan in a file, of JSON where it is named so, else of YAML."""
     if not path.is_file():
-        raise MeshwrightError(f"no serving plan {str(path)!r}; `meshwright plan … --for decode -o {path}` writes one")
-    if path.suffix == ".json":
-        try:
-            return serving_plan_from_data(json.loads(path.read_text()), name=str(path))
-        except json.JSONDecodeError as error:
-            raise MeshwrightError(f"{path} is not JSON: {error}") from None
-    import yaml
-
-    try:
-        return serving_plan_from_data(yaml.safe_load(path.read_text()), name=str(path))
-    except yaml.YAMLError as error:
-        raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+        raise MeshwrightError(f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {path}` writes one")
+    return serving_plan_from_data(read_data(path), name=str(path))

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.plan import check_kernel
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     REMATS,
     STAGE_REMATS,
@@ -148,7 +148,7 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
     """What `meshwright train` runs today; an error that says why where that is nothing."""
     check_runnable(workload.model, MeshShape())
-    base = replace(DEFAULT, attention=run_attention(system))
+    base = replace(DEFAULT, attention=run_attention(workload.model, system))
     return Space(
         workload=workload, system=system, axes=AXES, remats=remats or _policies(base), base=base, is_runnable=True
     )
@@ -156,15 +156,15 @@ def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...]
 
 def run_strategy(model: ModelConfig, mesh: MeshShape, system: System) -> Strategy:
     """How a step is run on a mesh of which nothing else is said."""
-    return _on_mesh(replace(DEFAULT, attention=run_attention(system)), model, mesh)
+    return _on_mesh(replace(DEFAULT, attention=run_attention(model, system)), model, mesh)
 
 
-def run_attention(system: System) -> Attention:
-    """How a step computes attention where nothing is said: by a fused kernel on TPUs.
+def run_attention(model: ModelConfig, system: System) -> Attention:
+    """How a step computes attention where nothing is said: by a fused kernel on TPUs, but for scores with a cap.
 
     GPUs have cuDNN's, where `attention='cudnn'` asks for it.
     """
-    return "flash" if system.chip.kind == "tpu" else "scores"
+    return "flash" if system.chip.kind == "tpu" and not model.attention_softcap else "scores"
 
 
 def planned_attention(system: System) -> Attention:

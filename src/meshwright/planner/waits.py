@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.cost import (
-    KEPT_INPUTS,
     activation_collectives,
     collective_efficiency,
     collective_seconds,
@@ -20,7 +19,8 @@ from meshwright.cost import (
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Kind, Phase
-from meshwright.workload import DEFAULT, RULES, Strategy, Workload
+from meshwright.step import DEFAULT, RULES, Strategy, Workload
+from meshwright.step.pipeline import KEPT_INPUTS
 
 CRITICAL = frozenset({"tp", "sp", "ep", "pp"})
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
@@ -165,12 +165,14 @@ def _activation_waits(workload: Workload, mesh: MeshShape, system: System, strat
 def _weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[Waits, Waits]:
     """What a step waits for weights once, and for each microbatch: each use of a weight takes as long."""
     layout = lay_mesh(system, mesh.layout)
+    # Virtual stages take microbatches in groups of as many as there are stages.
+    group = mesh.pp if strategy.virtual_stages > 1 else 1
     one, two = (
         waits(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
-        for parts in (1, 2)
+        for parts in (group, 2 * group)
     )
-    each = two + one * -1
-    return one + each * -1, each
+    each = (two + one * -1) * (1 / group)
+    return one + each * -group, each
 
 
 def _ends_of(mesh: MeshShape) -> MeshShape:

@@ -2,12 +2,13 @@
 
 from meshwright.runtime.arrays import DTYPES, abstract, initialise, shardings
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
+from meshwright.runtime.devices import Processes, claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
 from meshwright.runtime.mesh import abstract_mesh, across_slices, build_mesh, within_slice
 from meshwright.runtime.modes import MODES, Mode
 from meshwright.runtime.pipeline import Pipeline, pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
-from meshwright.runtime.product import CompiledProduct, compile_product, make_product_mesh, run_product
+from meshwright.runtime.product import compile_product, make_product_mesh, run_product
 from meshwright.runtime.sequence import attend, token_order
 from meshwright.runtime.sharding_context import ShardingContext, cotangent_spec
 from meshwright.runtime.single_collective import build_collective
@@ -15,9 +16,9 @@ from meshwright.runtime.single_collective import build_collective
 __all__ = [
     "DTYPES",
     "MODES",
-    "CompiledProduct",
     "Mode",
     "Pipeline",
+    "Processes",
     "ShardingContext",
     "abstract",
     "abstract_mesh",
@@ -27,6 +28,7 @@ __all__ = [
     "attend",
     "build_collective",
     "build_mesh",
+    "claim_devices",
     "compile_product",
     "cotangent_spec",
     "initialise",

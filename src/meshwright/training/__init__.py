@@ -2,7 +2,8 @@
 
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import load_corpus
-from meshwright.training.loop import Row, is_first_process, measured, train
+from meshwright.training.library import new_run, resumed_run, train
+from meshwright.training.loop import is_first_process, measured, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.run import RunConfig, read_config, read_metrics
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
@@ -10,7 +11,6 @@ from meshwright.training.step import abstract_state, initial_state, lower_train_
 __all__ = [
     "Checkpoints",
     "Optimizer",
-    "Row",
     "RunConfig",
     "abstract_state",
     "initial_state",
@@ -18,8 +18,11 @@ __all__ = [
     "load_corpus",
     "lower_train_step",
     "measured",
+    "new_run",
     "read_config",
     "read_metrics",
+    "resumed_run",
+    "run_steps",
     "train",
     "train_step",
 ]

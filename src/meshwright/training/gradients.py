@@ -4,7 +4,7 @@ With several microbatches, or with weights that ZeRO-1 and 2 gather once a step,
 shards that each part gathers and scatters back itself (ZeRO-3), or whole weights. They are typed unreduced over the
 devices that hold copies, so that parts add up their own, in the parameters' dtype or that of sums, whichever is wider,
 and one sum over devices ends the step. Whole gradients are scattered once at its end (ZeRO-1), or part by part, so that
-none is kept (ZeRO-2). Norm scales, whose products take no such types, are summed part by part.
+none is kept (ZeRO-2). Scales and biases, whose products and sums take no such types, are summed part by part.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.models import loss_and_load, staged_loss_and_load
-from meshwright.models.dropout import Draws, numbers_of
+from meshwright.models.dropout import DropoutRng, token_numbers
 from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.experts_routing import Load
-from meshwright.workload import Parameter, Strategy, Workload, parameters
+from meshwright.step import Parameter, Strategy, Workload, parameters
 
 Batch = Mapping[str, Array]
 
@@ -39,17 +39,15 @@ def loss_and_gradients(
     if strategy.dropout:
         key = jax.random.wrap_key_data(batch["draws"], impl="threefry2x32")
         batch = {name: array for name, array in batch.items() if name != "draws"}
-        batch |= {"numbers": numbers_of(batch["tokens"].shape, layout, strategy)}
+        batch |= {"numbers": token_numbers(batch["tokens"].shape, layout, strategy)}
     is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
-        draws = Draws(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
+        rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
         run = staged_loss_and_load if is_staged else loss_and_load
-        return run(
-            params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, draws=draws
-        )
+        return run(params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
         return jax.value_and_grad(loss_of, has_aux=True)(params, batch)
@@ -134,15 +132,19 @@ def _layout_of(
 
 
 def _along(parameter: Parameter) -> str:
-    """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks."""
-    return "residual_sequence" if "router" in parameter.axes else "sequence"
+    """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks.
+
+    So do positions, which are looked up for it.
+    """
+    return "residual_sequence" if {"router", "positions"} & {*parameter.axes} else "sequence"
 
 
 def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
     """The weights as products use them."""
 
     def whole(array: Array, parameter: Parameter) -> Array:
-        return _layout_of(parameter, layout, workload, strategy).weight(array, *parameter.axes, dtype=dtype)
+        own = _layout_of(parameter, layout, workload, strategy)
+        return own.weight(array, *parameter.axes, dtype=dtype, along=_along(parameter))
 
     return _map(whole, shards, workload)
 
@@ -167,9 +169,9 @@ def _unchanged(gradients: Any) -> tuple[Any]:
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """A tree like the parameters with all changed but norm scales."""
+    """A tree like the parameters with all changed but scales and biases."""
     return jax.tree.map(
-        lambda array, parameter: array if "norm" in parameter.axes else change(array, parameter),
+        lambda array, parameter: array if parameter.role == "vector" else change(array, parameter),
         arrays,
         parameters(workload.model),
     )

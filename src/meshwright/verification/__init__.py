@@ -1,8 +1,9 @@
 """Compare a plan with the program that its compiler makes, and with a measured run."""
 
-from meshwright.verification.compare import Row, StaticOverhead, compare, in_plans_terms
+from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms
 from meshwright.verification.differences import Cause, Difference
-from meshwright.verification.verify import Verification, static_overhead, verify, verify_all
+from meshwright.verification.library import plan_and_measured, verify
+from meshwright.verification.plans import Verification, static_overhead, verify_all, verify_plan
 
 __all__ = [
     "Cause",
@@ -12,7 +13,9 @@ __all__ = [
     "Verification",
     "compare",
     "in_plans_terms",
+    "plan_and_measured",
     "static_overhead",
     "verify",
     "verify_all",
+    "verify_plan",
 ]

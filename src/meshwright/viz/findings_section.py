@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from meshwright.inspection import Finding
+from meshwright.inspection.words import evidence, fix
 from meshwright.units import show_bytes, show_seconds
 from meshwright.viz.document import Section, paragraphs
-from meshwright.viz.finding_words import evidence, fix
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:

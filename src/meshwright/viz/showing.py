@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.cost.pipeline import Schedule
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import dtype_bytes, parse_system
+from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_numbers
+from meshwright.planner import read_system
 from meshwright.record import Kind
+from meshwright.step.schedule import Schedule
 from meshwright.viz.collectives import DIGITS, Values, collective_sketch, run_collective
 from meshwright.viz.gallery import gallery_sketch
 from meshwright.viz.grid import array_sketch
@@ -33,7 +34,7 @@ def show(
     dims: Numbers | None = None,
     dtype: str = "bf16",
     every: bool = False,
-    on: str | None = None,
+    on: str | System | None = None,
 ) -> Picture:
     """A picture of what each device holds.
 
@@ -50,6 +51,7 @@ def show(
 
       >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
+    on = None if on is None else str(read_system(on))
     if isinstance(what, str):
         array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
         sketch = gallery_sketch(array, sizes) if every else array_sketch(holdings_of(array, sizes))
@@ -102,9 +104,11 @@ def _numbers(numbers: Numbers) -> Mapping[str, int]:
     """Positive numbers by name."""
     if isinstance(numbers, str):
         return parse_numbers(numbers)
+    if not isinstance(numbers, Mapping):
+        raise MeshwrightError(f"{numbers!r} is not numbers by name, as 'X=2,Y=2' or {{'X': 2, 'Y': 2}}")
     for name, number in numbers.items():
-        if number < 1:
-            raise MeshwrightError(f"{name}={number}; it is a whole number from 1")
+        if not isinstance(number, int) or number < 1:
+            raise MeshwrightError(f"{name}={number!r}; it is a whole number from 1")
     return numbers
 
 

@@ -1,0 +1,116 @@
+"""Arguments that several commands share: the workload, its hardware, how a step is run; how options are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod
+
+
+def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
+    """How an option is shown: the word for its value, its other names, and no default beside the help text.
+
+    help: for a text of several lines; of a docstring tyro keeps the line breaks.
+    """
+    return tyro.conf.arg(metavar=metavar, aliases=aliases or None, help=help, help_behavior_hint="")
+
+
+def positional(metavar: str) -> Any:
+    """How an argument without a name is shown."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def given_options(*groups: Any) -> dict[str, Any]:
+    """The options of some groups by name, those left out as None."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        for field in fields(group):
+            value = getattr(group, field.name)
+            if not is_dataclass(value):
+                found[field.name] = None if value is False else value
+    return found
+
+
+Mesh = Annotated[str | None, option("MESH")]
+Json = Annotated[bool, option()]
+
+
+@dataclass(frozen=True)
+class WorkloadArgs:
+    """What is computed, and on what."""
+
+    on: Annotated[
+        str | None,
+        option(
+            "CHIPS",
+            help="The hardware: a chip and a slice shape or a device count, as v5p:4x4x4, h100:64 or cpu:8 "
+            "(2*v6e:16x16 is two slices). Needed, unless a plan's file says it.",
+        ),
+    ] = None
+    batch: Annotated[str | None, option("N")] = None
+    """Sequences of the global batch. Needed, or --batch-tokens."""
+    batch_tokens: Annotated[str | None, option("N")] = None
+    """The global batch in tokens, as 4M, instead of --batch."""
+    seq_len: Annotated[str | None, option("N")] = None
+    """Tokens of a sequence. Default: what the model was trained on, or 2048."""
+    dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What products are computed in. Default: bf16, on simulated CPU devices f32."""
+    remat: Annotated[
+        Remat | Literal["auto"] | None,
+        option(
+            "POLICY",
+            help="What a layer keeps for backward, from most to least memory: none (recompute nothing), attention (all"
+            " but scores), matmuls (results of products), block (its input), offload (its input, in host memory)."
+            " Default: plan tries them all (auto); train and verify take block.",
+        ),
+    ] = None
+    num_layers: Annotated[str | None, option("N")] = None
+    """Cut the model to N layers, to look at a part of it. Default: all."""
+    hardware: Annotated[Path | None, option("FILE")] = None
+    """A TOML file that describes a chip of your own, for --on to name (form: meshwright/hardware/data)."""
+
+
+@dataclass(frozen=True)
+class StrategyArgs:
+    """How a step is run. Default: as the plan says, else the value in brackets."""
+
+    num_microbatches: Annotated[str | None, option("N")] = None
+    """Parts of a device's batch that run one after the other; more need less memory (1)."""
+    zero_stage: Annotated[Literal[0, 1, 2, 3] | None, option("0|1|2|3")] = None
+    """What fsdp shards: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (3)."""
+    attention: Annotated[
+        Attention | None,
+        option(
+            "flash|cudnn|scores",
+            help="flash: a fused kernel, or blocks where a chip has none. cudnn: NVIDIA's. scores: through memory "
+            "(scores; on TPUs flash).",
+        ),
+    ] = None
+    sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
+    """How queries meet the keys of a sequence that sp splits; ring and ulysses imply --attention flash (gather)."""
+    tp_stream: Annotated[Literal["split", "whole"] | None, option("split|whole")] = None
+    """Whether tp splits the residual stream along the sequence between products, or keeps it whole (split)."""
+    collective_matmul: Annotated[bool, option()] = False
+    """Run tp's collectives chunk by chunk beside the products that need them (off)."""
+    schedule: Annotated[Literal["gpipe", "1f1b"] | None, option("gpipe|1f1b")] = None
+    """The order of microbatches in the stages of pp (1f1b)."""
+    virtual_stages: Annotated[str | None, option("N")] = None
+    """Chunks of layers in each stage; several make the schedule interleaved (1)."""
+    optimizer: Annotated[Optimizer | None, option("NAME")] = None
+    """adamw, lion, adafactor or sgd; adamw-8bit can be planned (adamw)."""
+    param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What parameters and gradients are kept in (f32)."""
+    moment_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What the optimizer's moments are kept in (as parameters)."""
+    master_weights: Annotated[bool, option()] = False
+    """Update float32 copies of narrower parameters (off)."""
+    gradient_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What gradients are summed over devices in (as products)."""
+    matmul_dtype: Annotated[MatmulDtype | None, option("int8|fp8")] = None
+    """Round the operands of the layers' products; needs pip install meshwright[quantized] (off)."""
+    dropout: Annotated[float | None, option("SHARE")] = None
+    """The share dropped at random of what attention and MLP add to the residual stream (0)."""

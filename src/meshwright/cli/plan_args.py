@@ -1,0 +1,182 @@
+"""The arguments of `meshwright plan`, one dataclass for each kind of plan: training, serving, and models of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from meshwright.cli.arguments import Json, Mesh, WorkloadArgs, option, positional
+from meshwright.step import RESNETS, Attention, Dtype, Optimizer
+
+Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
+Output = Annotated[Path | None, option("FILE", "-o")]
+Top = Annotated[str, option("N")]
+
+
+@dataclass(frozen=True)
+class SearchArgs:
+    """What to plan, and what to show."""
+
+    mesh: Mesh = None
+    """Compare this mesh with the best, and write it with -o: fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1."""
+    compare: Annotated[tuple[str, ...], option("MESH…")] = ()
+    """Compare these meshes with each other instead of searching."""
+    sweep: Annotated[str | None, option("KEY=VALUES")] = None
+    """The best for each of several values: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
+    runnable: Annotated[bool, option()] = False
+    """Plan only what train runs today, on these chips."""
+    top: Top = "8"
+    """How many meshes to print. Default: 8."""
+
+
+@dataclass(frozen=True)
+class FixedArgs:
+    """What the planner is not to choose. Default: it chooses, or takes the value in brackets."""
+
+    num_microbatches: Annotated[str | None, option("N")] = None
+    """Parts of a device's batch that run one after the other."""
+    zero_stage: Annotated[Literal[1, 2, 3] | None, option("1|2|3")] = None
+    """What fsdp shards: 1 optimizer state, 2 gradients too, 3 parameters too."""
+    attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
+    """flash: a fused kernel. cudnn: NVIDIA's. scores: through memory (flash; on simulated CPU devices scores)."""
+    optimizer: Annotated[Optimizer | None, option("NAME")] = None
+    """adamw, adamw-8bit, lion, adafactor or sgd (adamw)."""
+    param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What parameters, gradients and moments are kept in (f32)."""
+
+
+@dataclass(frozen=True)
+class OutputArgs:
+    """Where the plan goes."""
+
+    output: Output = None
+    """Write the plan, as YAML or .json, for verify and train."""
+    plot: Annotated[Path | None, option("FILE")] = None
+    """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
+    ops: Annotated[bool, option()] = False
+    """Print every op of the best mesh's step in the notation too: sizes, flops, collectives, what binds it."""
+    json: Json = False
+    """Print data instead of tables: {"candidates": [record, …], "why", "nearby", …}."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Find the best mesh for a model on some chips: memory, every collective, the step time, and why."""
+
+    model: Model
+    """A preset (tiny, llama3-8b, …) or the path of a Hugging Face config.json. See also --serve, and resnet50."""
+    workload: WorkloadArgs = field(default_factory=WorkloadArgs)
+    search: SearchArgs = field(default_factory=SearchArgs)
+    fixed: FixedArgs = field(default_factory=FixedArgs)
+    output: OutputArgs = field(default_factory=OutputArgs)
+
+
+@dataclass(frozen=True)
+class ServedArgs:
+    """What is served, and on what."""
+
+    serve: Annotated[Literal["decode", "prefill"], option("decode|prefill")] = "decode"
+    """Plan tokens that a server writes (decode), or prompts that it reads (prefill)."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
+    batch: Annotated[str | None, option("N")] = None
+    """Sequences served at once. Default: the most within --latency, else one for each group of devices."""
+    latency: Annotated[
+        str | None,
+        option(
+            "TIME",
+            help="What a step may take, as 30ms: of decode a token, of prefill a batch of prompts. Default: no limit; "
+            "the shortest step is best.",
+        ),
+    ] = None
+    prompt_len: Annotated[str | None, option("N")] = None
+    """Tokens of a prompt. Default: 1024."""
+    output_len: Annotated[str | None, option("N")] = None
+    """Tokens of an answer. Default: 256; prefill has none."""
+    num_layers: Annotated[str | None, option("N")] = None
+    """Cut the model to N layers, to look at a part of it. Default: all."""
+    hardware: Annotated[Path | None, option("FILE")] = None
+    """A TOML file that describes a chip of your own, for --on to name."""
+
+
+@dataclass(frozen=True)
+class FormatArgs:
+    """Formats. Default: bf16, on simulated CPU devices f32."""
+
+    dtype: Annotated[str | None, option("DTYPE")] = None
+    """What products are computed in: int8 or fp8 where the chip has a peak for it."""
+    weight_dtype: Annotated[str | None, option("DTYPE")] = None
+    """What weights are kept in: int8, fp8, int4, …"""
+    kv_dtype: Annotated[str | None, option("DTYPE")] = None
+    """What keys and values are kept in."""
+
+
+@dataclass(frozen=True)
+class ServingOutputArgs:
+    """What to show, and where the plan goes."""
+
+    mesh: Mesh = None
+    """Look at this mesh alone: tp=4, or dp,fsdp,tp,sp as 1,1,4,1. Default: all."""
+    top: Top = "8"
+    """How many layouts to print. Default: 8."""
+    output: Output = None
+    """Write the best plan, as YAML or .json."""
+    json: Json = False
+    """Print data instead of tables: {"candidates": [plan, …], "frontier", …}."""
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """Find the best mesh and batch to serve a model on some chips, and the frontier of latency and throughput."""
+
+    model: Model
+    """A preset (llama3-8b, …) or the path of a Hugging Face config.json."""
+    served: ServedArgs = field(default_factory=ServedArgs)
+    formats: FormatArgs = field(default_factory=FormatArgs)
+    output: ServingOutputArgs = field(default_factory=ServingOutputArgs)
+
+
+@dataclass(frozen=True)
+class ImageArgs:
+    """Find the best mesh of dp and fsdp for a model of images, and why data parallelism is enough."""
+
+    model: Model
+    """resnet18, resnet34, resnet50, resnet101 or resnet152."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware, as a100-80gb:8. Needed."""
+    batch: Annotated[str | None, option("N")] = None
+    """Images of the global batch. Needed."""
+    dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What products are computed in. Default: bf16, on simulated CPU devices f32."""
+    mesh: Mesh = None
+    """Look at this mesh alone, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
+    hardware: Annotated[Path | None, option("FILE")] = None
+    """A TOML file that describes a chip of your own, for --on to name."""
+    top: Top = "8"
+    """How many meshes to print. Default: 8."""
+    json: Json = False
+    """Print data instead of tables: {"candidates": [record, …]}."""
+
+
+KINDS: dict[str, type] = {
+    "a training plan": Args,
+    "a serving plan (--serve decode)": ServeArgs,
+    "a plan of a model of images": ImageArgs,
+}
+"""The kinds of plans, as messages name them."""
+
+HINTS = {
+    ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len"},
+    Args: {"--prompt-len": "--seq-len"},
+}
+"""What a kind of plan has instead of another's options."""
+
+
+def args_of(words: list[str]) -> type:
+    """The kind of plan that some words ask for: --serve is serving, the name of a ResNet images, all else training."""
+    if any(word.split("=")[0] == "--serve" for word in words):
+        return ServeArgs
+    return ImageArgs if set(words) & set(RESNETS) else Args

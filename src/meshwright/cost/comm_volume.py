@@ -1,0 +1,120 @@
+"""Fold over a step: every collective, in bytes per device and step (`record.Collective`).
+
+Dropless experts are planned as in balance. But arrays have shapes before a routing is known, so they are made for the
+worst there is: `step.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and XLA:GPU
+exchange the copies that there are, in a ragged all-to-all over ep; what is gathered over tp after it, and scattered
+before the way back, is padded. With a capacity nothing is, and every target moves what is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from meshwright.hardware import dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.record import Collective
+from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding
+from meshwright.step.ir import Communicate, Repeat, Step
+from meshwright.step.train import train_step
+
+Counted = Literal["useful", "executed", "static"]
+"""How runs of a region are counted (`step.ir.Repeat`)."""
+
+
+def step_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, counted: Counted = "useful"
+) -> tuple[Collective, ...]:
+    """Every collective of a step with more than one device in its group, in bytes per device and step.
+
+    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of
+    the bubble, whose time is a part of that; the same collectives in the same order, some more often.
+    """
+    step = train_step(workload, mesh, strategy)
+    return _collectives(step.communication, step, workload, strategy, counted)
+
+
+def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """Those of a step's collectives that gather weights, and sum gradients and their norm."""
+    step = train_step(workload, mesh, strategy)
+    return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
+
+
+def activation_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = "useful"
+) -> tuple[Collective, ...]:
+    """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
+    step = train_step(workload, mesh, strategy)
+    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy, counted)
+
+
+def dropless_padding_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
+) -> tuple[Collective, ...]:
+    """What a step's program moves beyond its plan: experts without a capacity have room for any routing.
+
+    is_ragged: whether rows travel over ep by a ragged all-to-all, which moves what there is; XLA:CPU has none. Their
+    shares, a number each, always travel in as much room as there could have to be.
+    """
+    if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
+        return ()
+    step = train_step(workload, mesh, strategy)
+
+    def is_padded(op: Communicate) -> bool:
+        is_of_copies = not {"C", "CT"}.isdisjoint(op.array.symbols)
+        return is_of_copies and not (is_ragged and op.kind == "all-to-all" and op.array.width == "compute")
+
+    padded = _collectives(filter(is_padded, step.communication), step, workload, strategy, "executed")
+    return tuple(replace(move, bytes=round(more * move.bytes)) for move in padded)
+
+
+def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """What the text of a step's program says beyond those executed: branches that few pipeline ticks take."""
+    step = train_step(workload, mesh, strategy)
+
+    def untaken(op: Communicate, repeat: Repeat) -> int:
+        return _runs(op, repeat, "static") - _runs(op, repeat, "executed")
+
+    return tuple(_priced(step.communication, step, workload, strategy, untaken))
+
+
+def is_of_weights(move: Collective) -> bool:
+    """Whether a collective gathers weights or scatters their gradients."""
+    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
+
+
+def _collectives(
+    ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
+) -> tuple[Collective, ...]:
+    """Some of a step's collectives, counted one way."""
+    return tuple(_priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted)))
+
+
+def _priced(
+    ops: Iterable[Communicate],
+    step: Step,
+    workload: Workload,
+    strategy: Strategy,
+    count: Callable[[Communicate, Repeat], int],
+) -> Iterator[Collective]:
+    """Collectives in bytes, each as often as counted."""
+    compute = dtype_bytes(workload.compute_dtype)
+    gradient = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else compute
+    widths = {"compute": compute, "float32": 4, "gradient": gradient}
+    degrees = vars(step.extents.mesh)
+    for op in ops:
+        runs = count(op, step.repeats[op.region.name]) * op.times
+        if op.is_ring:
+            runs *= step.extents.mesh.degree(op.axes) - 1
+        if runs and any(degrees[axis] > 1 for axis in op.axes):
+            # One run of a microbatch may have a part of a byte, where stages sum the losses of all of them first.
+            size = int(widths[op.array.width] * step.extents.local(op.array) * runs + 1e-6)
+            yield Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
+
+
+def _runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
+    """How often a device runs an op in a step."""
+    if op.region.is_once:
+        return repeat.once
+    return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

@@ -1,0 +1,366 @@
+"""Fold over a step: the time a device computes in each pass, from the time of every op.
+
+A product takes what `product_seconds` says of its sizes; what is between products is bound by memory (`elementwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from meshwright.cost.achieved import HBM_SHARE, product_seconds
+from meshwright.cost.attention import fused_attention_time
+from meshwright.cost.comm_volume import is_of_weights, weight_collectives
+from meshwright.cost.efficiency import gpu_figures, layer_shares
+from meshwright.cost.elementwise import (
+    LOGITS_BYTES,
+    LOGITS_BYTES_ONE_BY_ONE,
+    UPDATE_PASSES,
+    UPDATE_PASSES_ONE_BY_ONE,
+    pass_of,
+    softmax_passes,
+)
+from meshwright.cost.model_states import parameter_elements
+from meshwright.hardware import System, dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.record import Phase
+from meshwright.step import DEFAULT, Strategy, Workload, routed_tokens, sent_tokens, token_axes
+from meshwright.step.blocks import program
+from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
+from meshwright.step.pipeline import (
+    is_shared_before,
+    pre_pipeline_stack,
+    pre_pipeline_strategy,
+    stage_layers,
+    stage_slots,
+)
+from meshwright.step.train import train_step
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """The seconds one device computes in a step's passes, if nothing else held it up."""
+
+    forward: float = 0.0
+    recompute: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.forward + self.recompute + self.backward
+
+    def __add__(self, other: PassSeconds) -> PassSeconds:
+        return PassSeconds(
+            self.forward + other.forward, self.recompute + other.recompute, self.backward + other.backward
+        )
+
+    def __mul__(self, times: float) -> PassSeconds:
+        return PassSeconds(times * self.forward, times * self.recompute, times * self.backward)
+
+
+NONE = PassSeconds()
+
+
+@dataclass(frozen=True)
+class LayerSeconds:
+    """The time of one layer's ops, each compiled by itself, for one microbatch.
+
+    of_queries: the products with the gradient of its queries, and of their weight.
+    """
+
+    attention: PassSeconds = NONE
+    rest: PassSeconds = NONE
+    of_queries: float = 0.0
+
+
+def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
+    """The passes of one microbatch through the slowest stage of a pipeline.
+
+    That is a stage with most layers, or the last one, which has the logits beside what layers are left for it; stages
+    in lockstep share the logits, and the layers before the pipeline where they can.
+    """
+    found = program(workload.model)
+    before = pre_pipeline_stack(found, mesh, strategy)
+    timed = _timed(workload, mesh, system, strategy)
+    ends = timed.ends
+    if before is not None:
+        copies = mesh.pp if is_shared_before(found, workload.batch, mesh, strategy) else 1
+        ahead = _timed(
+            replace(workload, remat="block"), mesh, system, pre_pipeline_strategy(strategy, before),
+            share=copies,
+        )  # fmt: skip
+        stack = found.stacks[-1]
+        stage = timed.layer(stack.name) * stage_slots(stack.num_layers, mesh, strategy) + ends * (1 / mesh.pp)
+        return stage + ahead.layer(before.name) * before.num_layers
+    num_layers = workload.model.num_layers
+    layer = _mean([(timed.layer(stack.name), stack.num_layers) for stack in found.stacks])
+    if mesh.pp == 1 or strategy.lockstep:
+        return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
+    most = stage_layers(num_layers, mesh)
+    last = max(num_layers - most * (mesh.pp - 1), 0)
+    return max(layer * most, layer * last + ends, key=lambda stage: stage.total)
+
+
+def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[str, PassSeconds]:
+    """The time of one layer's ops, each compiled by itself, for one microbatch: attention, and all else."""
+    found = _mean_layer(workload, mesh, system, strategy)
+    return {"attention": found.attention, "rest": found.rest}
+
+
+def attention_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[PassSeconds, float]:
+    """The time of one layer's attention for one microbatch, and of the products with its queries' gradient."""
+    found = _mean_layer(workload, mesh, system, strategy)
+    return found.attention, found.of_queries
+
+
+def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> LayerSeconds:
+    """The mean of all layers."""
+    timed = _timed(workload, mesh, system, strategy)
+    stacks = program(workload.model).stacks
+    total = sum(stack.num_layers for stack in stacks)
+    return LayerSeconds(
+        _mean([(timed.layers[stack.name].attention, stack.num_layers) for stack in stacks]),
+        _mean([(timed.layers[stack.name].rest, stack.num_layers) for stack in stacks]),
+        sum(timed.layers[stack.name].of_queries * stack.num_layers for stack in stacks) / total,
+    )
+
+
+def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
+    """The mean of some times, each weighted."""
+    total = sum(count for _, count in parts)
+    return sum((time * (count / total) for time, count in parts), NONE)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The time of one microbatch: of a layer of each stack, and of the logits; `shares`, what programs reach of ops."""
+
+    layers: dict[str, LayerSeconds]
+    ends: PassSeconds
+    shares: dict[str, float]
+
+    def layer(self, name: str) -> PassSeconds:
+        """One layer, inside the program of a step."""
+        found = self.layers[name]
+        return found.attention * (1 / self.shares["attention"]) + found.rest * (1 / self.shares["rest"])
+
+
+def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
+    """The times of one microbatch, by what they depend on alone: a search meets each of them many times."""
+    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
+    return _time(workload, MeshShape(tp=mesh.tp, ep=mesh.ep), system, _of_ops(strategy), tokens)
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_ops(strategy: Strategy) -> Strategy:
+    """The strategy with the defaults where it changes no op; of microbatches, whether there are several."""
+    return replace(
+        strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _time(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float) -> _Timed:
+    """The time of every op of one microbatch of `tokens` tokens on a device, whatever the mesh around it."""
+    step = train_step(workload, mesh, strategy)
+    sizes = dict(step.extents.sizes) | {"B": tokens * mesh.ep / workload.seq_len}
+    if experts := workload.model.experts:
+        sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
+        sizes["R"] = tokens * mesh.ep * sent / experts.count
+    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload, system, strategy)
+    shares = dict(layer_shares(system))
+    if strategy.attention != "scores":
+        shares["attention"] = 1.0
+    names = [stack.name for stack in program(workload.model).stacks]
+    return _Timed({name: timer.layer(name) for name in names}, timer.passes(timer.ops("logits")), shares)
+
+
+@dataclass(frozen=True)
+class OpTimer:
+    """The time of an op of a step on one device, by its kind."""
+
+    step: Step
+    extents: Extents
+    workload: Workload
+    system: System
+    strategy: Strategy
+
+    def ops(self, region: str) -> list[Matmul | AttentionOp | Elementwise]:
+        """The ops of a region that compute."""
+        ops = self.step.ops
+        return [op for op in (*ops.matmuls, *ops.attention, *ops.elementwise) if op.region.name == region]
+
+    def layer(self, name: str) -> LayerSeconds:
+        """One layer of a stack."""
+        ops = self.ops(name)
+        attention = [op for op in ops if isinstance(op, AttentionOp)]
+        rest = [op for op in ops if not isinstance(op, AttentionOp)]
+        queries = {op.query.name for op in attention}
+        of_queries = [op for op in rest if isinstance(op, Matmul) and op.target in queries and op.phase == "backward"]
+        accumulated = [
+            op for op in rest
+            if isinstance(op, Elementwise) and op.kind == "accumulate"
+            and any(array.name == product.name.rpartition(".")[2] for array in op.arrays for product in of_queries)
+        ]  # fmt: skip
+        return LayerSeconds(
+            self.passes(attention), self.passes(rest), self.passes([*of_queries, *accumulated]).backward
+        )
+
+    def passes(self, ops: Iterable[Op]) -> PassSeconds:
+        """The time of some ops by pass."""
+        sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+        for op in ops:
+            sums[op.phase] += self.seconds(op)
+        return PassSeconds(**sums)
+
+    def seconds(self, op: Op) -> float:
+        """The time of one op."""
+        match op:
+            case Matmul():
+                return self._matmul(op)
+            case AttentionOp():
+                return self._attention(op)
+            case Elementwise():
+                return self._elementwise(op)
+        return 0.0
+
+    def _matmul(self, op: Matmul) -> float:
+        """A product, or one of its gradients; rows in several steps where it overlaps with its collective."""
+        local = self.extents.local_dims
+        rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.workload.compute_dtype
+        steps = self._ring_steps(op)
+        if op.role == "result":
+            seconds = count * self._product(rows, inner, columns, rounded, steps)
+            return seconds + self._cast(rounded, count * rows, count * inner * columns, inner, columns, is_forward=True)
+        if op.role == "input_gradient":
+            seconds = count * self._product(rows, columns, inner, rounded, steps)
+            return seconds + self._cast(
+                rounded, count * rows, count * inner * columns, inner, columns, is_forward=False
+            )
+        # int8 training multiplies for gradients of weights as it would without (`models.quantised`).
+        dtype = self.workload.compute_dtype if rounded == "int8" else rounded
+        # A weight that adds to the stream has its gradient summed over what comes round; of others all is there.
+        sums = steps if op.is_summed else 1
+        return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
+
+    def _product(self, rows: float, inner: float, columns: float, dtype: str, steps: int) -> float:
+        """The time of one product, its rows in so many steps."""
+        return steps * product_seconds(rows / steps, inner, columns, system=self.system, dtype=dtype)
+
+    def _cast(
+        self, dtype: str, rows: float, weights: float, inner: float, columns: float, *, is_forward: bool
+    ) -> float:
+        """The passes that round a product's operands to 8 bits: both gradients' stand with that of the input.
+
+        In fp8 each operand is read for its largest value, read again and written narrow (torchao, float8 training).
+        """
+        if dtype == "fp8":
+            cast = 5 * (rows * (inner + 2 * columns) + 2 * weights)
+            return self._hbm(cast / 3 if is_forward else 2 * cast / 3)
+        if dtype == "int8":
+            return self._hbm(5 * (rows * (inner if is_forward else columns) + weights))
+        return 0.0
+
+    def _ring_steps(self, op: Matmul) -> int:
+        """The steps of a product beside its collective, one for each shard of tp.
+
+        Round a torus a shard goes in two halves, one each way, and so does the product with it.
+        """
+        tp = self.extents.mesh.tp
+        return tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
+
+    def _attention(self, op: AttentionOp) -> float:
+        """Scores and their product with the values: fused, or through memory."""
+        if op.is_of_chunks:
+            return 0.0
+        seq_len = self.extents.sizes["S"]
+        pairs = self.extents.local(op.query) / op.qk_dim * seq_len
+        if self.strategy.attention == "scores":
+            forward, backward = self._scores(op, pairs, seq_len)
+        else:
+            flops = pairs * (op.qk_dim + op.value_dim) * window_share(op.windows, seq_len)
+            head_dim = (op.qk_dim + op.value_dim) / 2
+            time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
+            forward, backward = time.forward, time.backward
+        return backward if op.phase == "backward" else op.share * forward
+
+    def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
+        """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""
+        dtype, size = self.workload.compute_dtype, dtype_bytes(self.workload.compute_dtype)
+        heads = pairs / seq_len**2
+        products = 0.0
+        for inner, columns in ((op.qk_dim, seq_len), (seq_len, op.value_dim)):
+            moved = size * heads * (seq_len * inner + inner * columns + seq_len * columns)
+            products += product_seconds(
+                heads * seq_len, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved
+            )
+        forward, backward = products, 2 * products
+        for each in softmax_passes(fuses=self.strategy.profile.fused_elementwise, dropout=self.strategy.dropout > 0):
+            forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
+            backward += self._pass(pairs, each.backward_bytes, each.backward_kernels)
+        return forward, backward
+
+    def _elementwise(self, op: Elementwise) -> float:
+        """A pass over memory."""
+        elements = sum(self.extents.local(array) for array in op.arrays)
+        if op.kind == "accumulate":
+            return self._hbm(3 * dtype_bytes(self.workload.compute_dtype) * elements)
+        if op.kind == "loss":
+            forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE
+            return self._hbm((backward if op.phase == "backward" else forward) * elements)
+        each = pass_of(op.kind, fuses=self.strategy.profile.fused_elementwise)
+        if op.phase == "backward":
+            return self._pass(elements, each.backward_bytes, each.backward_kernels)
+        return self._pass(elements, each.forward_bytes, each.forward_kernels)
+
+    def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
+        """The time of kernels that together move so many bytes for each element, given for narrow ones."""
+        launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
+        scale = dtype_bytes(self.workload.compute_dtype) / 2
+        return kernels * launch + self._hbm(scale * nbytes * elements)
+
+    def _hbm(self, nbytes: float) -> float:
+        """The time of a pass over memory."""
+        return nbytes / (HBM_SHARE * self.system.hbm_bytes_per_second)
+
+
+def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
+    """The share of the keys up to its own that a query sees, the mean over layers: (2 w / s) (1 - w / 2 s) each."""
+    seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
+    return sum(each * (2 - each) for each in seen) / len(seen)
+
+
+def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
+    """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
+    states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
+    passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
+    return passes * states / (HBM_SHARE * system.hbm_bytes_per_second)
+
+
+def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
+    """The time in which weights are copied out of what they are gathered into, and gradients into theirs.
+
+    On the stream of the ops, so that nothing hides it. Of a buffer each element is read and written once. Into a list
+    of shards there is a copy for each member of the group, and before a gather the array is filled with zeros; queries,
+    keys and values are one array there.
+    """
+    if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
+        return {}
+    narrow = dtype_bytes(workload.compute_dtype)
+    wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
+    # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
+    factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
+    if strategy.profile.shard_lists:
+        factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
+        launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    seconds: dict[Phase, float] = {}
+    for move in filter(is_of_weights, weight_collectives(workload, mesh, strategy)):
+        copies = 0 if move.array.endswith((".key", ".value")) else move.count * mesh.degree(move.axes)
+        taken = copies * launch + factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
+        seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
+    return seconds

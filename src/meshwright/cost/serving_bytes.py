@@ -1,0 +1,89 @@
+"""The bytes that a device of a server holds: weights, cache and the activations of a step; how much batch fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from meshwright.cost.kv_cache import device_cache_bytes
+from meshwright.hardware import dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.step import (
+    SERVING_RULES,
+    TENSOR_AXES,
+    ModelConfig,
+    Serving,
+    ServingLayout,
+    leaves,
+    local_parameter_shape,
+    parameters,
+)
+
+
+def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
+    """Bytes per device by name, on the fullest device and with every sequence at its end, and their sum, `peak`."""
+    terms = {
+        "weights": weight_bytes(serving, layout),
+        "cache": device_cache_bytes(serving, layout, batch),
+        "activations": _activation_bytes(serving, layout, batch),
+    }
+    sizes = {name: int(size) for name, size in terms.items()}
+    return sizes | {"peak": sum(sizes.values())}
+
+
+def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
+    """The bytes of the weights on one device; norms and biases stay in the activations' dtype."""
+    matrices, vectors = _elements(serving.model, layout.mesh)
+    return matrices * dtype_bytes(serving.weight_dtype) + vectors * dtype_bytes(serving.activation_dtype)
+
+
+def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
+    """The sequences of each group of devices that fit beside the weights, up to `at_most`; 0 where none does."""
+
+    def fits(sequences: int) -> bool:
+        return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes
+
+    return last_true(fits, at_most)
+
+
+def last_true(holds: Callable[[int], bool], at_most: int) -> int:
+    """The largest number from 1 to `at_most` for which `holds` is true, 0 where there is none; false stays false."""
+    low, high = 0, 1
+    while high <= at_most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, at_most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+@lru_cache(maxsize=1 << 12)
+def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
+    """The elements of a device's matrices, and of its norms and biases."""
+    sizes = {"matrix": 0, "vector": 0}
+    for path, parameter in leaves(parameters(model)):
+        shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+        sizes["vector" if parameter.role == "vector" else "matrix"] += math.prod(shape)
+    return sizes["matrix"], sizes["vector"]
+
+
+def _activation_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
+    """The stream, a block's gathered input, heads and hidden activations of one layer, and the last tokens' logits."""
+    model, degree = serving.model, layout.mesh.degree(TENSOR_AXES)
+    own = math.ceil(batch / layout.num_groups)
+    rows = own * (serving.prompt_len if serving.phase == "prefill" else 1)
+    width = 2 * model.embed / layout.mesh.fsdp + (2 if model.gated else 1) * mlp_width(model) / degree
+    width += model.num_heads * (model.query_key_dim + model.value_dim) / degree
+    logits = own * model.vocab / degree * 4
+    return rows * width * dtype_bytes(serving.activation_dtype) + logits
+
+
+def mlp_width(model: ModelConfig) -> float:
+    """The hidden elements of a token in the widest mlp of a model, of experts those that work on it."""
+    experts = model.experts
+    if experts is None:
+        return model.mlp
+    sparse = experts.num_active * experts.mlp + experts.shared_mlp
+    return max(sparse, model.mlp if model.num_dense_layers else 0)

@@ -1,0 +1,31 @@
+"""One file a model family: its config.json, the names of its weights, its presets. A new family is a file and a line.
+
+What its layers are follows from the features of its models (`step.blocks`), or from a `Family` of its own.
+"""
+
+from meshwright.families.fields import Config, Fields
+from meshwright.families.load import SEQ_LENS, load_model, usual_seq_len
+from meshwright.families.registry import (
+    FAMILIES,
+    PRESETS,
+    PUBLISHED,
+    model_from_data,
+    model_from_hugging_face,
+    serving_from_data,
+    workload_from_data,
+)
+
+__all__ = [
+    "FAMILIES",
+    "PRESETS",
+    "PUBLISHED",
+    "SEQ_LENS",
+    "Config",
+    "Fields",
+    "load_model",
+    "model_from_data",
+    "model_from_hugging_face",
+    "serving_from_data",
+    "usual_seq_len",
+    "workload_from_data",
+]

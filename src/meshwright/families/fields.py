@@ -1,0 +1,226 @@
+"""The fields of a Hugging Face `config.json`, each honoured, refused by name and value, or known to change nothing.
+
+A family honours a field by reading it from `Fields`. What it has not read then is refused by name, unless it stands in
+`WITHOUT_EFFECT`, the family says that it changes nothing, or its value is null or false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from meshwright.errors import MeshwrightError
+from meshwright.step.layer import Activation, LinearRopeScaling, RopeScaling
+
+Config = Mapping[str, Any]
+
+WITHOUT_EFFECT: frozenset[str] = frozenset(
+    (
+        # Who made the file, and with what.
+        *("_name_or_path", "architectures", "auto_map", "model_type", "tokenizer_class", "torch_dtype", "dtype"),
+        *("transformers_version", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
+        # Tokens with a meaning of their own, and how text is sampled.
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
+        *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping"),
+        *("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id"),
+        *("forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size"),
+        *("num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix", "remove_invalid_values"),
+        *("repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p"),
+        *("typical_p", "cache_implementation", "use_cache"),
+        # What a call returns, and heads of classifiers.
+        *("id2label", "label2id", "output_attentions", "output_hidden_states", "output_router_logits"),
+        *("problem_type", "return_dict", "finetuning_task", "task_specific_params", "classifier_dropout"),
+        # How a product is cut up, which changes no result.
+        *("chunk_size_feed_forward", "pretraining_tp", "tf_legacy_loss", "use_bfloat16", "torchscript"),
+        # Of training: how weights start, dropout (`--dropout`), recomputation (`--remat`), the loss of imbalance.
+        *("initializer_range", "attention_dropout", "hidden_dropout", "gradient_checkpointing"),
+        *("router_aux_loss_coef", "router_jitter_noise"),
+        # The longest sequence a model was trained on: positions that are not learned go on beyond.
+        *("max_position_embeddings", "pruned_heads"),
+    )
+)
+"""Fields of every family that change no forward pass: known, and left out."""
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+SCALING_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""The kinds of rope scaling that are known, and the fields of each."""
+
+_MISSING = object()
+
+
+class Rope(NamedTuple):
+    """What a config says of rotary embedding; partial: the share of a head's dims that it rotates."""
+
+    theta: float
+    scaling: RopeScaling | LinearRopeScaling | None
+    partial: float
+
+
+class Fields:
+    """The fields of one config.json, by the kind of value that each has to have."""
+
+    def __init__(self, data: Config, *, name: str, family: str) -> None:
+        self._data, self._name, self._family = data, name, family
+        self._known: set[str] = set(WITHOUT_EFFECT)
+
+    def value(self, field: str, default: Any = _MISSING) -> Any:
+        """A field as it stands; the default where it is absent or null. Raises where it has none."""
+        self._known.add(field)
+        found = self._data.get(field)
+        if found is None and default is _MISSING:
+            raise MeshwrightError(
+                f"the config.json of {self._name} has no {field!r}, which a {self._family} model needs"
+            )
+        return default if found is None else found
+
+    def whole(self, field: str, default: Any = _MISSING, *, least: int = 1) -> Any:
+        """A whole number from `least`."""
+        found = self.value(field, default)
+        if found is default or (isinstance(found, int) and not isinstance(found, bool) and found >= least):
+            return found
+        raise self.refusal(field, f"it takes a whole number from {least}")
+
+    def positive(self, field: str, default: Any = _MISSING) -> Any:
+        """A finite number above 0, as a float."""
+        found = self.value(field, default)
+        return found if found is default else self._positive(field, found)
+
+    def flag(self, field: str, default: bool) -> bool:
+        """True or false."""
+        found = self.value(field, default)
+        if isinstance(found, bool):
+            return found
+        raise self.refusal(field, "it takes true or false")
+
+    def activation(self, field: str, default: str) -> Activation:
+        """An activation function."""
+        found = self.value(field, default)
+        if found not in ACTIVATIONS:
+            raise MeshwrightError(
+                f"the config.json of {self._name} has the activation {found!r}; those read are {', '.join(ACTIVATIONS)}"
+            )
+        return ACTIVATIONS[found]
+
+    def only(self, field: str, *allowed: Any) -> None:
+        """Refuse a field unless it is absent, null, or has one of these values: a model is known with no other."""
+        found = self.value(field, None)
+        if found is not None and found not in allowed:
+            known = " or ".join(repr(value) for value in allowed) or "null"
+            raise self.refusal(field, f"a {self._family} model is known with {known}")
+
+    def unused_options(self, *fields: str) -> None:
+        """Fields of a family that change no forward pass."""
+        self._known.update(fields)
+
+    def rope(self, layer_type: str | None = None, *, theta: float = 10_000.0, theta_field: str = "rope_theta") -> Rope:
+        """Rotary embedding: from `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before.
+
+        layer_type: whose parameters, where kinds of layers have their own.
+        """
+        given = self._mapping("rope_parameters")
+        if layer_type in given:
+            given = given[layer_type]
+        found = self._mapping("rope_scaling") | given
+        theta = self.positive(theta_field, theta)
+        kind = found.pop("rope_type", found.pop("type", "default"))
+        found.pop("type", None)
+        if "rope_theta" in found:
+            theta = self._positive("rope_parameters.rope_theta", found.pop("rope_theta"))
+        partial = self.positive("partial_rotary_factor", 1.0)
+        if (own := found.pop("partial_rotary_factor", None)) is not None:
+            partial = self._positive("rope_parameters.partial_rotary_factor", own)
+        return Rope(theta, self._scaling(kind, found), partial)
+
+    def windows(self, num_layers: int, *, every: int = 0, is_on: bool = True) -> dict[str, Any]:
+        """The sliding window, and how often a layer has none: by `layer_types` where a config has them.
+
+        every: what holds where it has none; is_on: whether the window is.
+        """
+        window = self.whole("sliding_window", None, least=0) or None
+        types = self.value("layer_types", None)
+        if types is None:
+            window = window if is_on else None
+            return {"sliding_window": window, "full_attention_every": every if window else 0}
+        is_full = [kind == "full_attention" for kind in types]
+        every = is_full.index(True) + 1 if any(is_full) else 0
+        alike = [every > 0 and (layer + 1) % every == 0 for layer in range(num_layers)]
+        if set(types) - {"full_attention", "sliding_attention"} or is_full != alike:
+            raise self.refusal(
+                "layer_types", f"of {num_layers} layers every n-th may be full_attention, the others sliding_attention"
+            )
+        if all(is_full) or window is None:
+            return {"sliding_window": None, "full_attention_every": 0}
+        return {"sliding_window": window, "full_attention_every": every}
+
+    def check_all_known(self) -> None:
+        """Raise where a field was not read, is not known to change nothing, and is neither null nor false."""
+        unknown = [field for field in self._data if field not in self._known and self._data[field] not in (None, False)]
+        if unknown:
+            raise self.refusal(
+                unknown[0], f"a {self._family} model is not known to have it; take it out if it changes nothing"
+            )
+
+    def refusal(self, field: str, reason: str) -> MeshwrightError:
+        """The error of a field whose value is not known."""
+        return MeshwrightError(f"the config.json of {self._name} has {field}={self._data.get(field)!r}; {reason}")
+
+    def _mapping(self, field: str) -> dict[str, Any]:
+        found = self.value(field, {})
+        if not isinstance(found, Mapping):
+            raise self.refusal(field, "it takes an object or null")
+        return dict(found)
+
+    def _positive(self, field: str, found: Any) -> float:
+        if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) and found > 0:
+            return float(found)
+        raise MeshwrightError(f"the config.json of {self._name} has {field}={found!r}; it takes a number above 0")
+
+    def _scaling(self, kind: str, found: dict[str, Any]) -> RopeScaling | LinearRopeScaling | None:
+        """The scaling of rotary frequencies; `found` are its fields."""
+        if kind not in SCALING_FIELDS:
+            raise MeshwrightError(
+                f"the config.json of {self._name} has rope_scaling of type {kind!r};"
+                f" {_listed(SCALING_FIELDS)} are known"
+            )
+        wanted = SCALING_FIELDS[kind]
+        # transformers writes this one of every kind.
+        extra = set(found) - {*wanted, "original_max_position_embeddings"}
+        absent = set(wanted) - set(found)
+        if extra or absent:
+            field = min(extra or absent)
+            what = "a field that is not known" if extra else "no field"
+            raise MeshwrightError(
+                f"the config.json of {self._name} has {what} {field!r} in its rope scaling of type {kind!r}, which has"
+                f" {_listed(wanted) or 'none'}"
+            )
+        numbers = {field: self._positive(f"rope scaling's {field}", found[field]) for field in wanted}
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return LinearRopeScaling(factor=numbers["factor"])
+        return RopeScaling(
+            factor=numbers["factor"],
+            low_freq_factor=numbers["low_freq_factor"],
+            high_freq_factor=numbers["high_freq_factor"],
+            original_max_seq_len=int(numbers["original_max_position_embeddings"]),
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names or ("",)
+    return f"{', '.join(first)} and {last}" if first else last

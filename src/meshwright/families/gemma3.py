@@ -1,0 +1,45 @@
+"""Gemma 3: normed queries and keys instead of caps, five layers with a window to one without, a theta for each kind."""
+
+from __future__ import annotations
+
+from meshwright.families import gemma, gemma2
+from meshwright.families.family import Features, PublishedFamily
+from meshwright.families.fields import Fields
+from meshwright.step.model import Family
+
+GEMMA3 = Family("gemma3")
+
+
+def read(fields: Fields) -> Features:
+    """Gemma 3's text model; the older names of the pattern and of theta in layers with a window are read too."""
+    every = fields.whole("sliding_window_pattern", None) or fields.whole("_sliding_window_pattern", 6)
+    features = gemma2.read_capped(fields, every=every, has_rope=False)
+    full = fields.rope("full_attention", theta=1_000_000.0)
+    local = fields.rope("sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
+    return features | {
+        "qk_norm": True,
+        "rope_theta": full.theta,
+        "rope_scaling": full.scaling,
+        "rope_theta_local": local.theta if features["sliding_window"] else None,
+    }
+
+
+FAMILY = PublishedFamily(
+    family=GEMMA3,
+    readers={"gemma3_text": read},
+    names=gemma2.NAMES,
+    presets=(
+        # Gemma 3: arXiv:2503.19786, table 1, and the config.json of google/gemma-3-1b-pt.
+        gemma.preset(
+            "gemma3-1b",
+            (26, 1152, 6912, 4, 1, 262_144),
+            GEMMA3,
+            post_norms=True,
+            qk_norm=True,
+            sliding_window=512,
+            full_attention_every=6,
+            rope_theta=1_000_000.0,
+            rope_theta_local=10_000.0,
+        ),
+    ),
+)

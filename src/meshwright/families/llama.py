@@ -1,0 +1,80 @@
+"""Llama and Mistral: grouped-query attention, RoPE, RMSNorm, SwiGLU; of Mistral a sliding window in every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.families.fields import Fields
+from meshwright.step.model import Family, ModelConfig
+
+LLAMA = Family("llama")
+
+
+def read(fields: Fields, *, has_rope: bool = True) -> Features:
+    """What Llama and all that follow it have in common; has_rope: without rotary embedding where it is False."""
+    heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
+    head_dim = fields.whole("head_dim", None) or embed // heads
+    features = {
+        "num_layers": layers,
+        "embed": embed,
+        "mlp": fields.whole("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": fields.whole("num_key_value_heads", None) or heads,
+        "head_dim": head_dim,
+        "vocab": fields.whole("vocab_size"),
+        "tied_embeddings": fields.flag("tie_word_embeddings", False),
+        "activation": fields.activation("hidden_act", "silu"),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": fields.flag("mlp_bias", False),
+        **fields.windows(layers),
+        "norm_epsilon": fields.positive("rms_norm_eps", 1e-6),
+    }
+    if not has_rope:
+        return features
+    rope = fields.rope()
+    rotary_dims = 0 if rope.partial == 1.0 else int(head_dim * rope.partial)
+    return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
+
+
+def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
+    """A model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims where none are given."""
+    layers, embed, mlp, heads, kv_heads, vocab = sizes
+    return ModelConfig(
+        name=name,
+        family=family,
+        num_layers=layers,
+        embed=embed,
+        mlp=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=more.pop("head_dim", 128),
+        vocab=vocab,
+        **more,
+    )
+
+
+TINY = (2, 128, 384, 8, 8, 256)
+"""The sizes of the tiny presets: bytes, and 8 kv heads, so that tp may be 8."""
+
+FAMILY = PublishedFamily(
+    family=LLAMA,
+    readers={"llama": read, "mistral": read},
+    names=names_of(LLAMA_NAMES),
+    presets=(
+        # A byte-level model that learns in minutes on a laptop.
+        preset("tiny", TINY, head_dim=16),
+        # Llama 2: arXiv:2307.09288 and the config.json published with the weights.
+        preset("llama2-7b", (32, 4096, 11008, 32, 32, 32_000)),
+        preset("llama2-13b", (40, 5120, 13824, 40, 40, 32_000)),
+        preset("llama2-70b", (80, 8192, 28672, 64, 8, 32_000)),
+        # Llama 3: arXiv:2407.21783, table 3, and the config.json published with the weights.
+        preset("llama3-8b", (32, 4096, 14336, 32, 8, 128_256), rope_theta=500_000.0),
+        preset("llama3-70b", (80, 8192, 28672, 64, 8, 128_256), rope_theta=500_000.0),
+        preset("llama3-405b", (126, 16384, 53248, 128, 8, 128_256), rope_theta=500_000.0),
+        # Mistral: arXiv:2310.06825, table 1.
+        preset("mistral-7b", (32, 4096, 14336, 32, 8, 32_000), sliding_window=4096),
+    ),
+)

@@ -1,0 +1,67 @@
+"""Models by name or by the path of a config.json, and the length of the sequences that each was trained on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+from meshwright.families.registry import PRESETS, model_from_hugging_face
+from meshwright.step.images import RESNETS
+from meshwright.step.model import ModelConfig
+
+SEQ_LENS: Mapping[str, int] = {
+    "llama2-7b": 4096,
+    "llama2-13b": 4096,
+    "llama2-70b": 4096,
+    "llama3-8b": 8192,
+    "llama3-70b": 8192,
+    "llama3-405b": 8192,
+    "palm-540b": 2048,
+    "bloom-176b": 2048,
+    "mixtral-8x7b": 8192,
+    "deepseek-v3": 4096,
+    "qwen3-8b": 4096,
+    "gemma-7b": 8192,
+    "gemma2-9b": 8192,
+}
+"""The tokens of a sequence in pre-training, as the papers above say; of Mixtral, Mistral 7B's (arXiv:2310.06825)."""
+
+
+def usual_seq_len(model: ModelConfig) -> int:
+    """The tokens of a sequence where nobody says: what the model was trained on, all its learned positions, or 2048."""
+    return SEQ_LENS.get(model.name) or (model.max_positions if model.positions == "learned" else 2048)
+
+
+def load_model(name: str) -> ModelConfig:
+    """The model of a preset's name, or of a path to a `config.json` (or to the folder that holds one)."""
+    if name in PRESETS:
+        return PRESETS[name]
+    if name in RESNETS:
+        raise MeshwrightError(
+            f"{name} is a model of images, which `meshwright plan {name} …` plans and nothing runs yet"
+        )
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return _read_config(path)
+    near = difflib.get_close_matches(name, [*PRESETS, *RESNETS], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise MeshwrightError(
+        f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json;"
+        f" of images, to be planned, {', '.join(RESNETS)}"
+    )
+
+
+def _read_config(path: Path) -> ModelConfig:
+    """The model of a file."""
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise MeshwrightError(f"{path} holds a {type(data).__name__}; a config.json holds an object")
+    return model_from_hugging_face(data, name=path.parent.name or path.stem)

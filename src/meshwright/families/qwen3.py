@@ -1,0 +1,51 @@
+"""Qwen3 and Qwen3-MoE: Llama with a norm of each query and key head."""
+
+from __future__ import annotations
+
+from meshwright.families import llama
+from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.families.fields import Fields
+from meshwright.families.qwen2 import read_experts, windows_of
+from meshwright.step.model import Experts, Family
+
+QWEN3 = Family("qwen3")
+
+
+def read(fields: Fields) -> Features:
+    """Llama's fields, the window where it is on, and norms of queries and keys."""
+    features = llama.read(fields)
+    return features | windows_of(fields, features["num_layers"]) | {"qk_norm": True}
+
+
+def read_moe(fields: Fields) -> Features:
+    """Qwen3-MoE."""
+    features = read(fields)
+    return features | read_experts(fields, features)
+
+
+FAMILY = PublishedFamily(
+    family=QWEN3,
+    readers={"qwen3": read, "qwen3_moe": read_moe},
+    names=names_of({**LLAMA_NAMES, **EXPERT_NAMES}),
+    presets=(
+        # Qwen3: arXiv:2505.09388, table 1, and the config.json of Qwen/Qwen3-8B.
+        llama.preset(
+            "qwen3-8b",
+            (36, 4096, 12288, 32, 8, 151_936),
+            QWEN3,
+            qk_norm=True,
+            rope_theta=1_000_000.0,
+            norm_epsilon=1e-6,
+        ),
+        # Qwen3-30B-A3B: arXiv:2505.09388, table 2, and the config.json of Qwen/Qwen3-30B-A3B.
+        llama.preset(
+            "qwen3-30b-a3b",
+            (48, 2048, 6144, 32, 4, 151_936),
+            QWEN3,
+            qk_norm=True,
+            rope_theta=1_000_000.0,
+            norm_epsilon=1e-6,
+            experts=Experts(count=128, num_active=8, mlp=768),
+        ),
+    ),
+)

@@ -1,0 +1,82 @@
+"""Attention of one layer: by a fused kernel, or by scores that go through memory, over a cache in generation."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.errors import MeshwrightError
+from meshwright.models.attention import Scoring, attend
+from meshwright.models.context import Cache, LayerContext
+from meshwright.models.remat import INTERMEDIATE
+from meshwright.runtime import sequence
+from meshwright.runtime.segments import Mask, Segments
+from meshwright.step.layer import Attention
+
+
+def attention_layer(query: Array, new: Cache, op: Attention, context: LayerContext) -> tuple[Array, Cache]:
+    """What queries [b, s, k, g, h] attend to, and the keys and values that they attend over."""
+    if context.cache is None and context.strategy.attention != "scores":
+        return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
+    seen = new if context.cache is None else context.cache.extended(new, context.positions.numbers[0])
+    return _with_scores(query, seen, op, context), seen
+
+
+def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
+    """Attention by a kernel that keeps scores on the chip; layers with different windows are branches of it."""
+    positions, strategy = context.positions.positions, context.strategy
+    if op.softcap:
+        raise MeshwrightError(f"attention={strategy.attention!r} has no cap of scores; use attention='scores'")
+    if op.scale is not None:
+        # Kernels multiply scores by 1 / sqrt(h).
+        query = (query * (op.scale * math.sqrt(op.qk_dim))).astype(query.dtype)
+
+    def attend_within(window: int | None, query: Array, key: Array, value: Array) -> Array:
+        return sequence.attend(
+            query,
+            key,
+            value,
+            positions if isinstance(positions, Segments) else None,
+            context.layout,
+            method=strategy.sequence,
+            mask=Mask(window=window),
+            attention=strategy.attention,
+        )
+
+    if len(set(op.windows)) == 1:
+        return attend_within(op.windows[0], query, *new)
+    assert context.layer is not None, "layers that differ need their number"
+    # Kernels take windows that are known as they are compiled.
+    kinds = tuple(dict.fromkeys(op.windows))
+    kind = jnp.array([kinds.index(window) for window in op.windows])[jnp.int32(context.layer) % len(op.windows)]
+    return jax.lax.switch(kind, [partial(attend_within, window) for window in kinds], query, *new)
+
+
+def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext) -> Array:
+    """Attention by scores that go through memory; every query has the keys of the whole sequence there."""
+    positions, layout = context.positions.positions, context.layout
+    if isinstance(positions, Segments):
+        raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
+    whole = ("batch", "activation", "kv_heads", "head_dim")
+    key, value = (
+        checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
+    )
+    divisor = math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale
+    window = _window_of_layer(op, key.shape[1], context.layer)
+    return attend(query, key, value, positions, context.rng, scoring=Scoring(divisor, op.softcap), window=window)
+
+
+def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:
+    """The window of one layer of a stack; None where no layer has one that `length` keys would not fit in."""
+    windows = [length if window is None else min(window, length) for window in op.windows]
+    if min(windows) == length:
+        return None
+    if len(set(windows)) == 1:
+        return windows[0]
+    assert layer is not None, "layers that differ need their number"
+    return jnp.array(windows, jnp.int32)[jnp.int32(layer) % len(windows)]

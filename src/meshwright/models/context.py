@@ -1,0 +1,76 @@
+"""What a layer runs with beside its weights and the residual stream: positions, dropout, and a cache in generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.models.dropout import DropoutRng
+from meshwright.models.rotary import AllTables, rotary_tables
+from meshwright.runtime import ShardingContext
+from meshwright.runtime.segments import Segments
+from meshwright.step import DEFAULT, ModelConfig, Strategy
+
+Weights = Mapping[str, Any]
+
+
+class PositionInfo(NamedTuple):
+    """The positions of tokens, [s] where they lie in order, and the rotary tables there: the same in every layer."""
+
+    positions: Array | Segments
+    tables: AllTables
+
+    @property
+    def numbers(self) -> Array:
+        """The positions [s], or [b, s] where rows differ."""
+        return self.positions.positions if isinstance(self.positions, Segments) else self.positions
+
+
+class Cache(NamedTuple):
+    """The keys and values of the tokens seen: [batch, length, kv_heads, head_dim] each, stacked over layers outside."""
+
+    key: Array
+    value: Array
+
+    def extended(self, new: Cache, start: Array) -> Cache:
+        """The cache with the keys and values of new tokens written from position `start`."""
+        return Cache(
+            *(jax.lax.dynamic_update_slice_in_dim(*pair, start, axis=1) for pair in zip(self, new, strict=True))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerContext:
+    """What one layer runs with.
+
+    layer: its number in its stack, wanted where layers of a stack differ. cache: in generation, the keys and values of
+    the tokens before.
+    """
+
+    positions: PositionInfo
+    layout: ShardingContext
+    strategy: Strategy = DEFAULT
+    rng: DropoutRng | None = None
+    layer: Array | int | None = None
+    cache: Cache | None = None
+
+
+def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:
+    """The positions of the tokens of a batch; rotary tables are split as the tokens are."""
+    if "positions" in batch:
+        return position_info(Segments(batch["positions"], batch.get("segments")), model)
+    tokens = jax.typeof(batch["tokens"])
+    whole = jnp.arange(tokens.shape[1])
+    return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(tokens.sharding.spec[1])), model))
+
+
+def position_info(positions: Array | Segments, model: ModelConfig) -> PositionInfo:
+    """Positions as layers take them, with the rotary tables there."""
+    numbers = positions.positions if isinstance(positions, Segments) else positions
+    return PositionInfo(positions, rotary_tables(numbers, model))

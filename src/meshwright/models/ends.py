@@ -1,0 +1,107 @@
+"""What stands before and after the layers: embedding tables and positions, logits and the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.models.context import PositionInfo, Weights
+from meshwright.models.linear import GATHERED, RESIDUAL, gathered
+from meshwright.models.norm import norm
+from meshwright.models.product import product
+from meshwright.runtime import ShardingContext
+from meshwright.step import ModelConfig
+from meshwright.step.blocks import program
+from meshwright.step.layer import CrossEntropy, Linear, Lookup, Norm
+
+
+def embed(
+    params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
+) -> tuple[Array, Array]:
+    """The residual stream that `tokens` [b, s] start as, and the gathered table they were looked up in."""
+    table, x = table_in_use(params, layout, dtype), None
+    for op in program(model).embedding:
+        match op:
+            case Lookup(is_positional=False):
+                x = _lookup(table, tokens, layout)
+                if op.multiplier != 1.0:
+                    x = x * jnp.asarray(op.multiplier, dtype)
+            case Lookup():
+                assert x is not None, "positions are added to what tokens stand for"
+                x = x + _positions(params[op.name], tokens, positions.numbers, layout, dtype)
+            case Norm():
+                assert x is not None, "there is nothing to norm before the lookup"
+                x = norm(x, op, params[op.name], params.get(f"{op.name}_bias"))
+    assert x is not None, "a model starts with a lookup"
+    return x, table
+
+
+def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
+    """The embedding table as lookups and tied logits use it."""
+    return layout.weight(params["embedding"], "vocab", "embed", dtype=dtype)
+
+
+def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
+    """The rows of `table` for tokens [b, s], as the stream lies between blocks.
+
+    Each device looks up what rows it has: over axes that split these, it has the tokens of all.
+    """
+    axes = layout.axes("vocab")
+    dims = {
+        dim: tuple(axis for axis in axes if axis in layout.axes(name))
+        for dim, name in ((1, "residual_sequence"), (0, "batch"))
+    }
+    copied = tuple(axis for axis in axes if not any(axis in split for split in dims.values()))
+    if not axes:
+        return layout.place(table.at[tokens].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
+
+    def lookup(table: Array, tokens: Array) -> Array:
+        """The rows that this device has; the others, zeros here, come with the sum."""
+        local = tokens - jax.lax.axis_index(axes) * table.shape[0]
+        here = (local >= 0) & (local < table.shape[0])
+        rows = jnp.where(here[..., None], table[jnp.where(here, local, 0)], 0)
+        for dim, split in dims.items():
+            rows = jax.lax.psum_scatter(rows, split, scatter_dimension=dim, tiled=True) if split else rows
+        return jax.lax.psum(rows, copied) if copied else rows
+
+    specs = (jax.typeof(table).sharding.spec, jax.typeof(tokens).sharding.spec)
+    return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens)
+
+
+def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
+    """The rows of the table of positions [p, d] for each of tokens [b, s], which every device looks up for its own.
+
+    Its gradient is summed over the devices as that of a weight is, which multiplies the stream as it lies between
+    blocks.
+    """
+    table = layout.weight(stored, "positions", "embed", dtype=dtype, along="residual_sequence")
+    rows = layout.place(jnp.broadcast_to(numbers, tokens.shape), "batch", "residual_sequence")
+    return table.at[rows].get(out_sharding=layout.spec(*RESIDUAL))
+
+
+def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
+    """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
+    final, unembedding, loss = program(model).logits
+    assert isinstance(final, Norm)
+    assert isinstance(unembedding, Linear)
+    assert isinstance(loss, CrossEntropy)
+    h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
+    h = gathered(h, layout, "vocab")
+    if unembedding.is_tied:
+        scores = product("bsd,vd->bsv", h, table, dtype=jnp.float32)
+    else:
+        weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
+        scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
+    return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
+
+
+def cross_entropy(scores: Array, targets: Array) -> Array:
+    """The mean loss in nats of logits [b, s, v] for `targets` [b, s]; a split vocab is summed over, never gathered."""
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(jnp.exp(scores - top), axis=-1)
+    chosen = jnp.arange(scores.shape[-1]) == targets[..., None]
+    picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
+    return jnp.mean(jnp.log(total) - picked)

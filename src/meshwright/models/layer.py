@@ -1,0 +1,212 @@
+"""A layer run op by op: one lowering for each kind of op of `step.layer`.
+
+Ops that communicate together run together: consecutive products of the same value gather it once, or go round one ring
+(`models.linear`), and experts from their dispatch to their combine are one program on each device (`models.moe`). A
+product that goes back to the residual stream is reduce-scattered; several that are added to it at once, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.models.activation import activate
+from meshwright.models.attention_layer import attention_layer
+from meshwright.models.context import Cache, LayerContext, Weights
+from meshwright.models.dropout import ATTENTION, MLP, dropout
+from meshwright.models.linear import RESIDUAL, column_parallel_linear, router_logits, row_parallel_linear
+from meshwright.models.moe import MoeOps, moe_layer
+from meshwright.models.norm import norm
+from meshwright.models.remat import INTERMEDIATE, PRODUCT
+from meshwright.models.rotary import rotate
+from meshwright.step.layer import (
+    STREAM,
+    Add,
+    Attention,
+    Block,
+    Combine,
+    Dispatch,
+    Gated,
+    LayerOp,
+    Linear,
+    Norm,
+    Rotary,
+    Stack,
+)
+
+
+class LayerResult(NamedTuple):
+    """What comes of a layer: the residual stream, all keys and values attended to, and the load of its experts."""
+
+    stream: Array
+    cache: Cache | None
+    load: Array | None
+
+
+@dataclass
+class _Run:
+    """A layer while its ops run: its values by name.
+
+    partial: those of `values` that are still to be summed over tp, with the bias to be added after, if any.
+    """
+
+    weights: Weights
+    context: LayerContext
+    values: dict[str, Array]
+    partial: dict[str, Array | None] = field(default_factory=dict)
+    cache: Cache | None = None
+    load: Array | None = None
+
+
+def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -> LayerResult:
+    """One layer of a stack on the residual stream x [b, s, d]."""
+    run = _Run(weights, context, {STREAM: x})
+    for block in stack.blocks:
+        with jax.named_scope(block.name):
+            for ops in _groups(block):
+                LOWERINGS[type(ops[0])](run, block, *ops)
+    return LayerResult(run.values[STREAM], run.cache, run.load)
+
+
+def _run_norm(run: _Run, _: Block, op: Norm) -> None:
+    bias = run.weights[f"{op.name}_bias"] if op.has_bias else None
+    run.values[op.target] = norm(run.values[op.source], op, run.weights[op.name], bias)
+
+
+def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
+    """Products of one value: with columns that tp splits, with rows that it splits, or with a router."""
+    op, layout, strategy = ops[0], run.context.layout, run.context.strategy
+    source = run.values[op.source]
+    if op.is_on_residual:
+        run.values[op.target] = router_logits(source, run.weights[op.name], layout)
+    elif op.inputs[0][0] == "embed":
+        products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
+        for each, product in zip(ops, products, strict=True):
+            run.values[each.target] = _with_bias(product, _bias(run, each))
+    else:
+        # A ring takes the sum beside the product.
+        is_partial = op.target in _summed_together(block) and not strategy.overlaps_tp
+        weight = run.weights[op.name]
+        added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
+        if is_partial:
+            run.values[op.target], run.partial[op.target] = added, bias
+        else:
+            run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
+
+
+def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
+    for name in op.values:
+        rotated = rotate(run.values[name], op, run.context.positions.tables, run.context.layer)
+        run.values[name] = checkpoint_name(rotated, INTERMEDIATE)
+
+
+def _run_attention(run: _Run, _: Block, op: Attention) -> None:
+    query, new = run.values[op.query], Cache(run.values[op.key], run.values[op.value])
+    run.values[op.target], run.cache = attention_layer(query, new, op, run.context)
+
+
+def _run_gated(run: _Run, _: Block, op: Gated) -> None:
+    run.values[op.target] = activate(op, *(run.values[name] for name in op.sources))
+
+
+def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
+    """Experts from their dispatch to their combine."""
+    dispatch, *opened, hidden, down, combine = ops
+    assert isinstance(dispatch, Dispatch)
+    assert isinstance(hidden, Gated)
+    assert isinstance(down, Linear)
+    assert isinstance(combine, Combine)
+    linears = tuple(op for op in opened if isinstance(op, Linear))
+    added, run.load = moe_layer(
+        run.values[dispatch.source],
+        run.values[dispatch.router],
+        run.weights,
+        MoeOps(dispatch, linears, hidden, down),
+        run.context.layout,
+        run.context.strategy.matmul_dtype,
+    )
+    run.values[combine.target] = added
+
+
+def _run_add(run: _Run, block: Block, op: Add) -> None:
+    """Add values to the residual stream; those that are still sums over tp are added up and summed once."""
+    layout, rng = run.context.layout, run.context.rng
+    partial = [name for name in op.sources if name in run.partial]
+    values = [run.values[name] for name in op.sources if name not in run.partial]
+    if partial:
+        summed = layout.place(_sum([run.values[name] for name in partial]), *RESIDUAL)
+        biases = [bias for name in partial if (bias := run.partial[name]) is not None]
+        summed = checkpoint_name(summed, PRODUCT)
+        values.append(_with_bias(summed, _sum(biases) if biases else None))
+    place = MLP if block.name == "mlp" else ATTENTION
+    run.values[op.target] = run.values[op.target] + dropout(_sum(values), rng, layout, place)
+
+
+LOWERINGS: Mapping[type, Callable[..., None]] = {
+    Norm: _run_norm,
+    Linear: _run_linear,
+    Rotary: _run_rotary,
+    Attention: _run_attention,
+    Gated: _run_gated,
+    Dispatch: _run_experts,
+    Add: _run_add,
+}
+"""What runs each kind of op, by the first of a group; `step.legality` refuses a model with any other."""
+
+
+@lru_cache(maxsize=256)
+def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
+    """The ops of a block, those together that run together."""
+    return tuple(_grouped(block.ops))
+
+
+def _grouped(ops: tuple[LayerOp, ...]) -> Iterator[tuple[LayerOp, ...]]:
+    start = 0
+    while start < len(ops):
+        first, stop = ops[start], start + 1
+        if isinstance(first, Dispatch):
+            stop = next(number for number, op in enumerate(ops) if isinstance(op, Combine)) + 1
+        elif isinstance(first, Linear):
+            while stop < len(ops) and _reads_alike(first, ops[stop]):
+                stop += 1
+        yield ops[start:stop]
+        start = stop
+
+
+def _reads_alike(first: Linear, other: LayerOp) -> bool:
+    """Whether two products gather the same value alike."""
+    return (
+        isinstance(other, Linear)
+        and not first.is_on_residual
+        and (first.source, first.inputs, first.outputs[0][0]) == (other.source, other.inputs, other.outputs[0][0])
+    )
+
+
+@lru_cache(maxsize=256)
+def _summed_together(block: Block) -> frozenset[str]:
+    """The values that one `Add` sums over tp at once: several products, and nothing else."""
+    products = {op.target for op in block.ops if isinstance(op, Linear)}
+    adds = (op.sources for op in block.ops if isinstance(op, Add))
+    return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
+
+
+def _bias(run: _Run, op: Linear) -> Array | None:
+    return run.weights[f"{op.name}_bias"] if op.has_bias else None
+
+
+def _with_bias(x: Array, bias: Array | None) -> Array:
+    return x if bias is None else x + bias.astype(x.dtype)
+
+
+def _sum(values: list[Any]) -> Any:
+    """The sum of one array or more."""
+    first, *rest = values
+    for value in rest:
+        first = first + value
+    return first

@@ -1,0 +1,113 @@
+"""A mixture of experts in place of a layer's mlp, beside the mlp that works on every token where there is one.
+
+Letters of dims: t tokens of a device, e experts, d embed, f the width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import MeshwrightError
+from meshwright.models.activation import activate
+from meshwright.models.quantised_experts import expert_product
+from meshwright.models.remat import INTERMEDIATE, PRODUCT
+from meshwright.runtime import ShardingContext
+from meshwright.runtime.experts import ExpertAxes, dispatch_combine
+from meshwright.runtime.experts_routing import Load, probabilities, route
+from meshwright.runtime.shards import on_shards
+from meshwright.step import RULES, Experts, MatmulDtype
+from meshwright.step.layer import Dispatch, Gated, Linear
+
+STREAM = ("batch", "residual_sequence", "activation")
+
+
+class MoeOps(NamedTuple):
+    """The ops of a mixture of experts from their dispatch to their combine, which run on each device as one."""
+
+    dispatch: Dispatch
+    opened: tuple[Linear, ...]
+    hidden: Gated
+    down: Linear
+
+    @property
+    def experts(self) -> Experts:
+        """What routing and exchange need to know."""
+        op = self.dispatch
+        return Experts(
+            count=op.num_experts,
+            num_active=op.num_active,
+            mlp=self.hidden.width,
+            capacity_factor=op.capacity_factor,
+        )
+
+
+def moe_layer(
+    h: Array,
+    logits: Array,
+    weights: Mapping[str, Any],
+    ops: MoeOps,
+    layout: ShardingContext,
+    matmul_dtype: MatmulDtype | None = None,
+) -> tuple[Array, Array]:
+    """What its experts add to each token of h [b, s, d], split as the stream is between blocks; and their load.
+
+    The load [devices, 3, e] is one layer's `Load` on each device that has other tokens: `load_of_layers` takes the sums
+    of all layers at once. logits: the router's [b, s, e]. matmul_dtype: to what operands of products are rounded.
+    """
+    linears = (*ops.opened, ops.down)
+    used = [
+        layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
+        for op in linears
+    ]
+    stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
+    mixed = on_shards(
+        partial(_moe_on_device, ops=ops, split=_split(layout, tokens), matmul_dtype=matmul_dtype),
+        layout,
+        in_specs=(stream, stream, *(jax.typeof(weight).sharding.spec for weight in used)),
+        out_specs=(stream, P(tokens or None, None, None)),
+    )
+    added, load = mixed(h, logits, *used)
+    return checkpoint_name(added, PRODUCT), load
+
+
+def _split(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
+    """How experts and the tokens that come to them are split; over ep tokens have to be where experts are."""
+    ep, tp = layout.axes("expert"), layout.axes("mlp")
+    if not set(ep) <= set(tokens):
+        batch = RULES["batch"]
+        raise MeshwrightError(
+            f"experts are split over {' and '.join(ep)}, and the batch is not; use a batch that is a multiple of"
+            f" {'*'.join(batch)}={layout.mesh.degree(batch)}, or ep=1"
+        )
+    return ExpertAxes(ep, tp, tp if set(tp) <= set(tokens) else ())
+
+
+def load_of_layers(loads: Array) -> Load:
+    """The load of every layer [layers, e], of all devices, from `moe_layer`'s [layers, devices, 3, e]."""
+    return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
+
+
+def _moe_on_device(
+    h: Array, logits: Array, *weights: Array, ops: MoeOps, split: ExpertAxes, matmul_dtype: MatmulDtype | None
+) -> tuple[Array, Array]:
+    """`moe_layer` on one device."""
+    times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
+    if split.width and not split.tokens:
+        # Every device has all tokens, and parts of experts: so gradients are summed here once, not for each product.
+        h = jax.lax.pcast(h, split.width, to="varying")
+    routing = route(logits, experts.num_active)
+    here = dispatch_combine(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
+    opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
+    # A product is as much in whichever order it is scaled; scaled here, backward needs nothing that `down` makes.
+    hidden = (activate(ops.hidden, *opened) * here.shares).astype(h.dtype)
+    added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
+    copies = jnp.sum(routing.chosen[..., None] == jnp.arange(experts.count), axis=(0, 1, 2), dtype=jnp.float32)
+    return added, jnp.stack([copies, here.dropped, probabilities(logits)])[None]

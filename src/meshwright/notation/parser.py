@@ -1,0 +1,221 @@
+"""Text into expressions; every mistake is a NotationError that points at its character.
+
+    expression := (product | calls) { arrow (array | collective [arrow array]) }
+    product    := array { times array } [ (arrow | "=") array ["(partial result)"] ]       times: @ · × .
+    calls      := function subscript "(" (array | calls) ")"       function: AllGather ReduceScatter AllReduce AllToAll
+    collective := ("AG" | "RS" | "AR" | "A2A" | function) ["over"] axes
+    array      := (name "[" [dim { "," dim }] "]" | dim { dim }) ["{U" subscript "}"]
+    dim        := word [subscript]
+    subscript  := "_" axes
+    axes       := word | "{" word { "," word } "}"
+
+The subscript of a reduce-scatter may end with the dim it splits, `ReduceScatter_{X,K}`, that of an all-to-all with both
+dims, `AllToAll_{X,I->J}`; where they do not, the result says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from meshwright.errors import MeshwrightError
+from meshwright.notation.array import FUNCTION_NAMES, SHORT_NAMES, ShardedArray
+from meshwright.notation.array_parser import read_array, read_axes, resolve, with_sum
+from meshwright.notation.expression import Chain, Expression, Product, Stage, check_stage
+from meshwright.notation.moves import exchanged, gathered, reduced, scattered
+from meshwright.notation.tokens import Reader, Token
+from meshwright.record import Kind
+
+_KINDS: dict[str, Kind] = {**SHORT_NAMES, **FUNCTION_NAMES}
+
+
+def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
+    """The array, product or chain that a text describes; `axes` are those of the mesh, None where there is none yet.
+
+    >>> str(parse("B M_x @ M_x E = B E (partial result) -> RS over x -> B E_x"))
+    'B M_x @ M_x E = B E{U_x} -> RS over x -> B E_x'
+    """
+    reader = Reader(text, axes)
+    operands: list[ShardedArray] = []
+    stages = _calls(reader) if _at_function(reader) else _product(reader, operands)
+    while stages and reader.accept("arrow"):
+        _stage(reader, stages)
+    reader.expect("end", "-> or the end")
+    if not stages:
+        return reader.build(0, Product, tuple(operands))
+    start = reader.build(0, Product, tuple(operands), stages[0].result) if operands else stages[0].result
+    return reader.build(0, Chain, start, tuple(stages[1:])) if len(stages) > 1 else start
+
+
+def parse_numbers(text: str) -> dict[str, int]:
+    """The numbers of `X=4,Y=2` or `B=65536,D=8192`: degrees of mesh axes, sizes of dims; whole numbers from 1."""
+    reader = Reader(text, None)
+    numbers: dict[str, int] = {}
+    while True:
+        name = reader.expect("word", "a name, as in X=4,Y=2,")
+        if name.text in numbers:
+            raise reader.mistake(f"{name.text} stands twice", name.position)
+        reader.expect("=", f"= and a number after {name.text}")
+        number = reader.expect("number", "a whole number")
+        if int(number.text) < 1:
+            raise reader.mistake(f"{name.text}={number.text}; it is a whole number from 1", number.position)
+        numbers[name.text] = int(number.text)
+        if not reader.accept(","):
+            reader.expect("end", ", or the end")
+            return numbers
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A collective as written: the words of its subscript, and the dims of an all-to-all where it says them."""
+
+    kind: Kind
+    position: int
+    words: tuple[Token, ...]
+    dims: tuple[str, ...] = ()
+
+
+def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
+    """The array that stages may follow: the only one, or the result of the product whose operands are collected.
+
+    No stage where there is a product without its result.
+    """
+    first = read_array(reader)
+    while reader.accept("times"):
+        operands.append(read_array(reader))
+    if not operands:
+        return [Stage(None, (), first)]
+    operands.insert(0, first)
+    if not reader.accept("arrow", "="):
+        return []
+    if _at_short(reader):
+        raise reader.mistake("the product's own result comes first, as in C[I, K]{U_X} or B E", reader.token.position)
+    position = reader.token.position
+    result = read_array(reader)
+    reader.build(position, Product, tuple(operands), result)
+    if reader.accept("("):
+        result = reader.build(position, with_sum, result, _partial(reader, operands, result))
+    return [Stage(None, (), result)]
+
+
+def _partial(reader: Reader, operands: list[ShardedArray], result: ShardedArray) -> tuple[str, ...]:
+    """The axes that MaxText's `(partial result)` stands for, its parenthesis passed: those of the summed dims."""
+    position = reader.token.position
+    reader.accept("local")
+    for word in ("partial", "result", ")"):
+        if not reader.accept(word):
+            raise reader.mistake("only (partial result) stands in parentheses after an array", reader.token.position)
+    summed = [d for array in operands for d in array.dims if d not in result.dims]
+    axes = dict.fromkeys(axis for dim in summed for array in operands for axis in array.axes_of(dim))
+    if not axes:
+        raise reader.mistake("the result is not partial: no mesh axis splits a summed dim", position)
+    return tuple(axis for axis in axes if axis not in result.unreduced)
+
+
+def _calls(reader: Reader) -> list[Stage]:
+    """The stages of `AllGather_X(ReduceScatter_{Y,K}(C[I_X, K]{U_Y})) -> C[I, K_Y]`, from the inside out."""
+    calls: list[_Call] = []
+    while _at_function(reader):
+        calls.append(_call(reader))
+        reader.expect("(", "(")
+    stages = [Stage(None, (), read_array(reader))]
+    while calls:
+        reader.expect(")", ")")
+        call = calls.pop()
+        wanted = read_array(reader) if not calls and reader.accept("arrow") else None
+        axes, dims = _axes(reader, call, stages[-1].result)
+        _collect(reader, stages, call.kind, axes, dims, wanted, call.position)
+    return stages
+
+
+def _call(reader: Reader) -> _Call:
+    """`ReduceScatter_{X,K}` or `AllToAll_{X,I->J}`, before its parenthesis."""
+    token = reader.take()
+    name, _, rest = token.text.partition("_")
+    if rest:
+        return _Call(_KINDS[name], token.position, (Token("word", rest, token.position + len(name) + 1),))
+    reader.expect("{", f"the mesh axes of {name}, as in {name}_X,")
+    words = [reader.expect("word", "a mesh axis")]
+    while reader.accept(","):
+        words.append(reader.expect("word", "a mesh axis or a dim"))
+    dims: tuple[str, ...] = ()
+    if reader.accept("arrow"):
+        dims = (words.pop().text, reader.expect("word", "the dim to split").text)
+    reader.expect("}", "}")
+    if not words or (dims and _KINDS[name] != "all-to-all"):
+        raise reader.mistake(
+            f"{name} takes mesh axes, as in {name}_X; I->J only in AllToAll_{{X,I->J}}", token.position
+        )
+    return _Call(_KINDS[name], token.position, tuple(words), dims)
+
+
+def _stage(reader: Reader, stages: list[Stage]) -> None:
+    """Add what follows an arrow: `RS over x -> B E_x`, or an array to reshard to."""
+    position = reader.token.position
+    if not _at_short(reader):
+        stage = Stage(None, (), read_array(reader))
+        reader.build(position, check_stage, stages[-1].result, stage)
+        stages.append(stage)
+        return
+    kind = _KINDS[reader.take().text]
+    reader.accept("over")
+    axes = read_axes(reader)
+    wanted = read_array(reader) if reader.accept("arrow") else None
+    _collect(reader, stages, kind, axes, (), wanted, position)
+
+
+def _axes(reader: Reader, call: _Call, operand: ShardedArray) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The mesh axes of a call and the dims that it names: the last of several words is one if the operand has it."""
+    words, dims = list(call.words), call.dims
+    if call.kind == "reduce-scatter" and len(words) > 1 and words[-1].text in operand.dims:
+        dims = (words.pop().text,)
+    return tuple(axis for word in words for axis in resolve(reader, word.text, word.position)), dims
+
+
+def _collect(
+    reader: Reader,
+    stages: list[Stage],
+    kind: Kind,
+    axes: tuple[str, ...],
+    dims: tuple[str, ...],
+    wanted: ShardedArray | None,
+    position: int,
+) -> None:
+    """Add one collective to a chain. What is reduced must have been a sum, so it is marked as one where it was not."""
+    before = stages[-1].result
+    if kind in ("reduce-scatter", "all-reduce"):
+        missing = tuple(axis for axis in axes if axis not in before.unreduced)
+        before = reader.build(position, with_sum, before, missing)
+        stages[-1] = replace(stages[-1], result=before)
+    result = reader.build(position, _outcome, before, kind, axes, dims, wanted)
+    stage = Stage(kind, axes, result)
+    reader.build(position, check_stage, before, stage)
+    stages.append(stage)
+
+
+def _outcome(
+    before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
+) -> ShardedArray:
+    """The array after a collective: the one that is written, if any, checked against the dims that the call names."""
+    if kind == "all-gather":
+        return wanted or gathered(before, axes)
+    if kind == "all-reduce":
+        return wanted or reduced(before, axes)
+    if not dims and wanted:
+        return wanted
+    if not dims:
+        raise MeshwrightError(f"the dim that {', '.join(axes)} will split is missing; write the result after ->")
+    result = scattered(before, axes, dims[0]) if kind == "reduce-scatter" else exchanged(before, axes, *dims)
+    if wanted and not wanted.lies_like(result):
+        raise MeshwrightError(f"the collective leaves {result}, not {wanted}")
+    return wanted or result
+
+
+def _at_function(reader: Reader) -> bool:
+    """Whether a collective stands here as a function."""
+    return reader.token.text.partition("_")[0] in FUNCTION_NAMES and reader.following.kind in ("(", "{")
+
+
+def _at_short(reader: Reader) -> bool:
+    """Whether a collective stands here by its word: `RS over x`."""
+    return reader.token.text in _KINDS and reader.following.kind != "["

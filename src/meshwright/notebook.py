@@ -1,0 +1,30 @@
+"""What a notebook shows of a plan, a record or an inspection: a title, an answer and small tables, as HTML.
+
+Self-contained and escaped, without scripts and in the notebook's own font and colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+Table = tuple[Sequence[str], Iterable[Sequence[str]]]
+"""The heads of the columns, and the rows."""
+
+_CELL = "padding:1px 12px 1px 0;text-align:left;background:none"
+
+
+def card(title: str, answer: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
+    """A title, the answer in bold, tables, and notes; a table without rows is left out."""
+    parts = [f"<div><div>{escape(title)}</div><div><b>{escape(answer)}</b></div>"]
+    for heads, rows in tables:
+        if body := "".join(_row("td", row) for row in rows):
+            head = _row("th", heads) if any(heads) else ""
+            parts.append(f'<table style="margin:6px 0;border-collapse:collapse">{head}{body}</table>')
+    parts += [f'<div style="opacity:.7">{escape(note)}</div>' for note in notes]
+    return "".join([*parts, "</div>"])
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return "<tr>" + "".join(f'<{tag} style="{_CELL}">{escape(cell)}</{tag}>' for cell in cells) + "</tr>"

@@ -1,0 +1,300 @@
+"""The options of a plan as people give them, as text or as objects, read into a workload, a system, a mesh, a strategy.
+
+The command line and `meshwright.plan`, `verify` and `train` share these readers, so a mistake gets the same line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import load_model, usual_seq_len
+from meshwright.hardware import System, parse_system
+from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.step import (
+    RESNETS,
+    Attention,
+    Dtype,
+    ImageWorkload,
+    MatmulDtype,
+    ModelConfig,
+    Optimizer,
+    Remat,
+    SequenceMethod,
+    Serving,
+    ServingPhase,
+    Workload,
+    check_positions,
+)
+from meshwright.step.choices import not_a_choice
+from meshwright.units import parse_count, parse_seconds
+
+ModelLike = str | Path | ModelConfig | Workload
+"""A preset's name, the path of a Hugging Face config.json, a model, or a whole workload."""
+
+SystemLike = str | System
+"""`v5p:4x4x4`, or a system."""
+
+MeshLike = str | MeshShape | Mapping[str, int]
+"""`1,-1,4,1` or `fsdp=-1,tp=4`, a shape, or axes and their degrees."""
+
+Count = int | str
+"""A whole number, or one as text: `4096`, `64k`, `4M`."""
+
+
+class StrategyOptions(TypedDict, total=False):
+    """How a step is run; what is left out, the planner chooses or takes as `meshwright train` does it.
+
+    num_microbatches: parts of a device's batch that run one after the other. zero_stage: what fsdp shards (1 optimizer
+    state, 2 gradients too, 3 parameters too). schedule, virtual_stages: of a pipeline. attention: `flash`, `cudnn` or
+    `scores`. sp_method: how queries meet the keys that sp splits. tp_stream: whether tp splits the residual stream
+    between products. collective_matmul: whether tp's collectives run chunk by chunk beside products. The rest are
+    fields of `Strategy`.
+    """
+
+    num_microbatches: Count | None
+    zero_stage: Literal[0, 1, 2, 3] | None
+    schedule: Literal["gpipe", "1f1b"] | None
+    virtual_stages: Count | None
+    attention: Attention | None
+    sp_method: SequenceMethod | None
+    tp_stream: Literal["split", "whole"] | None
+    collective_matmul: bool | None
+    optimizer: Optimizer | None
+    moment_dtype: Dtype | None
+    master_weights: bool | None
+    gradient_dtype: Dtype | None
+    matmul_dtype: MatmulDtype | None
+    dropout: float | None
+
+
+class WorkloadOptions(TypedDict, total=False):
+    """What is computed, and on what.
+
+    on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch; batch_tokens: the same in tokens. seq_len:
+    tokens of a sequence (what the model was trained on). dtype: of products (bf16; f32 on simulated CPU devices).
+    param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
+    model's own. hardware: a TOML file with a chip of your own.
+    """
+
+    on: SystemLike
+    batch: Count | None
+    batch_tokens: Count | None
+    seq_len: Count | None
+    dtype: Dtype | None
+    param_dtype: Dtype | None
+    remat: Remat | Literal["auto"] | None
+    num_layers: Count | None
+    hardware: str | Path | None
+
+
+class MoreOptions(StrategyOptions, total=False):
+    """How a step is run, the dtype of parameters, and what else `meshwright.plan` has no parameter of its own for."""
+
+    param_dtype: Dtype | None
+    num_layers: Count | None
+    hardware: str | Path | None
+
+
+class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
+    """All of both, and the mesh."""
+
+    mesh: MeshLike | None
+
+
+WORKLOAD_OPTIONS = tuple(WorkloadOptions.__annotations__)
+STRATEGY_OPTIONS = tuple(StrategyOptions.__annotations__)
+
+
+def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
+    """The options that are not None; an unknown name is an error with the nearest one."""
+    names = list(allowed)
+    for name in options:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise MeshwrightError(f"there is no option {name!r}; {hint}options are {', '.join(names)}")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_system(on: SystemLike, hardware: str | Path | None = None) -> System:
+    """The system of a text; a system is returned as it is."""
+    if isinstance(on, System):
+        return on
+    if not isinstance(on, str):
+        raise MeshwrightError(
+            f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
+        )
+    return parse_system(on, hardware_file=hardware)
+
+
+def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
+    """The mesh of a text, a mapping or a shape, for so many devices."""
+    if isinstance(mesh, Mapping):
+        mesh = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
+    if isinstance(mesh, MeshShape):
+        if mesh.num_devices != num_devices:
+            raise MeshwrightError(f"mesh {mesh} has {mesh.num_devices} devices; the hardware has {num_devices}")
+        return mesh
+    if not isinstance(mesh, str):
+        raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
+    return parse_mesh(mesh, num_devices=num_devices)
+
+
+def read_count(name: str, value: Count) -> int:
+    """A whole number from 1, of a number or a text."""
+    try:
+        number = parse_count(value) if isinstance(value, str) else operator.index(value)
+    except (MeshwrightError, TypeError):
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k or 4M")
+    return number
+
+
+def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:
+    """The model of a name or a path, cut to `num_layers`."""
+    if isinstance(model, (str, Path)):
+        found = load_model(str(model))
+    elif isinstance(model, ModelConfig):
+        found = model
+    else:
+        raise MeshwrightError(
+            f"model is {model!r}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a"
+            f" Workload"
+        )
+    return found if num_layers is None else replace(found, num_layers=read_count("num_layers", num_layers))
+
+
+def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workload, System]:
+    """The workload and the system that `WorkloadOptions` mean.
+
+    Of a workload that is given whole only `on` and `hardware` may be said.
+    """
+    said = given(options, WORKLOAD_OPTIONS)
+    name = model if isinstance(model, str) else getattr(model, "name", model)
+    system = _hardware(name, said)
+    said = {option: value for option, value in said.items() if option not in ("on", "hardware")}
+    if isinstance(model, Workload):
+        if said:
+            raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
+        return model, system
+    found = read_model(model, said.pop("num_layers", None))
+    if ("batch" in said) == ("batch_tokens" in said):
+        raise MeshwrightError(f"{name} needs one of --batch (batch=…) and --batch-tokens (batch_tokens=…)")
+    seq_len = read_count("seq_len", said["seq_len"]) if "seq_len" in said else usual_seq_len(found)
+    check_positions(found, seq_len)
+    batch = read_count("batch", said["batch"]) if "batch" in said else _sequences(said["batch_tokens"], seq_len)
+    remat = said.get("remat", "auto")
+    workload = Workload(
+        model=found,
+        batch=batch,
+        seq_len=seq_len,
+        compute_dtype=said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16"),
+        param_dtype=said.get("param_dtype", "f32"),
+        remat="block" if remat == "auto" else remat,
+    )
+    return workload, system
+
+
+def read_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Strategy` that `StrategyOptions` set."""
+    said = given(options, STRATEGY_OPTIONS)
+    for name in ("num_microbatches", "virtual_stages"):
+        if name in said:
+            said[name] = read_count(name, said[name])
+    if "sp_method" in said:
+        said["sequence"] = said.pop("sp_method")
+    if "collective_matmul" in said:
+        said["overlaps_tp"] = said.pop("collective_matmul")
+    if "tp_stream" in said:
+        stream = said.pop("tp_stream")
+        if stream not in ("split", "whole"):
+            raise MeshwrightError(not_a_choice("tp_stream", stream, ("split", "whole")))
+        said["sequence_parallel"] = stream == "split"
+    return said
+
+
+PROMPT_LEN, OUTPUT_LEN = 1024, 256
+"""The tokens of a prompt and of an answer where none are said."""
+
+SERVING_OPTIONS = (
+    "on",
+    "hardware",
+    "batch",
+    "latency",
+    "prompt_len",
+    "output_len",
+    "num_layers",
+    "dtype",
+    "weight_dtype",
+    "kv_dtype",
+)
+IMAGE_OPTIONS = ("on", "hardware", "batch", "dtype")
+
+
+def read_serving(
+    model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]
+) -> tuple[Serving, System]:
+    """The serving and the system that `SERVING_OPTIONS` mean; latency is text, as 30ms, or seconds."""
+    said = given(options, SERVING_OPTIONS)
+    system = _hardware(model, said)
+    plain = "f32" if system.chip.kind == "cpu" else "bf16"
+    counts = {name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len") if name in said}
+    latency = said.get("latency")
+    serving = Serving(
+        model=read_model(model, said.get("num_layers")),
+        phase=phase,
+        prompt_len=counts.get("prompt_len", PROMPT_LEN),
+        output_len=counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1),
+        batch=counts.get("batch"),
+        weight_dtype=said.get("weight_dtype", plain),
+        kv_dtype=said.get("kv_dtype", plain),
+        compute_dtype=said.get("dtype", plain),
+        latency_seconds=parse_seconds(latency) if isinstance(latency, str) else latency,
+    )
+    return serving, system
+
+
+def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
+    """The workload and the system that `IMAGE_OPTIONS` mean for a ResNet."""
+    said = given(options, IMAGE_OPTIONS)
+    system = _hardware(model, said)
+    if "batch" not in said:
+        raise MeshwrightError(f"{model} needs --batch (batch=…), its images over all devices, as 256")
+    dtype = said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16")
+    workload = ImageWorkload(model=RESNETS[model], batch=read_count("batch", said["batch"]), compute_dtype=dtype)
+    return workload, system
+
+
+def _hardware(name: object, said: Mapping[str, Any]) -> System:
+    """The system that the options name."""
+    if "on" not in said:
+        raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
+    return read_system(said["on"], said.get("hardware"))
+
+
+def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
+    """The one policy that is said; none where the planner is to choose."""
+    return () if remat in (None, "auto") else (remat,)
+
+
+def is_image_model(model: object) -> bool:
+    """Whether this is the name of a ResNet, which has options of its own."""
+    return isinstance(model, str) and model in RESNETS
+
+
+def _sequences(batch_tokens: Count, seq_len: int) -> int:
+    """The sequences in so many tokens."""
+    tokens = read_count("batch_tokens", batch_tokens)
+    if tokens % seq_len:
+        around = " or ".join(str(seq_len * count) for count in (tokens // seq_len, tokens // seq_len + 1) if count)
+        raise MeshwrightError(
+            f"batch_tokens {batch_tokens} is {tokens} tokens, not a multiple of seq_len {seq_len}; use {around}"
+        )
+    return tokens // seq_len

@@ -1,0 +1,198 @@
+"""One candidate: what a workload costs on a mesh of a system, as the record to hold compilers and runs against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from meshwright.cost import (
+    PassSeconds,
+    borrowed_notes,
+    buffer_seconds,
+    contention_seconds,
+    hbm_bytes,
+    host_bytes,
+    is_round_ring,
+    microbatch_seconds,
+    model_flops,
+    offloaded_bytes,
+    step_collectives,
+    step_flops,
+    step_memory,
+    straggling_seconds,
+    update_seconds,
+)
+from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.mesh import MeshShape
+from meshwright.planner.waits import (
+    NO_WAITS,
+    WINDOWS,
+    Waits,
+    can_hide,
+    move_seconds,
+    ring_shares,
+    step_waits,
+    waits,
+)
+from meshwright.record import Bound, Collective, Phase, Record, merge
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks
+from meshwright.step.blocks import program
+from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack
+from meshwright.units import show_bytes
+
+_WORKED = replace(DEFAULT, lockstep=False)
+"""The default strategy, but that stages do nothing while they wait."""
+
+SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
+
+
+def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
+    """The record of a train step: its ops on the chip, its collectives on the fabric, the bubble, the update.
+
+    Collectives of activations are exposed, but those over tp where they overlap, and what goes round a ring of sp, as
+    far as the attention of a turn hides it. Those that gather weights or sum gradients run beside the ops of their
+    pass, and are exposed as far as they take longer. `breakdown_seconds` sums to the step.
+    """
+    layout = lay_mesh(system, mesh.layout)
+    moves = step_collectives(workload, mesh, strategy)
+    in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
+    round_ring = ring_shares(moves, workload, mesh, system, strategy)
+    waited = waits(moves, layout, strategy, round_ring)
+    breakdown = step_breakdown(workload, mesh, system, strategy, waited)
+    exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), round_ring, strategy)
+    step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
+    return Record(
+        origin="predicted",
+        mesh=mesh.degrees,
+        hardware=str(system),
+        step_seconds=step,
+        mfu=model_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
+        flops=step_flops(workload, mesh, strategy).total,
+        memory_bytes=memory,
+        fits=memory["peak"] <= system.usable_bytes,
+        bound=_bound(workload, mesh, system, breakdown),
+        tokens_per_second=workload.tokens / step,
+        breakdown_seconds=breakdown,
+        collectives=merge(_in_every_tick(exposed, in_ticks, layout)),
+        notes=layout.notes + _notes(workload, mesh, system, strategy),
+    )
+
+
+def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
+    """What there is to say of a prediction beside its figures."""
+    notes = (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
+    if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
+        notes += _repeated(before.num_layers, workload, mesh, strategy)
+    experts = workload.model.experts
+    if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
+        size = device_blocks(workload, mesh, strategy).size
+        notes += (f"priced with grouped products; XLA has none for GPUs: train multiplies {size} rows at a time",)
+    if waiting := host_bytes(workload, mesh, strategy):
+        notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
+    return notes
+
+
+def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """That every stage runs the plain layers before those of experts, so many, where they cannot share them."""
+    if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
+        return ()
+    ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
+    return (
+        f"every stage runs the plain layers before those of experts, {count} of {workload.model.num_layers}:"
+        f" pp={mesh.pp} does not divide a device's sequences of a microbatch, {ours}",
+    )
+
+
+def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+    """The step time of `predict`, without the rest of the record."""
+    waited = step_waits(workload, mesh, system, strategy)
+    return sum(step_breakdown(workload, mesh, system, strategy, waited).values())
+
+
+def step_breakdown(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, waited: Waits
+) -> dict[str, float]:
+    """The seconds of a step by what they go to, where its collectives take as long as `waited` says."""
+    once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
+    breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
+    for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
+        breakdown[phase] += seconds
+    shares = waited.shares(*windows(breakdown))
+    breakdown["exposed communication"] = waited.exposed(shares)
+    if workload.remat == "offload":
+        # Copies to and from the host run beside the ops of their pass.
+        copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
+        breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
+    if mesh.pp > 1:
+        breakdown["pipeline bubble"] = bubble_seconds(once, waited.exposed_stream(shares), mesh, strategy)
+    if system.chip.kind == "gpu":
+        hidden = waited.beside + sum((1 - shares[window]) * getattr(waited, window) for window in shares)
+        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
+    breakdown["update"] = update_seconds(workload, mesh, system, strategy)
+    return breakdown
+
+
+def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
+    """The time of the ops of forward and of backward, what is recomputed among these: what collectives hide behind."""
+    return breakdown["forward"], breakdown["recompute"] + breakdown["backward"]
+
+
+def step_bound_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, waited: Waits = NO_WAITS
+) -> float:
+    """A time that a step is never under, cheap to have, where its collectives take no less than is said.
+
+    With none said: ops, bubble, stragglers and update, as if links were free.
+    """
+    return sum(step_breakdown(workload, mesh, system, strategy, waited).values())
+
+
+def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
+    """The time that a device of a pipeline waits for its first microbatch and for the last one's gradient.
+
+    (p - 1) / v microbatches, so that m / (m + (p - 1) / v) of the time is worked: GPipe (arXiv:1811.06965) and 1F1B
+    with v = 1, interleaved (arXiv:2104.04473, section 2.2) with more. waited_seconds: for collectives, by all
+    microbatches of a step.
+    """
+    return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
+
+
+def _exposed(
+    moves: tuple[Collective, ...],
+    layout: Layout,
+    shares: Mapping[str, float],
+    round_ring: Mapping[Phase, float],
+    strategy: Strategy,
+) -> Iterator[Collective]:
+    """The collectives with their time, and what of it no op hides."""
+    for move in moves:
+        seconds = move_seconds(move, layout)
+        if is_round_ring(move):
+            share = round_ring[move.phase]
+        else:
+            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
+        yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
+
+
+def _in_every_tick(
+    exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: Layout
+) -> Iterator[Collective]:
+    """Collectives as often as they run, in the ticks of the bubble too, whose wait is a part of the bubble's."""
+    for worked, move in zip(exposed, in_ticks, strict=True):
+        yield replace(move, seconds=move_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
+
+
+def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
+    """What most of the step waits for; a bubble is no reason of its own."""
+    flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
+    waits: dict[Bound, float] = {
+        "compute": 0.0,
+        "memory": breakdown["update"],
+        "communication": breakdown["exposed communication"],
+    }
+    for phase in ("forward", "recompute", "backward"):
+        computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
+        is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
+        waits["compute" if is_computing else "memory"] += breakdown[phase]
+    return max(waits, key=waits.__getitem__)

@@ -1,0 +1,115 @@
+"""A plan carried into anybody's JAX program: its mesh, and the shardings of a tree by path.
+
+Loaded when a plan is first asked for them: planning itself needs no JAX.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, check_divides
+from meshwright.planner import Plan
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step import Rules, leaves, logical_rules, parameters, rules_of, spec, staged_parameters
+
+
+def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:
+    """The mesh of a shape, its axes of one type."""
+    if types not in ("explicit", "auto"):
+        raise MeshwrightError(f"types is {types!r}; it is one of explicit, auto")
+    mesh = build_mesh(shape, devices)
+    if types == "explicit":
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def plan_shardings(plan: Plan, tree: Any, axes: Mapping[str, Sequence[str | None]] | None) -> Any:
+    """The sharding of every leaf of a tree; see `Plan.shardings`."""
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
+    shapes = [tuple(getattr(leaf, "shape", ())) for _, leaf in found]
+    specs = _declared(plan, paths, shapes) if axes is None else _matched(plan, paths, shapes, axes)
+    mesh = plan.mesh()
+    return jax.tree_util.tree_unflatten(structure, [NamedSharding(mesh, found) for found in specs])
+
+
+def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[PartitionSpec]:
+    """The specs of a declared model's parameters, layers in their own order or in the slots of a pipeline."""
+    model, layout = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
+    declared = dict(leaves(parameters(model)))
+    staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
+    specs = []
+    for path, shape in zip(paths, shapes, strict=True):
+        if path not in declared:
+            near = difflib.get_close_matches(path, declared, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise MeshwrightError(
+                f"{model.name} has no parameter {path!r}; {hint}for another tree give axes={{'regular expression':"
+                f" (logical axis of each dim)}}"
+            )
+        if shape not in (declared[path].shape, staged[path].shape):
+            raise MeshwrightError(f"{path} has shape {shape}; in {model.name} it has {declared[path].shape}")
+        _check_divides(path, shape, declared[path].axes, plan.mesh, layout.rules)
+        specs.append(layout.spec(*declared[path].axes))
+    return specs
+
+
+def _matched(
+    plan: Plan,
+    paths: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    axes: Mapping[str, Sequence[str | None]],
+) -> list[PartitionSpec]:
+    """The specs that regular expressions over paths give."""
+    rules = {**logical_rules(plan.strategy), "": ()}
+    specs, used = [], set()
+    for path, shape in zip(paths, shapes, strict=True):
+        match = next((pattern for pattern in axes if _full_match(pattern, path)), None)
+        if match is None:
+            raise MeshwrightError(f"no expression matches {path!r} {shape}; add one, as {{{path!r}: (…)}}")
+        used.add(match)
+        names = tuple(name or "" for name in axes[match])
+        if len(names) != len(shape):
+            raise MeshwrightError(
+                f"{match!r} gives {len(names)} logical axes, {', '.join(map(str, axes[match]))}, to {path},"
+                f" which has {len(shape)} dims: {shape}"
+            )
+        specs.append(_spec(path, shape, names, plan.mesh, rules))
+    if unused := [pattern for pattern in axes if pattern not in used]:
+        raise MeshwrightError(f"{unused[0]!r} matches no leaf; leaves are {', '.join(paths[:8])}")
+    return specs
+
+
+def _full_match(pattern: str, path: str) -> bool:
+    """Whether an expression matches a whole path."""
+    try:
+        return re.fullmatch(pattern, path) is not None
+    except re.error as error:
+        raise MeshwrightError(f"{pattern!r} is no regular expression: {error}") from None
+
+
+def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:
+    """The spec of one leaf, checked against its shape."""
+    for name in names:
+        if name not in rules:
+            known = [known for known in rules if known]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise MeshwrightError(f"{path} has logical axis {name!r}; {hint}logical axes are {', '.join(known)}")
+    _check_divides(path, shape, names, mesh, rules)
+    found = spec(names, mesh=mesh, rules=rules, what=path)
+    return PartitionSpec(*(dim or None for dim in found))
+
+
+def _check_divides(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> None:
+    """Raise where a degree does not divide a dim."""
+    for name, size in zip(names, shape, strict=True):
+        check_divides(name, size, mesh, rules[name], of=path)

@@ -1,0 +1,322 @@
+"""The layers of a decoder, written in the vocabulary of `step.layer` from the features of a `ModelConfig`.
+
+Products that add to the residual stream start smaller by sqrt(2 layers), as GPT-2's do.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from meshwright.step.layer import (
+    HEADS,
+    STREAM,
+    Add,
+    Attention,
+    Block,
+    Combine,
+    Concat,
+    CrossEntropy,
+    Dims,
+    Dispatch,
+    EndOp,
+    Frequencies,
+    Gated,
+    LayerOp,
+    Linear,
+    Lookup,
+    Norm,
+    Program,
+    Rotary,
+    Slice,
+    Stack,
+)
+from meshwright.step.model import Experts, LatentAttention, ModelConfig
+
+
+@cache
+def program(model: ModelConfig) -> Program:
+    """The forward pass of a model as ops."""
+    stacks = model.family.layers(model) or decoder_layers(model)
+    return Program(embedding=embedding_ops(model), stacks=stacks, logits=logits_ops(model))
+
+
+def layers(model: ModelConfig) -> tuple[Stack, ...]:
+    """The layers of a model as ops, one stack for each kind."""
+    return program(model).stacks
+
+
+def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
+    """The layers of a decoder: those with a plain MLP, and after them those with experts."""
+    experts = model.experts
+    if experts is None:
+        return (Stack(name="layers", num_layers=model.num_layers, blocks=_blocks(model, None, 0)),)
+    num_dense = experts.num_dense_layers
+    dense = Stack(name="dense_layers", num_layers=num_dense, blocks=_blocks(model, None, 0))
+    sparse = Stack(name="layers", num_layers=model.num_layers - num_dense, blocks=_blocks(model, experts, num_dense))
+    return (dense, sparse) if num_dense else (sparse,)
+
+
+def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
+    """The ops before the first layer: the residual stream from tokens and, where they are learned, positions."""
+    table = Lookup(
+        name="embedding",
+        rows=("vocab", model.vocab),
+        columns=("embed", model.embed),
+        # Tied, the table is the unembedding too, and has to start as one; the first norm undoes the scale.
+        init_scale=1 / math.sqrt(model.embed) if model.tied_embeddings else 1.0,
+        multiplier=model.embedding_scale,
+        is_tied=model.tied_embeddings,
+    )
+    ops: list[EndOp] = [table]
+    if model.positions == "learned":
+        rows = ("positions", model.max_positions)
+        ops.append(Lookup(name="positions", rows=rows, columns=("embed", model.embed), is_positional=True))
+    if model.embedding_norm:
+        ops.append(_norm(model, "embedding_norm", STREAM, STREAM))
+    return tuple(ops)
+
+
+def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
+    """The ops after the last layer: the final norm, the logits and the loss."""
+    unembedding = Linear(
+        name="embedding" if model.tied_embeddings else "unembedding",
+        source="final",
+        target="logits",
+        inputs=(("embed", model.embed),),
+        outputs=(("vocab", model.vocab),),
+        is_rounded=False,
+        is_tied=model.tied_embeddings,
+    )
+    return (
+        _norm(model, "final_norm", STREAM, "final"),
+        unembedding,
+        CrossEntropy(source="logits", softcap=model.logits_softcap),
+    )
+
+
+def attention_block(model: ModelConfig, first_layer: int = 0) -> Block:
+    """Attention with the norm before it, in a stack that starts with layer `first_layer` of the model."""
+    return Block(name="attention", ops=(*_attention_ops(model, first_layer), Add(sources=("attention_added",))))
+
+
+def mlp_block(model: ModelConfig) -> Block:
+    """A dense MLP with the norm before it."""
+    return Block(name="mlp", ops=(*_mlp_ops(model), Add(sources=("mlp_added",))))
+
+
+def moe_block(model: ModelConfig, experts: Experts) -> Block:
+    """A mixture of experts with the norm before it, and the MLP beside them that works on every token."""
+    normed, shared = "mlp_normed", experts.shared_mlp
+    router = Linear(
+        name="router",
+        source=normed,
+        target="router_logits",
+        inputs=(("embed", model.embed),),
+        outputs=(("router", experts.count),),
+        is_rounded=False,
+        is_on_residual=True,
+    )
+    dispatch = Dispatch(
+        source=normed,
+        router="router_logits",
+        target="expert_rows",
+        num_experts=experts.count,
+        num_active=experts.num_active,
+        capacity_factor=experts.capacity_factor,
+    )
+    ops: tuple[LayerOp, ...] = (
+        _norm(model, "mlp_norm", STREAM, normed),
+        router,
+        dispatch,
+        *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.count),
+        Combine(source="expert_down", target="expert_added"),
+    )
+    if shared:
+        ops = (*ops, *_mlp(model, "shared_", normed, shared))
+    return Block(name="mlp", ops=(*ops, Add(sources=("expert_added", *(("shared_down",) if shared else ())))))
+
+
+def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
+    """The blocks of one layer."""
+    if not model.parallel_blocks:
+        return attention_block(model, first_layer), moe_block(model, experts) if experts else mlp_block(model)
+    ops = (*_attention_ops(model, first_layer), *_mlp_ops(model), Add(sources=("attention_added", "mlp_added")))
+    return (Block(name="block", ops=ops),)
+
+
+def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
+    """From the norm before attention to what it adds to the stream, `attention_added`."""
+    heads = _latent_heads(model, model.latent) if model.latent else _heads(model, first_layer)
+    attention = Attention(
+        query="query",
+        key="key",
+        value="value",
+        target="attended",
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        qk_dim=model.query_key_dim,
+        value_dim=model.value_dim,
+        windows=tuple(None if is_full else model.sliding_window for is_full in _full_layers(model, first_layer)),
+        softcap=model.attention_softcap,
+        scale=model.attention_scale,
+        has_alibi=model.positions == "alibi",
+    )
+    output = Linear(
+        name="output",
+        source="attended",
+        target="attention_output" if model.post_norms else "attention_added",
+        inputs=_head_dims(model, model.value_dim),
+        outputs=(("embed", model.embed),),
+        init_scale=_adding_scale(model, model.num_heads * model.value_dim),
+        has_bias=model.output_bias,
+    )
+    ops = (_norm(model, "attention_norm", STREAM, "attention_normed"), *heads, attention, output)
+    if not model.post_norms:
+        return ops
+    return (*ops, _norm(model, "attention_post_norm", "attention_output", "attention_added"))
+
+
+def _heads(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
+    """Queries, keys and values from the normed stream."""
+    single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
+    dims = {"query": _head_dims(model, model.head_dim), "key": single, "value": single}
+    ops: list[LayerOp] = [
+        Linear(
+            name=name,
+            source="attention_normed",
+            target=name,
+            inputs=(("embed", model.embed),),
+            outputs=outputs,
+            has_bias=model.qkv_bias,
+        )
+        for name, outputs in dims.items()
+    ]
+    if model.qk_norm:
+        ops += [_norm(model, f"{name}_norm", name, name, model.head_dim) for name in ("query", "key")]
+    if model.positions == "rotary":
+        size, by_layer = model.rotary_dims or model.head_dim, _frequencies(model, first_layer)
+        ops.append(Rotary(values=("query", "key"), size=size, by_layer=by_layer))
+    return tuple(ops)
+
+
+def _latent_heads(model: ModelConfig, latent: LatentAttention) -> tuple[LayerOp, ...]:
+    """Queries, keys and values from latents; each latent is computed whole wherever its heads are split."""
+    stream, rank, rope = "attention_normed", latent.kv_rank, latent.rope_head_dim
+    embed: Dims = (("embed", model.embed),)
+
+    def from_latent(name: str, source: str, target: str, inputs: Dims, size: int) -> Linear:
+        outputs: Dims = (("kv_heads", model.num_heads), ("head_dim", size))
+        return Linear(name=name, source=source, target=target, inputs=inputs, outputs=outputs)
+
+    ops: list[LayerOp] = [
+        Linear(name="latent", source=stream, target="latents", inputs=embed, outputs=(("latent", rank + rope),)),
+        Slice(source="latents", target="latent", start=0, size=rank),
+        Slice(source="latents", target="key_rope", start=rank, size=rope),
+        _norm(model, "latent_norm", "latent", "latent", rank),
+    ]
+    if latent.query_rank:
+        outputs: Dims = (("latent", latent.query_rank),)
+        ops += [
+            Linear(name="query_latent", source=stream, target="query_latent", inputs=embed, outputs=outputs),
+            _norm(model, "query_latent_norm", "query_latent", "query_latent", latent.query_rank),
+            from_latent("query", "query_latent", "query", (("latent_input", latent.query_rank),), model.query_key_dim),
+        ]
+    else:
+        ops.append(from_latent("query", stream, "query", embed, model.query_key_dim))
+    frequencies = (Frequencies(theta=model.rope_theta, scaling=model.rope_scaling),)
+    narrow: Dims = (("latent_input", rank),)
+    return (
+        *ops,
+        from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim),
+        from_latent("value", "latent", "value", narrow, latent.value_head_dim),
+        Rotary(values=("query",), size=rope, start=latent.nope_head_dim, by_layer=frequencies),
+        Rotary(values=("key_rope",), size=rope, by_layer=frequencies),
+        Concat(sources=("key_nope", "key_rope"), target="key"),
+    )
+
+
+def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
+    """From the norm before the MLP to what it adds to the stream, `mlp_added`."""
+    norm = _norm(model, "mlp_norm", STREAM, "mlp_normed")
+    if not model.post_norms:
+        return norm, *_mlp(model, "", "mlp_normed", model.mlp, target="mlp_added")
+    return (
+        norm,
+        *_mlp(model, "", "mlp_normed", model.mlp),
+        _norm(model, "mlp_post_norm", "down", "mlp_added"),
+    )
+
+
+def _mlp(
+    model: ModelConfig, prefix: str, source: str, width: int, *, target: str = "", num_experts: int = 0
+) -> tuple[LayerOp, ...]:
+    """The two products of an MLP, or three where it is gated, and the activation between them."""
+    names, has_bias = ("gate", "up") if model.gated else ("up",), model.mlp_bias and not num_experts
+    opened = [
+        Linear(
+            name=f"{prefix}{name}",
+            source=source,
+            target=f"{prefix}{name}",
+            inputs=(("embed", model.embed),),
+            outputs=(("mlp", width),),
+            num_experts=num_experts,
+            has_bias=has_bias,
+        )
+        for name in names
+    ]
+    hidden = Gated(
+        sources=tuple(op.target for op in opened), target=f"{prefix}hidden", function=model.activation, width=width
+    )
+    down = Linear(
+        name=f"{prefix}down",
+        source=hidden.target,
+        target=target or f"{prefix}down",
+        inputs=(("mlp", width),),
+        outputs=(("embed", model.embed),),
+        num_experts=num_experts,
+        init_scale=_adding_scale(model, width),
+        has_bias=has_bias,
+    )
+    return *opened, hidden, down
+
+
+def _norm(model: ModelConfig, name: str, source: str, target: str, size: int = 0) -> Norm:
+    """A norm as all of a model are; over the stream where no size is given."""
+    return Norm(
+        name=name,
+        source=source,
+        target=target,
+        size=size or model.embed,
+        kind=model.norm,
+        epsilon=model.norm_epsilon,
+        offset=model.norm_offset,
+        has_bias=model.norm_bias,
+    )
+
+
+def _head_dims(model: ModelConfig, size: int) -> Dims:
+    """The dims of query heads."""
+    return tuple(zip(HEADS, (model.num_kv_heads, model.num_groups, size), strict=True))
+
+
+def _adding_scale(model: ModelConfig, fan_in: int) -> float:
+    """The standard deviation of a weight whose product is added to the stream, once in each block of each layer."""
+    return 1 / math.sqrt(fan_in * (2 * model.num_layers))
+
+
+def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
+    """Whether a layer attends to all keys, of each layer from `first_layer` on in a cycle."""
+    every = model.full_attention_every
+    if not every:
+        return (model.sliding_window is None,)
+    return tuple((first_layer + layer + 1) % every == 0 for layer in range(every))
+
+
+def _frequencies(model: ModelConfig, first_layer: int) -> tuple[Frequencies, ...]:
+    """The rotary frequencies of each layer from `first_layer` on in a cycle."""
+    everywhere = Frequencies(theta=model.rope_theta, scaling=model.rope_scaling)
+    if model.rope_theta_local is None:
+        return (everywhere,)
+    local = Frequencies(theta=model.rope_theta_local)
+    return tuple(everywhere if is_full else local for is_full in _full_layers(model, first_layer))

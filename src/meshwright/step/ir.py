@@ -1,0 +1,259 @@
+"""A step as data: frozen ops over sharded arrays, grouped into regions that repeat. No JAX, no model.
+
+An array's dims have a size, or are symbolic: `B` sequences, `S` tokens, `C` rows sent to experts have theirs from
+`Extents`, so that the same ops serve every batch and every degree of the same mesh axes. Folds over these ops
+(`cost`) are all there is of flops, collectives, memory traffic, time and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from meshwright.mesh import MeshShape
+from meshwright.notation import ShardedArray
+from meshwright.record import Kind, Phase
+
+Width = Literal["compute", "gradient", "float32"]
+"""The format of an array's elements: of products, of sums of weights' gradients over devices, or four bytes."""
+
+
+class Dim(NamedTuple):
+    """A dim of an array: its letter in the notation, its size (None where `Extents` has it), the axes that split it."""
+
+    letter: str
+    size: int | None
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a step and how it lies on the mesh; unreduced: axes over which it is still a sum to be taken."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    unreduced: tuple[str, ...] = ()
+    width: Width = "compute"
+
+    @cached_property
+    def static_size(self) -> int:
+        """The product of the dims whose size is known."""
+        return math.prod(dim.size for dim in self.dims if dim.size is not None)
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The letters of the dims whose size `Extents` has."""
+        return tuple(dim.letter for dim in self.dims if dim.size is None)
+
+    @cached_property
+    def split_axes(self) -> tuple[str, ...]:
+        """Every mesh axis that splits one of its dims."""
+        return tuple(axis for dim in self.dims for axis in dim.axes)
+
+    @cached_property
+    def notation(self) -> ShardedArray:
+        """This array in the notation."""
+        letters, axes = tuple(dim.letter for dim in self.dims), tuple(dim.axes for dim in self.dims)
+        return ShardedArray(self.name.replace(" ", "_"), letters, axes, self.unreduced)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extents:
+    """The numbers behind a step's symbols: global sizes of symbolic dims, and the degree of each mesh axis."""
+
+    sizes: Mapping[str, float]
+    mesh: MeshShape
+
+    def local(self, array: Array) -> float:
+        """The elements that one device holds of an array."""
+        size: float = array.static_size
+        for letter in array.symbols:
+            size *= self.sizes[letter]
+        degrees = vars(self.mesh)
+        for axis in array.split_axes:
+            size /= degrees[axis]
+        return size
+
+    def local_dims(self, dims: tuple[Dim, ...]) -> float:
+        """The product of what one device holds of some dims."""
+        degrees, size = vars(self.mesh), 1.0
+        for dim in dims:
+            size *= self.sizes[dim.letter] if dim.size is None else dim.size
+            for axis in dim.axes:
+                size /= degrees[axis]
+        return size
+
+
+class Block(StrEnum):
+    """The part of a step that an op belongs to."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    LOGITS = "logits"
+    STAGES = "stages"
+    OPTIMIZER = "optimizer"
+
+
+class Region(NamedTuple):
+    """Where an op repeats: the lookup, the layers of a stack, the logits, between stages, or once in the update.
+
+    is_once: once a step (for each layer of a device) instead of for each microbatch.
+    """
+
+    name: str
+    is_once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """How often a device runs a region in a step.
+
+    useful: for its microbatches. executed: in the ticks of a pipeline's bubble too. static: as often as it stands in
+    the program's text, where branches that few ticks take count as if taken in every tick. mean: the mean over pipeline
+    stages. once: for an op that runs once a step, the layers of a device.
+    """
+
+    useful: int
+    executed: int
+    static: int
+    mean: float
+    once: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matmul:
+    """A product on one device: [rows, inner] @ [inner, columns], `experts` times.
+
+    role: the product itself, the gradient of its input, or the gradient of its weight. is_summed: whether what it makes
+    goes back to the residual stream, so that tp sums it. is_rounded: whether 8-bit products round its operands.
+    """
+
+    name: str
+    target: str
+    phase: Phase
+    region: Region
+    block: Block
+    role: Literal["result", "input_gradient", "weight_gradient"]
+    rows: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    columns: tuple[Dim, ...]
+    experts: tuple[Dim, ...] = ()
+    is_summed: bool = False
+    is_rounded: bool = False
+    is_ring: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOp:
+    """Attention of queries over keys: scores, softmax, and the product with the values.
+
+    windows: how many keys a query may attend to, of each layer in a cycle; None for all before it.
+    """
+
+    name: str
+    phase: Phase
+    region: Region
+    query: Array
+    key: Array
+    value: Array
+    output: Array
+    num_heads: Dim
+    qk_dim: int
+    value_dim: int
+    windows: tuple[int | None, ...]
+    share: float = 1.0
+    is_of_chunks: bool = False
+
+
+Pass = Literal[
+    "norm", "layer_norm", "residual", "branch", "rotary", "gated", "activation", "dropout", "accumulate", "loss"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise:
+    """A pass over memory: what is between products, over the elements of some arrays."""
+
+    kind: Pass
+    phase: Phase
+    region: Region
+    block: Block
+    arrays: tuple[Array, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communicate:
+    """A collective over `axes`; bytes are those of `array` (`record.Collective`).
+
+    is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
+    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
+    executed. name: as records show it.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    phase: Phase
+    region: Region
+    array: Array
+    times: int = 1
+    skipped: int = 0
+    is_ring: bool = False
+    of_weight: bool = False
+
+
+Op = Matmul | AttentionOp | Elementwise | Communicate
+
+
+@dataclass(frozen=True, eq=False)
+class Ops:
+    """The ops of a step: they depend on which mesh axes are larger than 1, not on their degrees or the batch."""
+
+    matmuls: tuple[Matmul, ...] = ()
+    attention: tuple[AttentionOp, ...] = ()
+    elementwise: tuple[Elementwise, ...] = ()
+    communication: tuple[Communicate, ...] = ()
+
+    @cached_property
+    def forward(self) -> Mapping[str, ForwardOps]:
+        """The ops of each region in the forward pass that compute."""
+        names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
+        return {
+            name: ForwardOps(
+                tuple(op for op in self.matmuls if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.attention if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.elementwise if op.region.name == name and op.phase == "forward"),
+            )
+            for name in names
+        }
+
+
+class ForwardOps(NamedTuple):
+    """What a region computes in the forward pass."""
+
+    matmuls: tuple[Matmul, ...]
+    attention: tuple[AttentionOp, ...]
+    elementwise: tuple[Elementwise, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols.
+
+    stages: what stages hand on to each other, which depends on the schedule.
+    """
+
+    ops: Ops
+    stages: tuple[Communicate, ...] = ()
+    repeats: Mapping[str, Repeat]
+    extents: Extents
+
+    @property
+    def communication(self) -> tuple[Communicate, ...]:
+        """Every collective of the step."""
+        return self.ops.communication + self.stages

@@ -1,0 +1,271 @@
+"""The vocabulary a model is written in: the ops of a layer over named values, and the parameters that they declare.
+
+An op reads values by name and writes one. `STREAM` is the residual stream [batch, sequence, embed]; it is where a layer
+starts and what it returns. Shapes are of one layer; a `Stack` repeats its ops over layers and stacks their parameters.
+The same ops give parameters, forward pass, flops, communication and memory (`step.build`, `models`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+STREAM = "stream"
+"""The name of the residual stream."""
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+NormKind = Literal["rms", "layer"]
+
+Dims = tuple[tuple[str, int], ...]
+"""Dims as (logical axis, size)."""
+
+HEADS = ("kv_heads", "group", "head_dim")
+"""The dims of queries: heads grouped by the kv head they share, so that splitting kv_heads splits both alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`.
+
+    offset: added to the scale (Gemma stores the scale minus 1). has_bias: a parameter `{name}_bias` is added.
+    """
+
+    name: str
+    source: str
+    target: str
+    size: int
+    kind: NormKind = "rms"
+    epsilon: float = 1e-5
+    offset: float = 0.0
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """The product of `source` with the weight `name`, whose dims are `inputs` (summed) followed by `outputs`.
+
+    For experts the weight has the dim `expert` of `num_experts` before them, and `source` are the rows of each expert
+    (`Dispatch`). init_scale: the standard deviation at initialisation; 1 / sqrt(fan in) where None. has_bias: a
+    parameter `{name}_bias` with the dims `outputs` is added. is_rounded: whether a strategy with 8-bit products rounds
+    its operands. is_on_residual: whether it multiplies the stream as it is stored between blocks, in float32 and
+    without gathering it over tp; a router does. is_tied: whether the weight is the embedding table, declared by its
+    `Lookup`, with the dims `outputs` first.
+    """
+
+    name: str
+    source: str
+    target: str
+    inputs: Dims
+    outputs: Dims
+    num_experts: int = 0
+    init_scale: float | None = None
+    has_bias: bool = False
+    is_rounded: bool = True
+    is_on_residual: bool = False
+    is_tied: bool = False
+
+    @property
+    def fan_in(self) -> int:
+        """The elements summed for each element of the result."""
+        return math.prod(size for _, size in self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's scaling of rotary frequencies beyond the length a model was first trained on (arXiv:2407.21783)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRopeScaling:
+    """Positions divided by a factor (arXiv:2306.15595), as Gemma 3 does in its global layers."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frequencies:
+    """Rotary frequencies: theta, and their scaling if any."""
+
+    theta: float
+    scaling: RopeScaling | LinearRopeScaling | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embedding (arXiv:2104.09864) of some values in place: queries and keys.
+
+    size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates the
+    first quarter). by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are
+    alike.
+    """
+
+    values: tuple[str, ...]
+    size: int
+    by_layer: tuple[Frequencies, ...]
+    start: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Causal attention of `query` over `key` and `value`, grouped by kv heads.
+
+    qk_dim, value_dim: the dims of a head. windows: how many keys a query may attend to, of each layer in a cycle; None
+    for all before it. softcap: scores are softcap * tanh(scores / softcap). scale: what scores are multiplied by;
+    1 / sqrt(qk_dim) where None.
+    """
+
+    query: str
+    key: str
+    value: str
+    target: str
+    num_heads: int
+    num_kv_heads: int
+    qk_dim: int
+    value_dim: int
+    windows: tuple[int | None, ...] = (None,)
+    softcap: float | None = None
+    scale: float | None = None
+    has_alibi: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """An MLP's activation: function(gate) * up, or function(source) where there is one source.
+
+    width: the dims of its result, over all devices.
+    """
+
+    sources: tuple[str, ...]
+    target: str
+    function: Activation = "silu"
+    width: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """Top-k routing: the rows of `source` that each of `num_experts` works on, by the router's logits `router`.
+
+    capacity_factor: as in `Experts`; None where no token is dropped.
+    """
+
+    source: str
+    router: str
+    target: str
+    num_experts: int
+    num_active: int
+    capacity_factor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """Rows of experts back to their tokens, added up by the routing's shares."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """Add values to the residual stream (with dropout where a strategy has it)."""
+
+    sources: tuple[str, ...]
+    target: str = STREAM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Part of the last dim of `source`, from `start`, of `size` elements: a latent beside the keys' rotary part."""
+
+    source: str
+    target: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat:
+    """Values side by side along their last dim; one without heads is the same for every head."""
+
+    sources: tuple[str, ...]
+    target: str
+
+
+LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Add | Slice | Concat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """Rows of the table `name` [rows, columns] at integer ids, onto the residual stream.
+
+    is_positional: rows are looked up by position and added, and every device has all of them. init_scale: the standard
+    deviation at initialisation. multiplier: what rows are multiplied by. is_tied: whether the table is the unembedding
+    too.
+    """
+
+    name: str
+    rows: tuple[str, int]
+    columns: tuple[str, int]
+    target: str = STREAM
+    is_positional: bool = False
+    init_scale: float = 1.0
+    multiplier: float = 1.0
+    is_tied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """The mean loss in nats of logits `source` for integer targets; a split vocab is summed over, never gathered.
+
+    softcap: logits are softcap * tanh(logits / softcap).
+    """
+
+    source: str
+    softcap: float | None = None
+
+
+EndOp = Lookup | Norm | Linear | CrossEntropy
+"""What stands before and after the layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A part of a layer that adds to the residual stream: the ops from its norm to its `Add`, under one named scope."""
+
+    name: Literal["attention", "mlp", "block"]
+    ops: tuple[LayerOp, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """`num_layers` layers of one kind, stacked along the dim `name`: `layers`, or `dense_layers` before experts'."""
+
+    name: str
+    num_layers: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def ops(self) -> tuple[LayerOp, ...]:
+        """The ops of one layer in order."""
+        return tuple(op for block in self.blocks for op in block.ops)
+
+    @property
+    def period(self) -> int:
+        """The number of layers after which windows and rotary frequencies repeat; 1 where all layers are alike."""
+        cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
+        cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary)]
+        return math.lcm(*cycles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A model's forward pass: what is before its layers, its stacks of layers, and what makes the loss of them."""
+
+    embedding: tuple[EndOp, ...]
+    stacks: tuple[Stack, ...]
+    logits: tuple[EndOp, ...]

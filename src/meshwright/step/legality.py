@@ -1,0 +1,147 @@
+"""Whether a workload can be split over a mesh and whether this version can run it, before anything is compiled."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Attention, Concat, Slice
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameters import leaves, parameters
+from meshwright.step.precision import check_precision
+from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
+from meshwright.step.sequence import check_sequence
+from meshwright.step.stages import check_stages
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
+
+WITHOUT_LOWERING = (Slice, Concat)
+"""The kinds of ops that nothing here runs yet (`models.layer` runs all others): those of latent attention."""
+
+
+def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
+    """Raise where the mesh cannot split some dim of the workload, or an axis of it would split nothing."""
+    check_rules(rules)
+    used = _used_axes(workload.model, rules)
+    for axis, degree in mesh.degrees.items():
+        if degree > 1 and axis not in used:
+            raise MeshwrightError(
+                f"mesh {mesh} has {axis}={degree}, which would split nothing of {workload.model.name};"
+                f" use {axis}=1 (the axes that split something are {', '.join(sorted(used))})"
+            )
+    if mesh.pp > workload.model.num_layers:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
+            f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
+        )
+    check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len)
+    check_divides("batch", workload.batch, mesh, rules["batch"])
+    check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
+    for path, parameter in leaves(parameters(workload.model)):
+        local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
+
+
+def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
+    """Every size that a mesh must divide, with the axes that split it: what `check_mesh` checks but for pp's stages.
+
+    A mesh is legal where the product of the degrees of the axes divides the size, for each pair; an axis that would
+    split nothing stands with size 1.
+    """
+    found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
+    for _, parameter in leaves(parameters(workload.model)):
+        found.update((size, rules[name]) for name, size in zip(parameter.axes, parameter.shape, strict=True))
+    found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
+    return frozenset((size, axes) for size, axes in found if axes)
+
+
+def _used_axes(model: ModelConfig, rules: Rules) -> set[str]:
+    """The mesh axes that split something of a model or its batch.
+
+    Experts give ep its dim; the batch alone would make it another name for dp.
+    """
+    declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
+    named = declared | {"residual_sequence", "batch"}
+    return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | {"pp"}
+
+
+def check_positions(model: ModelConfig, seq_len: int) -> None:
+    """Raise where a model with learned positions has fewer of them than a sequence has tokens."""
+    if model.positions == "learned" and seq_len > model.max_positions:
+        raise MeshwrightError(
+            f"sequence length {seq_len} is more than the {model.max_positions} positions that {model.name} has learned;"
+            f" use --seq-len {model.max_positions} or less"
+        )
+
+
+def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
+    """Raise where a step would compute a model otherwise than it is, or otherwise than the mesh and strategy say.
+
+    Such a model, mesh or strategy can be planned, not lowered, compiled or trained.
+    """
+    _check_lowered(model)
+    _check_attention(model, mesh, strategy)
+    _check_experts(model, mesh, strategy)
+    check_stages(model, mesh, strategy)
+    check_sequence(model, mesh, strategy)
+    _check_rings(strategy)
+    if strategy.zero_stage in (1, 2) and model.experts:
+        raise MeshwrightError(
+            f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it without experts yet; use zero_stage 3"
+            f" or 0"
+        )
+    if strategy.zero_stage == 2 and mesh.pp > 1:
+        raise MeshwrightError(
+            f"ZeRO-2 on pp={mesh.pp} stages can be planned, but in what runs a stage adds up the gradients of all its"
+            f" microbatches before they are scattered, which is ZeRO-1; use zero_stage 1, or 3"
+        )
+    check_precision(mesh, strategy)
+
+
+def _check_lowered(model: ModelConfig) -> None:
+    """Raise where a model has something that no code here runs."""
+    ops = [op for stack in layers(model) for op in stack.ops]
+    reasons = [*model.planned_only]
+    if any(isinstance(op, WITHOUT_LOWERING) for op in ops):
+        reasons.append("latent attention")
+    if any(isinstance(op, Attention) and op.has_alibi for op in ops):
+        reasons.append("positions='alibi'")
+    if reasons:
+        raise MeshwrightError(
+            f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
+        )
+
+
+def _check_attention(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where a fused attention does not have what a model's has."""
+    if strategy.attention == "scores":
+        return
+    if model.attention_softcap:
+        raise MeshwrightError(
+            f"model {model.name} has attention_softcap={model.attention_softcap:g}, which attention="
+            f"{strategy.attention!r} does not have; use attention='scores'"
+        )
+    if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
+        raise MeshwrightError(
+            f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
+            f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"
+        )
+
+
+def _check_rings(strategy: Strategy) -> None:
+    """Raise where products do not overlap with their collectives over tp as a strategy says."""
+    if strategy.overlaps_tp and not strategy.sequence_parallel:
+        raise MeshwrightError(
+            "overlaps_tp without sequence_parallel can be planned, but what runs has rings of gathers and scatters of a"
+            " stream that is split over tp; use both, or neither"
+        )
+
+
+def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
+    if mesh.ep > 1 and model.experts is None:
+        raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
+    if mesh.ep > 1 and mesh.tp > 1 and not strategy.sequence_parallel:
+        raise MeshwrightError(
+            f"experts on mesh {mesh} without sequence_parallel can be planned, but what runs sends them tokens that"
+            f" are split over tp; use ep=1, tp=1 or sequence_parallel"
+        )

@@ -1,0 +1,241 @@
+"""The shape of a model as people state it: sizes and features. `step.blocks` turns it into ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from meshwright.errors import MeshwrightError
+from meshwright.step.choices import check_choices
+from meshwright.step.layer import Activation, LinearRopeScaling, NormKind, RopeScaling, Stack
+
+SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
+"""The fields of a model that are whole numbers from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the mlp: `num_active` of `count` mlps of width `mlp` work on a token.
+
+    shared_mlp: the width of the mlp that works on every token beside them (several shared experts count as one wide
+    one), 0 where there is none. num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
+    capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
+    dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
+    arXiv:2101.03961, section 2.2).
+    """
+
+    count: int
+    num_active: int
+    mlp: int
+    shared_mlp: int = 0
+    num_dense_layers: int = 0
+    capacity_factor: float | None = None
+    balance_weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
+            if (value := getattr(self, field)) < least:
+                raise MeshwrightError(f"experts have {field}={value}; it takes a whole number from {least}")
+        if self.num_active > self.count:
+            raise MeshwrightError(
+                f"{self.num_active} active of {self.count} experts; the active are from 1 to all of them"
+            )
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            raise MeshwrightError(
+                f"experts have capacity_factor={self.capacity_factor:g}; it is above 0, or None where no token is"
+                f" dropped"
+            )
+        if self.balance_weight < 0:
+            raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
+
+    def slots(self, tokens: int) -> int:
+        """The slots that an expert has for a device of so many tokens, where there is a capacity; else as in balance.
+
+        Whole ones from each device.
+        """
+        return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
+
+    def room(self, tokens: int, ep: int) -> int:
+        """The most copies that a device of so many tokens can send one of `ep`: a token is sent once to an expert."""
+        return tokens * min(self.num_active, self.count // ep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values come from a narrow latent (DeepSeek-V2, arXiv:2405.04434).
+
+    query_rank: the width of the queries' own latent; None where they come from the stream itself. A query and a key
+    have `nope_head_dim` dims without and `rope_head_dim` with rotary positions, a value `value_head_dim`.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    nope_head_dim: int
+    rope_head_dim: int
+    value_head_dim: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: its name, and how the layers of one of its models are written as ops.
+
+    The layers of most families follow from the features of `ModelConfig` (`step.blocks`); one with layers of another
+    kind overrides `layers`. What is saved of a family is its name.
+    """
+
+    name: str = "decoder"
+
+    def layers(self, model: ModelConfig) -> tuple[Stack, ...] | None:
+        """The layers of a model in order, one stack for each kind; None where they are a generic decoder's."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder; the defaults are Llama's: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases.
+
+    Args:
+        norm_offset: added to the scale of every norm; 1 where a family stores scales minus 1 (Gemma).
+        qk_norm: whether each query and key head is normed (Qwen3).
+        post_norms: whether the output of each block is normed before it is added to the residual stream (Gemma 2).
+        embedding_norm: whether a norm follows the lookup of tokens (BLOOM).
+        parallel_blocks: whether attention and MLP read the same stream, so that their outputs are added, and summed
+            over devices, at once (GPT-J, PaLM).
+        max_positions: the rows of the table of learned positions.
+        sliding_window: how many keys a query attends to, its own included; None for all before it.
+        full_attention_every: 0 where the window holds in all layers; n where every n-th layer attends to all keys.
+        rope_theta_local: theta in the layers with a window, whose frequencies are not scaled; None where all layers
+            have the same frequencies.
+        rotary_dims: the first dims of a head that rotary embedding turns; 0 for all.
+        attention_softcap, logits_softcap: a cap c makes scores or logits c * tanh(x / c).
+        attention_scale: what attention scores are multiplied by; None for 1 / sqrt(head_dim).
+        embedding_scale: what looked up embeddings are multiplied by.
+        planned_only: what a published model has that changes no plan, and that nothing here runs.
+    """
+
+    name: str
+    num_layers: int
+    embed: int
+    mlp: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    family: Family = Family()
+    tied_embeddings: bool = False
+    gated: bool = True
+    activation: Activation = "silu"
+    norm: NormKind = "rms"
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    embedding_norm: bool = False
+    parallel_blocks: bool = False
+    positions: Literal["rotary", "learned", "alibi"] = "rotary"
+    max_positions: int = 0
+    sliding_window: int | None = None
+    full_attention_every: int = 0
+    rope_theta: float = 10_000.0
+    rope_theta_local: float | None = None
+    rope_scaling: RopeScaling | LinearRopeScaling | None = None
+    rotary_dims: int = 0
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    norm_epsilon: float = 1e-5
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    planned_only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for field in SIZES:
+            _check_whole(self, field)
+        if self.num_heads % self.num_kv_heads:
+            raise MeshwrightError(
+                f"model {self.name} has num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads};"
+                f" heads are shared evenly, so kv heads must divide heads"
+            )
+        _check_positions(self)
+        if self.experts and self.experts.num_dense_layers >= self.num_layers:
+            raise MeshwrightError(
+                f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"
+                f" num_layers={self.num_layers}, which leaves no layer to its experts; use num_layers"
+                f" {self.experts.num_dense_layers + 1} or more"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """The query heads that share one kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_dense_layers(self) -> int:
+        """The layers with a plain mlp."""
+        return self.experts.num_dense_layers if self.experts else self.num_layers
+
+    @property
+    def query_key_dim(self) -> int:
+        """The dims of a head over which a query and a key are multiplied."""
+        return self.latent.nope_head_dim + self.latent.rope_head_dim if self.latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The dims of a head's value."""
+        return self.latent.value_head_dim if self.latent else self.head_dim
+
+    def mean_over_layers(self, of_window: Callable[[int | None], float]) -> float:
+        """The mean over layers of a figure that depends on a layer's window; None where it attends to all keys."""
+        num_full = self.num_layers // self.full_attention_every if self.full_attention_every else 0
+        if self.sliding_window is None or num_full == 0:
+            return of_window(self.sliding_window)
+        total = num_full * of_window(None) + (self.num_layers - num_full) * of_window(self.sliding_window)
+        return total / self.num_layers
+
+
+def _check_whole(model: ModelConfig, field: str) -> None:
+    """Raise where a size of a model is no whole number from 1; True is none."""
+    value = getattr(model, field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise MeshwrightError(f"model {model.name} has {field}={value!r}; it takes a whole number from 1")
+
+
+def _check_positions(model: ModelConfig) -> None:
+    """Raise where a model's positions or windows contradict themselves."""
+    if model.positions == "rotary" and (model.rotary_dims or model.head_dim) % 2:
+        name = "rotary_dims" if model.rotary_dims else "head_dim"
+        raise MeshwrightError(
+            f"model {model.name} has {name}={getattr(model, name)}; rotary embedding wants an even one"
+        )
+    if not 0 <= model.rotary_dims <= model.head_dim:
+        raise MeshwrightError(
+            f"model {model.name} has rotary_dims={model.rotary_dims}; it is from 0 to head_dim={model.head_dim}"
+        )
+    if model.positions == "learned":
+        _check_whole(model, "max_positions")
+    if model.sliding_window is not None:
+        _check_whole(model, "sliding_window")
+    elif model.full_attention_every or model.rope_theta_local is not None:
+        raise MeshwrightError(
+            f"model {model.name} has layers with a window, and no sliding_window; give one, or leave out"
+            f" full_attention_every and rope_theta_local"
+        )
+
+
+def model_from_data(data: Mapping[str, Any], families: Mapping[str, Family]) -> ModelConfig:
+    """The model that `dataclasses.asdict` took apart; a family that is not among `families` has generic layers."""
+    parts: dict[str, Any] = {"experts": Experts, "latent": LatentAttention}
+    built = {name: part(**data[name]) for name, part in parts.items() if data.get(name)}
+    if scaling := data.get("rope_scaling"):
+        built["rope_scaling"] = (RopeScaling if "low_freq_factor" in scaling else LinearRopeScaling)(**scaling)
+    built["planned_only"] = tuple(data.get("planned_only", ()))
+    if family := data.get("family"):
+        built["family"] = families.get(family["name"], Family(family["name"]))
+    return ModelConfig(**(dict(data) | built))

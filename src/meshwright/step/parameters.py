@@ -1,0 +1,146 @@
+"""The parameters of a model as its ops declare them: count, bytes, shardings and initialisation follow from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, TypeVar, Union
+
+from meshwright.step.blocks import program
+from meshwright.step.layer import EndOp, LayerOp, Linear, Lookup, Norm
+from meshwright.step.model import ModelConfig
+
+Role = Literal["product", "table", "vector"]
+
+STACKED = ("layers", "dense_layers")
+"""The logical axes of the dim that layers are stacked along: those of a model's kind, and plain ones before experts."""
+
+Leaf = TypeVar("Leaf")
+Out = TypeVar("Out")
+Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
+"""Leaves under names, at any depth; as a JAX pytree, a dict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One array of a model: `axes` names each dim logically, `init` how it starts, `role` what becomes of it.
+
+    init: `ones`, or `normal` with standard deviation `scale`. role: a factor of a product, a table rows are looked up
+    in, or a vector added to or multiplied into activations.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Literal["ones", "normal"] = "normal"
+    scale: float = 1.0
+    role: Role = "product"
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.axes), (self.shape, self.axes)
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def num_layers(self) -> int:
+        """The layers it is stacked over; 1 for what stands outside the layers."""
+        return self.shape[0] if self.is_stacked else 1
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is one of a layer's, stacked over layers."""
+        return self.axes[0] in STACKED
+
+
+@cache
+def parameters(model: ModelConfig) -> Tree[Parameter]:
+    """The declaration of every parameter of `model`; those of a stack's layers are stacked, its dim first.
+
+    Layers with experts are stacked apart from those with a plain mlp: under `layers` stand the kind that a model is
+    made of, under `dense_layers` the plain ones of a model of experts.
+    """
+    tree: dict[str, Parameter | dict[str, Parameter]] = {}
+    ops = program(model)
+    for op in ops.embedding:
+        tree |= declared(op)
+    for stack in ops.stacks:
+        of_layer = {name: parameter for op in stack.ops for name, parameter in declared(op).items()}
+        tree[stack.name] = {
+            name: replace(p, shape=(stack.num_layers, *p.shape), axes=(stack.name, *p.axes))
+            for name, p in of_layer.items()
+        }
+    for op in ops.logits:
+        tree |= declared(op)
+    return tree
+
+
+def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
+    """The parameters of one op, of one layer, by name; most ops have none."""
+    match op:
+        case Norm():
+            scale = Parameter(shape=(op.size,), axes=("norm",), init="ones", role="vector")
+            if op.offset:
+                scale = replace(scale, init="normal", scale=0.0)
+            bias = Parameter(shape=(op.size,), axes=("norm",), scale=0.0, role="vector")
+            return {op.name: scale} | ({f"{op.name}_bias": bias} if op.has_bias else {})
+        case Linear() if not op.is_tied:
+            return _weight(op)
+        case Lookup():
+            (rows, num_rows), (columns, num_columns) = op.rows, op.columns
+            shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"
+            return {op.name: Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)}
+    return {}
+
+
+def _weight(op: Linear) -> dict[str, Parameter]:
+    """The weight of a product, and its bias where it has one."""
+    experts = (("expert", op.num_experts),) if op.num_experts else ()
+    axes, shape = zip(*experts, *op.inputs, *op.outputs, strict=True)
+    scale = op.init_scale if op.init_scale is not None else 1 / math.sqrt(op.fan_in)
+    found = {op.name: Parameter(shape=shape, axes=axes, scale=scale)}
+    if op.has_bias:
+        # What is added to the stream is kept whole, as the scales of norms are.
+        names = tuple("norm" if name == "embed" else name for name, _ in op.outputs)
+        sizes = tuple(size for _, size in op.outputs)
+        found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
+    return found
+
+
+def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Each leaf of a tree with its path: `layers.query`."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: str = "") -> Tree[Out]:
+    """The tree with `function(path, leaf)` for every leaf."""
+    return {
+        name: map_leaves(function, value, f"{prefix}{name}.")
+        if isinstance(value, Mapping)
+        else function(f"{prefix}{name}", value)
+        for name, value in tree.items()
+    }
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """The number of parameters of `model`."""
+    return sum(parameter.size for _, parameter in leaves(parameters(model)))
+
+
+def num_active_parameters(model: ModelConfig) -> int:
+    """The parameters of `model` that work on a token: of its experts, those that a token is sent to."""
+    return sum(int(parameter.size * active_share(parameter, model)) for _, parameter in leaves(parameters(model)))
+
+
+def active_share(parameter: Parameter, model: ModelConfig) -> float:
+    """The share of a parameter that works on a token: 1 but for experts, of which some do."""
+    if model.experts is None or "expert" not in parameter.axes:
+        return 1.0
+    return model.experts.num_active / model.experts.count

@@ -1,0 +1,68 @@
+"""A sequence split over sp: which way to bring its keys to its queries, and in which order its tokens lie."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, check_divides
+from meshwright.step.model import ModelConfig
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import SequenceMethod, Strategy
+from meshwright.step.workload import Workload, can_halve_queries
+
+HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
+"""The mesh axes that split heads inside Ulysses."""
+
+
+BLOCK = 512
+"""The queries, and the keys, of a block at most, of an attention that goes block by block."""
+
+
+def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
+    """The method by which a fused attention moves least: Ulysses where sp > 1 + heads / kv heads, else a ring.
+
+    For n tokens a device, heads of h elements and P = sp, forward: Ulysses exchanges queries and outputs of H heads,
+    keys and values of K, (2 H + 2 K) n h (P - 1) / P; a ring sends keys and values P - 1 times, 2 K n h (P - 1), as
+    much as gathering them moves. So Ulysses sends less from (H + K) / P < K. That sp * tp divides the kv heads is its
+    condition (arXiv:2309.14509). A ring has the keys of two devices at most, a gather those of all.
+
+    The rule counts bytes, not time: a ring's sends run beside its work, and cost nothing where n is large
+    (`benchmarks/sequence_methods.py --compile`), while what Ulysses exchanges is waited for.
+    """
+    is_less = mesh.sp > 1 + model.num_heads / model.num_kv_heads
+    return "ulysses" if is_less and model.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"
+
+
+def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
+    """Whether attention through scores makes three quarters of them: a device has the whole sequence, in halves."""
+    return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
+
+
+def scores_made(workload: Workload, mesh: MeshShape) -> float:
+    """The share of all queries with all keys that attention through scores makes scores of."""
+    return 0.75 if halves_queries(workload, mesh) else 1.0
+
+
+def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether tokens lie in zigzag order, so that causal work is even; a batch then has their positions beside them.
+
+    Of a fused attention to keys that go round a ring or are gathered; one on whole sequences takes tokens in theirs.
+    """
+    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sequence != "ulysses"
+
+
+def check_sequence(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
+    if mesh.sp == 1:
+        return
+    if strategy.attention == "scores" and strategy.sequence != "gather":
+        raise MeshwrightError(
+            f"sequence={strategy.sequence!r} wants a fused attention: attention='flash'; scores that go through memory"
+            f" are made of gathered keys, sequence='gather'"
+        )
+    if strategy.attention == "cudnn" and strategy.sequence != "ulysses":
+        raise MeshwrightError(
+            f"attention='cudnn' works on whole sequences, sequence={strategy.sequence!r} on parts of them over"
+            f" sp={mesh.sp}; use sequence='ulysses', or attention='flash'"
+        )
+    if strategy.sequence == "ulysses":
+        check_divides("kv_heads", model.num_kv_heads, mesh, HEAD_AXES)

@@ -1,0 +1,128 @@
+"""What a server does: a model that answers prompts, how it is kept, and how it is laid over a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameters import leaves, parameters
+from meshwright.step.rules import RULES, Rules, local_parameter_shape
+
+ServingPhase = Literal["prefill", "decode"]
+CacheSplit = Literal["heads", "batch", "sequence"]
+
+CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
+"""What of the cache is split beyond the kv heads over tp: nothing, its sequences, or the tokens of each."""
+
+SERVING_RULES: Rules = {
+    **RULES,
+    # Weights stay where they are, split along both dims of a product (arXiv:2211.05102, section 3.2): fsdp splits the
+    # stream's dim, and sp and tp together heads, mlp and vocab. tp takes kv heads, sp the query heads that share one.
+    "embed": ("fsdp",),
+    "kv_heads": ("tp",),
+    "group": ("sp",),
+    "mlp": ("sp", "tp"),
+    "vocab": ("sp", "tp"),
+    "expert": ("ep",),
+    # Latents are narrow, so that each device has them whole, and the weights from them are split by heads alone.
+    "latent_input": (),
+    "batch": ("dp", "ep"),
+    "sequence": (),
+    "residual_sequence": (),
+    "activation": ("fsdp",),
+}
+"""How a server shards: nothing that a weight has is gathered. dp makes replicas, ep splits tokens and experts."""
+
+TENSOR_AXES = ("sp", "tp")
+"""The axes that split heads, mlp and vocab."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Prompts of `prompt_len` tokens, each answered with `output_len`: one phase of it, `batch` sequences at once.
+
+    batch: over all devices; None leaves it to the planner. latency_seconds: what a step may take at most, of decode a
+    token of every sequence, of prefill the prompts of one batch; None where nothing is asked. Weights are kept in
+    weight_dtype, keys and values in kv_dtype, products computed in compute_dtype. page_size: the tokens in which the
+    cache is handed out (16 in vLLM, arXiv:2309.06180).
+    """
+
+    model: ModelConfig
+    phase: ServingPhase = "decode"
+    prompt_len: int
+    output_len: int
+    batch: int | None = None
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    compute_dtype: str = "bf16"
+    page_size: int = 16
+    latency_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.phase not in get_args(ServingPhase):
+            raise MeshwrightError(f"phase is {self.phase!r}; it is one of {', '.join(get_args(ServingPhase))}")
+        for field in ("prompt_len", "output_len", "page_size", "batch"):
+            value = getattr(self, field)
+            if (value is not None or field != "batch") and (not isinstance(value, int) or value < 1):
+                raise MeshwrightError(f"{field} is {value!r}; it takes a whole number from 1")
+        for field in ("weight_dtype", "kv_dtype", "compute_dtype"):
+            dtype_bytes(getattr(self, field))  # A dtype that is not known says so.
+        if self.latency_seconds is not None and not self.latency_seconds > 0:
+            raise MeshwrightError(f"latency_seconds is {self.latency_seconds!r}; it takes a time above 0, as 0.03")
+
+    @property
+    def context(self) -> int:
+        """The tokens of a sequence at its end, the most it ever holds; of a prefill those of the prompt."""
+        return self.prompt_len + (self.output_len if self.phase == "decode" else 0)
+
+    @property
+    def activation_dtype(self) -> str:
+        """What activations are kept and sent in: what is computed in, but not under two bytes."""
+        return self.compute_dtype if dtype_bytes(self.compute_dtype) >= 2 else "bf16"
+
+
+@dataclass(frozen=True)
+class ServingLayout:
+    """A mesh, and what of the cache the axes of `cache_axes` split."""
+
+    mesh: MeshShape
+    cache: CacheSplit = "heads"
+
+    @property
+    def num_groups(self) -> int:
+        """The groups of devices that have sequences of their own."""
+        return self.mesh.degree(SERVING_RULES["batch"])
+
+    def __str__(self) -> str:
+        """The mesh, and the split of the cache where there is one: `sp=4,tp=8 cache by batch`."""
+        return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
+
+
+def cache_axes(model: ModelConfig) -> tuple[str, ...]:
+    """The mesh axes over which a cache can be split by batch or sequence: those that do not split its heads.
+
+    A latent serves all heads, so that tp would only copy it.
+    """
+    return ("fsdp", "sp", "tp") if model.latent else ("fsdp", "sp")
+
+
+def check_serving(serving: Serving, layout: ServingLayout) -> None:
+    """Raise where a mesh cannot split what is served, or an axis or the split of the cache would split nothing."""
+    mesh, model = layout.mesh, serving.model
+    if mesh.pp > 1:
+        raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
+    if mesh.ep > 1 and model.experts is None:
+        raise MeshwrightError(f"mesh {mesh} has ep={mesh.ep}, but {model.name} has no experts; use ep=1")
+    for path, parameter in leaves(parameters(model)):
+        local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+    if serving.batch is not None and serving.batch % layout.num_groups:
+        raise MeshwrightError(
+            f"batch {serving.batch} is not a multiple of dp*ep = {mesh.dp}*{mesh.ep} = {layout.num_groups}"
+        )
+    if layout.cache != "heads" and mesh.degree(cache_axes(model)) == 1:
+        axes = "*".join(cache_axes(model))
+        raise MeshwrightError(f"mesh {mesh} has {axes}=1, so that nothing splits the cache by {layout.cache}")

@@ -1,0 +1,103 @@
+"""The layers of a model as the stages of a pipeline store them: stacked over slots, of which some may be empty.
+
+Stages are one program, so all run as many layers of one kind. The few plain layers before those of experts would leave
+slots for them empty in all stages but the first, and take time there nonetheless. So they stand with the lookup: every
+stage has them and runs them for its share of the sequences of each microbatch, or for all where the stages do not
+divide these; and nothing of them is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameters import Parameter, Tree, leaves, map_leaves, parameters
+from meshwright.step.rules import RULES, local_parameter_shape, rules_of
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Remat
+
+STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
+"""The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
+
+1F1B's stages keep for each other (`runtime.pipeline_kept`): what else were kept would travel between them too.
+"""
+
+
+def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
+    """The slots of each chunk of a pipeline: the layers of its longest one, as all stages run the same program."""
+    return math.ceil(num_layers / (stages * virtual_stages))
+
+
+def num_staged_layers(model: ModelConfig) -> int:
+    """The layers that the stages of a pipeline share: all but the plain ones before those of experts."""
+    return model.num_layers - (model.num_dense_layers if model.experts else 0)
+
+
+def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """The mesh axes that split the sequences of a step of so many in the plain layers before those of experts.
+
+    Stages are among them, where they divide what each device has of a microbatch.
+    """
+    axes = (*RULES["batch"], "pp")
+    return axes if batch % (mesh.degree(axes) * strategy.num_microbatches) == 0 else RULES["batch"]
+
+
+def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
+    """The declarations of a model's parameters with those of layers stacked over slots, stage by stage.
+
+    Which layer is in which slot says `step.schedule.slot_layers`. One stage has a slot for each layer.
+    """
+    if stages == 1:
+        return parameters(model)
+
+    def staged(_: str, parameter: Parameter) -> Parameter:
+        if "layers" not in parameter.axes:
+            return parameter
+        slots = stages * virtual_stages * chunk_slots(parameter.num_layers, stages, virtual_stages)
+        return replace(parameter, shape=(slots, *parameter.shape[1:]))
+
+    return map_leaves(staged, parameters(model))
+
+
+def check_stages(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where a model cannot be cut into the stages of a mesh as a strategy says, each with layers of its own."""
+    stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
+    if stages == 1:
+        return
+    if stages * virtual > layers:
+        most = layers // stages
+        nearest = {0: f"pp up to {layers}", 1: "virtual_stages 1"}.get(most, f"virtual_stages 1 to {most}")
+        raise MeshwrightError(
+            f"{virtual} virtual stages on pp={stages} cut the {layers} layers of {model.name} into"
+            f" {stages * virtual} chunks, so that some would have none; use {nearest}"
+        )
+    if virtual > 1 and (rest := strategy.num_microbatches % stages):
+        count = strategy.num_microbatches
+        around = " or ".join(str(number) for number in (count - rest, count - rest + stages) if number)
+        raise MeshwrightError(
+            f"{virtual} virtual stages take microbatches in groups of pp={stages}: {count} % {stages} = {rest};"
+            f" use num_microbatches {around}, or virtual_stages 1"
+        )
+    if strategy.optimizer == "adafactor" and layers % (stages * virtual):
+        raise MeshwrightError(
+            f"adafactor scales an array by its mean, and {layers} layers leave slots of pp={stages} with virtual_stages"
+            f" {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use adamw, lion or sgd,"
+            f" or stages that divide the layers"
+        )
+    staged = staged_parameters(model, stages=stages, virtual_stages=virtual)
+    for path, parameter in leaves(staged):
+        local_parameter_shape(parameter, mesh=mesh, rules=rules_of(strategy), what=path)
+
+
+def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where a schedule keeps something else for backward than a remat policy says."""
+    kept = STAGE_REMATS[strategy.schedule]
+    if mesh.pp > 1 and remat not in kept:
+        raise MeshwrightError(
+            f"remat {remat} can be planned with the schedule {strategy.schedule}, but what runs keeps with it"
+            f" {' or '.join(kept)}; gpipe keeps {', '.join(STAGE_REMATS['gpipe'])}"
+        )

@@ -1,0 +1,124 @@
+"""How a step is run on a mesh, beyond the degrees of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.errors import MeshwrightError
+from meshwright.step.choices import check_choices
+from meshwright.step.workload import Dtype
+
+Attention = Literal["scores", "flash", "cudnn"]
+SequenceMethod = Literal["gather", "ring", "ulysses"]
+MatmulDtype = Literal["int8", "fp8"]
+Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkProfile:
+    """What a framework does otherwise than XLA with the same strategy: planned to be compared, never run here.
+
+    Those of PyTorch, Megatron-LM and DeepSpeed stand in `benchmarks/published_rows.py`.
+
+    Args:
+        flat_buffers: weights are gathered into one buffer and copied out of it, gradients copied into one, as PyTorch's
+            FSDP does.
+        shard_lists: weights and gradients are copied into and from lists of shards, as DeepSpeed of 2021 does.
+        fused_elementwise: elementwise ops are compiled into few passes over memory; else each is a kernel.
+        fused_loss: the loss has the float32 logits once; else an array for each op.
+        recomputes_whole_blocks: a block is recomputed to its end, as PyTorch's checkpoints do unless told to stop
+            early, where a compiler leaves out what nothing needs.
+    """
+
+    flat_buffers: bool = False
+    shard_lists: bool = False
+    fused_elementwise: bool = True
+    fused_loss: bool = True
+    recomputes_whole_blocks: bool = False
+
+    def __str__(self) -> str:
+        """What differs from XLA: `flat_buffers=True`."""
+        changed = {name: value for name, value in vars(self).items() if value != getattr(XLA, name)}
+        return ",".join(f"{name}={value}" for name, value in changed.items()) or "XLA"
+
+
+XLA = FrameworkProfile()
+"""What XLA compiles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How a step is run; the defaults are how `meshwright train` does it. What does not run can be planned.
+
+    Parts of a batch, and stages:
+
+    - num_microbatches: parts of a device's batch that run one after the other, through the stages of pp where there are
+      several.
+    - schedule, virtual_stages: in which order stages work on them; the parts of each stage in an interleaved schedule
+      (arXiv:2104.04473).
+    - lockstep: all stages are one program and go through every tick together, those that have nothing to do on zeros,
+      and share the tables before and after the layers; else each runs a program of its own, as Megatron-LM's do.
+
+    What is split, and what hides behind products:
+
+    - zero_stage: what fsdp shards, of ZeRO's stages (arXiv:1910.02054): 1 optimizer state, 2 gradients too, 3
+      parameters too, 0 nothing, so that it is another dp.
+    - sequence_parallel: between products the stream is split over tp, else each device of tp has all of it.
+    - overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
+    - overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
+    - overlaps_weights: weights are gathered, and their gradients scattered, beside products.
+
+    Attention, and what is recomputed:
+
+    - attention: scores that go through memory, or a fused kernel that keeps them on the chip and skips the masked half:
+      FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
+    - sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
+      heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
+    - dropout: the share that is dropped at random of what joins the residual stream, and of attention's weights where
+      scores go through memory.
+
+    Formats, and the update:
+
+    - gradient_dtype: in which gradients are summed over devices, where that is not the compute dtype.
+    - matmul_dtype: to what operands of the layers' products with weights are rounded (`models.quantised`); but for
+      those of a router.
+    - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
+    - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
+    - profile: the framework whose step is planned, where it is not XLA.
+    """
+
+    num_microbatches: int = 1
+    zero_stage: Literal[0, 1, 2, 3] = 3
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    virtual_stages: int = 1
+    lockstep: bool = True
+    sequence_parallel: bool = True
+    overlaps_tp: bool = False
+    overlaps_gradients: bool = True
+    overlaps_weights: bool = True
+    gradient_dtype: Dtype | None = None
+    attention: Attention = "scores"
+    sequence: SequenceMethod = "gather"
+    matmul_dtype: MatmulDtype | None = None
+    dropout: float = 0.0
+    optimizer: Optimizer = "adamw"
+    moment_dtype: Dtype | None = None
+    master_weights: bool = False
+    profile: FrameworkProfile = XLA
+
+    def __post_init__(self) -> None:
+        if isinstance(self.profile, Mapping):
+            # As `dataclasses.asdict` has it.
+            object.__setattr__(self, "profile", FrameworkProfile(**self.profile))
+        check_choices(self)
+        for field in ("num_microbatches", "virtual_stages"):
+            if getattr(self, field) < 1:
+                raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+        if not 0 <= self.dropout < 1:
+            raise MeshwrightError(f"dropout is {self.dropout}; it takes a share from 0 to below 1")
+
+
+DEFAULT = Strategy()
+"""What `meshwright train` does."""

@@ -1,0 +1,275 @@
+"""The train step of a model on a mesh: built once from its ops, every pass in order, as one `Step`.
+
+program (families) -> shard -> differentiate -> rematerialize -> ZeRO, microbatch -> pipeline -> optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.mesh import MeshShape
+from meshwright.record import Phase
+from meshwright.step.blocks import program
+from meshwright.step.differentiate import backward_ops, forward_ops, gathers, scatters, sums
+from meshwright.step.ir import (
+    Array,
+    AttentionOp,
+    Communicate,
+    Dim,
+    Elementwise,
+    Matmul,
+    Op,
+    Ops,
+    Region,
+    Step,
+)
+from meshwright.step.layer import Stack
+from meshwright.step.microbatch import extents_of, gradient_sums
+from meshwright.step.model import ModelConfig
+from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
+from meshwright.step.optimizer import update_moves
+from meshwright.step.parameters import leaves, parameters
+from meshwright.step.pipeline import (
+    end_moves,
+    is_lockstep,
+    is_shared_before,
+    pre_pipeline_stack,
+    repeats,
+    stage_moves,
+)
+from meshwright.step.rematerialize import recomputed
+from meshwright.step.rules import RULES, rules_of
+from meshwright.step.sequence import is_zigzag
+from meshwright.step.shard import shard_stack
+from meshwright.step.shard_ends import embedding_nodes, logits_nodes
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Remat, Workload, num_query_chunks
+
+STAGED = MeshShape(pp=2)
+"""A mesh with stages, for what depends on whether there are some."""
+
+
+@lru_cache(maxsize=1 << 10)
+def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
+    """A train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
+    model = workload.model
+    found = program(model)
+    shared = is_shared_before(found, workload.batch, mesh, strategy)
+    live = _live(mesh)
+    plain = _without_counts(strategy, has_stages=mesh.pp > 1)
+    has_chunks = num_query_chunks(workload.seq_len) > 1
+    stages = ()
+    if mesh.pp > 1:
+        stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
+    return Step(
+        ops=_ops(model, workload.remat, has_chunks, live, mesh.sp == 2, plain, shared),
+        stages=stages,
+        repeats=repeats(found, mesh, strategy),
+        extents=extents_of(workload, mesh, strategy),
+    )
+
+
+def _live(mesh: MeshShape) -> frozenset[str]:
+    """The axes of more than one device."""
+    return frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
+    """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
+    schedule = strategy.schedule if has_stages else "1f1b"
+    parts = min(strategy.num_microbatches, 2)
+    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule)
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_layout(strategy: Strategy) -> Strategy:
+    """What of a strategy says how arrays lie."""
+    names = ("lockstep", "sequence_parallel", "overlaps_tp", "attention", "sequence", "dropout")
+    kept = {name: getattr(strategy, name) for name in names}
+    return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
+
+
+@lru_cache(maxsize=1 << 12)
+def _ops(
+    model: ModelConfig,
+    remat: Remat,
+    has_chunks: bool,
+    live: frozenset[str],
+    is_pair: bool,
+    strategy: Strategy,
+    is_shared: bool,
+) -> Ops:
+    """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
+    found, mesh = program(model), STAGED if "pp" in live else MeshShape()
+    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
+    before = pre_pipeline_stack(found, mesh, strategy)
+    ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
+    build = _Builder(strategy, mesh, has_chunks, layout)
+    ops: list[Op] = []
+    ops += build.ends(embedding_nodes(found.embedding, ahead), is_again=before is not None)
+    for stack in found.stacks:
+        if stack is before:
+            ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+        else:
+            ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
+    is_again = is_lockstep(mesh, strategy) and strategy.schedule == "gpipe"
+    ops += build.ends(logits_nodes(found.logits, layout), is_again=is_again)
+    if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
+        array = Array("positions", (layout.tokens[0], Dim("S", None)), width="float32")
+        ops.append(Communicate(
+            name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
+            array=array,
+        ))  # fmt: skip
+    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    ops += _update(model, layout, mesh, strategy)
+    return Ops(
+        matmuls=tuple(op for op in ops if isinstance(op, Matmul)),
+        attention=tuple(op for op in ops if isinstance(op, AttentionOp)),
+        elementwise=tuple(op for op in ops if isinstance(op, Elementwise)),
+        communication=tuple(op for op in ops if isinstance(op, Communicate)),
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
+    """How arrays lie on the live axes of a mesh by the rules of a strategy."""
+    vocab = ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
+    rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
+
+    def on(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in live)
+
+    pair = MeshShape(sp=2) if "sp" in live else MeshShape()
+    return Layout(
+        rules=rules,
+        live=live,
+        batch=on(RULES["batch"]),
+        sequence=on(RULES["sequence"]),
+        residual=on(rules["residual_sequence"]),
+        sp_method="gather" if strategy.attention == "scores" else strategy.sequence,
+        has_positions=is_zigzag(pair, strategy),
+        is_pair=is_pair,
+        collective_matmul=strategy.overlaps_tp and strategy.sequence_parallel and "tp" in live,
+        sequence_parallel=strategy.sequence_parallel,
+        dropout=strategy.dropout > 0,
+    )
+
+
+class _Builder:
+    """The ops of regions, by one strategy."""
+
+    def __init__(self, strategy: Strategy, mesh: MeshShape, has_chunks: bool, layout: Layout) -> None:
+        self.strategy, self.has_chunks, self.layout = strategy, has_chunks, layout
+        self.is_lockstep = is_lockstep(mesh, strategy)
+        self.sums_once = mesh.pp > 1 and not strategy.lockstep
+        self.tables: set[str] = set()
+
+    def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
+        """The ops of one layer of a stack: forward, what backward makes again, backward, and its weights'."""
+        nodes = shard_stack(stack, layout)
+        again = recomputed(nodes, remat, is_whole=is_whole)
+        keeps_read = remat in ("none", "attention")
+        for at, node in enumerate(nodes):
+            yield from forward_ops(node)
+            if at in again:
+                yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
+            if not keeps_read:
+                yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
+            yield from self._backward(node, is_again=at in again)
+            yield from self._attention_again(node, remat, is_again=at in again)
+            yield from self._of_weights(node, is_again=True)
+            yield from self._without_policy(node, stack)
+
+    def _backward(self, node: Node, *, is_again: bool) -> Iterator[Op]:
+        """The ops of backward; of a ring of two, keys are not sent again where they were just made again."""
+        is_seen = is_again and self.layout.is_pair
+        for op in backward_ops(node):
+            is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
+            is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name == "positions")
+            if not (is_seen and is_key):
+                yield op
+
+    def _attention_again(self, node: Node, remat: Remat, *, is_again: bool) -> Iterator[Op]:
+        """The scores that backward makes again though what attention made of them is kept, half of its flops."""
+        if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
+            return
+        for op in forward_ops(node, "recompute"):
+            if isinstance(op, AttentionOp):
+                if remat == "attention":
+                    yield replace(op, share=0.5)
+                elif self.has_chunks:
+                    # Each chunk of queries makes its scores once more.
+                    yield replace(op, share=0.5, is_of_chunks=True)
+
+    def _without_policy(self, node: Node, stack: Stack) -> Iterator[Op]:
+        """What no policy keeps: positions of gathered keys in each layer, and the load of experts in stages.
+
+        Else the loads of all layers are summed at once, with the loss.
+        """
+        for work in node.work:
+            if not (isinstance(work, Exchange) and work.is_end and work.axes):
+                continue
+            phases: tuple[Phase, ...] = work.phases
+            region, array = node.region, work.array
+            if work.name == "loss of imbalance" and not self.is_lockstep:
+                phases = ("forward",)
+                region = Region("logits")
+                array = replace(array, dims=(Dim("M", None), *array.dims))
+            for phase in phases:
+                yield Communicate(
+                    name=work.name, kind=work.kind, axes=work.axes, phase=phase, region=region, array=array
+                )
+
+    def ends(self, nodes: Iterator[Node], *, is_again: bool) -> Iterator[Op]:
+        """The ops before or after the layers."""
+        for node in nodes:
+            yield from forward_ops(node)
+            if is_again:
+                yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
+            yield from backward_ops(node)
+            yield from self._of_weights(node, is_again=is_again)
+
+    def _of_weights(self, node: Node, *, is_again: bool) -> Iterator[Op]:
+        """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
+
+        Below ZeRO-3 updated parameters are gathered once a step, at its start; below ZeRO-2 gradients are scattered
+        once, at its end. A tied table is gathered once for both uses, unless stages are one program.
+        """
+        stage, region = self.strategy.zero_stage, node.region
+        once = region._replace(is_once=True)
+        for work in node.work:
+            if isinstance(work, Vector):
+                yield from sums(work, once if self.sums_once else region)
+            if not isinstance(work, Weight):
+                continue
+            is_used = work.name in self.tables
+            self.tables.add(work.name)
+            if not is_used or self.is_lockstep:
+                if stage == 3:
+                    yield from gathers(work, region, "forward")
+                    if is_again:
+                        yield from gathers(work, region, "recompute")
+                elif not is_used:
+                    yield from gathers(work, once, "forward")
+            for op in scatters(work, region):
+                is_repeated = op.kind == "reduce-scatter" and stage >= 2
+                if is_repeated and (not is_used or self.is_lockstep):
+                    yield op
+                elif not is_repeated and not is_used:
+                    yield replace(op, region=once)
+            if self.strategy.num_microbatches > 1 and any(isinstance(other, Product) for other in node.work):
+                yield from gradient_sums(work, region, node.block)
+
+
+def _update(model: ModelConfig, layout: Layout, mesh: MeshShape, strategy: Strategy) -> Iterator[Communicate]:
+    """What the update of every parameter sums."""
+    lockstep = is_lockstep(mesh, strategy)
+    for path, parameter in leaves(parameters(model)):
+        dims = []
+        for name, size in zip(parameter.axes, parameter.shape, strict=True):
+            axes = () if name == "layers" and not lockstep else layout.axes(name)
+            dims.append(Dim("N", size, axes))
+        yield from update_moves(path, tuple(dims), is_adafactor=strategy.optimizer == "adafactor")

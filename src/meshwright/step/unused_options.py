@@ -1,0 +1,69 @@
+"""What a strategy says that would do nothing for a workload on a mesh, or that cannot be done."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
+from meshwright.step.rules import RULES
+from meshwright.step.sequence import check_sequence, is_zigzag
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
+
+
+def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where something that a strategy says would change nothing, or cannot be done with a workload on a mesh."""
+    for field, reason in unused_options(workload, mesh, strategy).items():
+        default = getattr(DEFAULT, field)
+        raise MeshwrightError(
+            f"{field}={getattr(strategy, field)!r} would change nothing on mesh {mesh}: {reason};"
+            f" use {field}={default!r}"
+        )
+    _check_microbatches(workload, mesh, strategy)
+    check_sequence(workload.model, mesh, strategy)
+    if is_zigzag(mesh, strategy):
+        _check_zigzag(workload.seq_len, mesh)
+
+
+def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
+    """The fields of a strategy that are other than the default and change nothing on a mesh, and why each does not.
+
+    Fields that only say how other systems than this one run a step are not among them.
+    """
+    stored = RULES["embed"]
+    idle = (
+        ("zero_stage", mesh.degree(stored) == 1, f"{'*'.join(stored)}=1 stores no parameter in shards"),
+        ("schedule", mesh.pp == 1, "pp=1 has no stages"),
+        ("virtual_stages", mesh.pp == 1, "pp=1 has no stages"),
+        ("sequence_parallel", mesh.tp == 1, "tp=1 splits no stream"),
+        ("overlaps_tp", mesh.tp == 1, "tp=1 has no collectives"),
+        ("sequence", mesh.sp == 1, "sp=1 splits no sequence"),
+        ("moment_dtype", strategy.optimizer == "sgd", "sgd keeps no moments"),
+        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "products are made in it"),
+        ("master_weights", workload.param_dtype == "f32", "parameters are float32 themselves"),
+    )
+    return {
+        field: why for field, is_idle, why in idle if is_idle and getattr(strategy, field) != getattr(DEFAULT, field)
+    }
+
+
+def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the sequences of a device cannot be cut into the microbatches of a strategy."""
+    parts, axes = strategy.num_microbatches, tuple(axis for axis in RULES["batch"] if axis != "ep" or mesh.ep > 1)
+    each = workload.batch // mesh.degree(axes)
+    if each % parts:
+        nearest = " or ".join(str(legal) for legal in nearest_divisors(each, parts))
+        raise MeshwrightError(
+            f"num_microbatches={parts} cannot cut a device's share of the batch, {workload.batch} over"
+            f" {'*'.join(axes)}={mesh.degree(axes)}: {each} % {parts} = {each % parts}; use num_microbatches={nearest}"
+        )
+
+
+def _check_zigzag(seq_len: int, mesh: MeshShape) -> None:
+    """Raise where a sequence cannot be cut into two parts for each device of a ring."""
+    parts = 2 * mesh.sp
+    if seq_len % parts:
+        nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
+        raise MeshwrightError(
+            f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring in"
+            f" zigzag order wants: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
+        )

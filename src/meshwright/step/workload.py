@@ -1,0 +1,85 @@
+"""What one step computes: the model, its batch, its dtypes and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.errors import MeshwrightError
+from meshwright.step.choices import check_choices
+from meshwright.step.model import ModelConfig
+
+Dtype = Literal["bf16", "f32"]
+Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
+
+REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
+"""What a layer keeps for backward, from most to least of the device's memory.
+
+none: everything but gathered weights. attention: that without attention's scores (arXiv:2205.05198, section 5).
+matmuls: the results of its products. block: its input alone. offload: its input alone, in the host's memory.
+"""
+
+FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
+"""What other frameworks keep, to be planned and not run here.
+
+alternate: the results of every second product and of attention, as torchtitan's selective checkpointing of ops does
+(github.com/pytorch/torchtitan, `selective_ac_option = "op"`).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training step: `batch` sequences of `seq_len` tokens, over all devices.
+
+    Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
+    `compute_dtype`.
+    """
+
+    model: ModelConfig
+    batch: int
+    seq_len: int
+    compute_dtype: Dtype = "bf16"
+    param_dtype: Dtype = "f32"
+    remat: Remat = "block"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for field in ("batch", "seq_len"):
+            if getattr(self, field) < 1:
+                raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a step, over all devices."""
+        return self.batch * self.seq_len
+
+    @property
+    def keeps_input_alone(self) -> bool:
+        """Whether backward makes a whole layer again from its input."""
+        return self.remat in ("block", "offload")
+
+    @property
+    def keeps_read(self) -> bool:
+        """Whether what products read is kept, so that no collective of the forward pass runs again for it."""
+        return self.remat in ("none", "attention")
+
+
+QUERY_CHUNK = 1024
+"""Queries whose attention scores are held at once."""
+
+
+def num_query_chunks(seq_len: int) -> int:
+    """The chunks of queries that attention goes through, so that scores grow with the sequence and not its square.
+
+    One where the sequence is short, or cannot be cut into chunks of `QUERY_CHUNK`.
+    """
+    return 1 if seq_len % QUERY_CHUNK else seq_len // QUERY_CHUNK
+
+
+def can_halve_queries(seq_len: int) -> bool:
+    """Whether attention through scores makes none of the first half's queries for keys of the second half.
+
+    Those are a quarter of all, and behind a causal mask, where a device has the whole sequence. Chunks of queries are
+    gone through in a loop, in which all are alike and so have every key.
+    """
+    return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1

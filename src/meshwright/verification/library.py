@@ -1,0 +1,68 @@
+"""`meshwright.verify`: a plan beside the compiled program, from text or objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from meshwright.compiler import Effort
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import parse_system
+from meshwright.planner import Plan, PlanLike, PlanOptions, given, make_plan, plan_to_run
+from meshwright.record import Record
+from meshwright.training import measured, read_config, read_metrics
+from meshwright.verification.plans import Verification, verify_plan
+
+
+def verify(
+    what: PlanLike,
+    *,
+    effort: Effort = "fast",
+    run: str | Path | None = None,
+    measured: Record | None = None,
+    **options: Unpack[PlanOptions],
+) -> Verification:
+    """Compile the train step of a plan with the compiler of its hardware, and compare it with the plan.
+
+    Args:
+        what: a plan or its file; a model's name or a ModelConfig, with at least `on` and `batch` among the options; or
+            the directory of a run, whose measured record is then compared too.
+        effort: `fast` gives counts and bytes, `default` the schedule that will run (TPUs).
+        run: the directory of a run of the same step; or measured, its record.
+        options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
+
+    Raises:
+        MeshwrightError: where the compiler is not installed, the step cannot be run, or does not fit.
+    """
+    plan, found = plan_and_measured(what, run, options)
+    return verify_plan(plan, effort=effort, measured=measured or found)
+
+
+def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:
+    """The plan to verify, and what a run of it measured, where one is named."""
+    if isinstance(what, (str, Path)) and (Path(what) / "config.json").is_file() and _is_run(Path(what)):
+        said = list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run")))
+        if said:
+            raise MeshwrightError(f"{what} is a run and says {', '.join(said)} itself; leave it out")
+        return _of_run(Path(what))
+    plan = plan_to_run(what, options)
+    if run is None:
+        return plan, None
+    ran, record = _of_run(Path(run))
+    for part in ("workload", "mesh", "hardware"):
+        if getattr(ran, part) != getattr(plan, part):
+            raise MeshwrightError(f"{run} is a run of another {part}; `meshwright verify {run}` is of its own")
+    return plan, record
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a folder with a config.json is a run's, and not a model's."""
+    return (directory / "metrics.jsonl").is_file() or (directory / "checkpoints").is_dir()
+
+
+def _of_run(directory: Path) -> tuple[Plan, Record]:
+    """The plan of a run's step, and what it measured."""
+    config = read_config(directory)
+    plan = make_plan(config.workload, config.mesh, parse_system(config.hardware), config.strategy)
+    return plan, measured(config, read_metrics(directory))

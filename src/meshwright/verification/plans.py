@@ -1,0 +1,168 @@
+"""Verify a plan: compile its train step for its hardware and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from meshwright.compiler import (
+    CompiledProgram,
+    CompileRequest,
+    Effort,
+    compile_all,
+    compile_in_child,
+    read_optimized,
+    read_program,
+)
+from meshwright.cost import (
+    argument_bytes,
+    attention_flops,
+    dropless_padding_collectives,
+    dropless_padding_flops,
+    model_flops,
+    step_collectives,
+    untaken_branch_collectives,
+    untaken_branch_flops,
+)
+from meshwright.cost.attention import tpu_kernel
+from meshwright.errors import MeshwrightError
+from meshwright.planner import Plan, as_run
+from meshwright.record import Collective, Record
+from meshwright.simulate import Schedule, simulate
+from meshwright.step import chunk_slots, is_zigzag, num_staged_layers
+from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
+from meshwright.verification.differences import Cause, Difference
+
+TRAIN_STEP = "meshwright.training.step:lower_train_step"
+"""The function that lowers the train step, called by name in the process that compiles."""
+
+ORDER_NOT_FINAL = "step time and overlap are judged at the compiler's default effort: --effort default"
+"""Noted where the compiler's fast effort gives a step's counts and bytes but not its schedule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """A plan and its compiled train step, side by side.
+
+    plan: as `meshwright train` runs it. compiled: with canonical collectives. schedule: the simulated step; None where
+    the program's schedule is not final, as at the TPU compiler's fast effort.
+    """
+
+    plan: Plan
+    program: CompiledProgram
+    compiled: Record
+    rows: tuple[Row, ...]
+    schedule: Schedule | None
+
+    @property
+    def expected(self) -> tuple[Collective, ...]:
+        """The collectives the program should have: those of the plan, known overheads, and explained differences."""
+        wanted = (*self.plan.predicted.collectives, *(move for _, move in static_overhead(self.plan).collectives))
+        not_planned = Cause(difference=Difference.NOT_PLANNED)
+        unnamed = {row.quantity for row in self.rows if not_planned in row.causes}
+        known = unnamed | {quantity_of(move.kind, move.axes, move.phase) for move in wanted}
+        others = self.compiled.collectives
+        return wanted + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
+
+
+def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
+    """Compile the train step of a plan for its hardware, which need not be present, and compare it with the plan.
+
+    effort: `fast` for counts and bytes, `default` for the schedule that will run. measured: the record of a run. Raises
+    where the compiler is not installed, or the step cannot run or does not fit.
+    """
+    plan = as_run(plan)
+    return _verification(plan, compile_in_child(step_request(plan, effort=effort)), effort, measured)
+
+
+def static_overhead(plan: Plan) -> StaticOverhead:
+    """What the HLO text of a plan's program is known to contain beyond the plan: padding and untaken branches."""
+    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
+    kind = plan.system.chip.kind
+    moves = {
+        Difference.DROPLESS_PADDING: dropless_padding_collectives(workload, mesh, strategy, is_ragged=kind != "cpu"),
+        Difference.UNTAKEN_BRANCHES: untaken_branch_collectives(workload, mesh, strategy),
+        Difference.SUMMED_ONCE: _summed_once(plan),
+        Difference.GATHERED_EACH_LAYER: _gathered_each_layer(plan),
+    }
+    # Splash attention states no flops; our own kernels and block-by-block attention do.
+    is_whole = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
+    is_splash = is_whole and tpu_kernel(workload.seq_len) == "splash"
+    return StaticOverhead(
+        flops={
+            Difference.DROPLESS_PADDING: dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu"),
+            Difference.UNTAKEN_BRANCHES: untaken_branch_flops(workload, mesh, strategy),
+        },
+        opaque_kernel_flops=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
+        collectives=tuple((difference, move) for difference, found in moves.items() for move in found),
+    )
+
+
+def _summed_once(plan: Plan) -> Iterator[Collective]:
+    """All-reduces that XLA:GPU runs once a step, not once a microbatch: it moves them out of an accumulating loop.
+
+    This applies to the gradient of the last norm. Those of the layers are in a loop of their own.
+    """
+    parts = plan.strategy.num_microbatches
+    if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:
+        return
+    for move in step_collectives(plan.workload, plan.mesh, plan.strategy):
+        if move.array == "final_norm":
+            yield replace(move, bytes=move.bytes // parts - move.bytes, count=move.count // parts - move.count)
+
+
+def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
+    """Gathers that XLA:GPU repeats in each layer of a stage: positions, which it gathers together with keys.
+
+    Without stages JAX hoists them out of the loop over layers before any compiler sees it.
+    """
+    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
+    if plan.system.chip.kind != "gpu" or mesh.pp == 1:
+        return
+    slots = chunk_slots(num_staged_layers(workload.model), mesh.pp, strategy.virtual_stages)
+    for move in step_collectives(workload, mesh, strategy, counted="executed"):
+        if (move.kind, move.array, move.phase) == ("all-gather", "positions", "forward"):
+            yield replace(move, bytes=(slots - 1) * move.bytes, count=(slots - 1) * move.count)
+
+
+def verify_all(
+    plans: Sequence[Plan], *, effort: Effort = "fast"
+) -> Iterator[tuple[int, Verification | MeshwrightError]]:
+    """Verify plans in parallel; yields (index, verification or error) as each is done, see `compile_all`."""
+    run = [as_run(plan) for plan in plans]
+    for number, outcome in compile_all([step_request(plan, effort=effort) for plan in run]):
+        failed = isinstance(outcome, MeshwrightError)
+        yield number, outcome if failed else _verification(run[number], outcome, effort, None)
+
+
+def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
+    """The request to compile a plan's train step."""
+    return CompileRequest(
+        function=TRAIN_STEP,
+        hardware=plan.hardware,
+        mesh=plan.mesh.layout,
+        arguments={"workload": asdict(plan.workload), "strategy": asdict(plan.strategy)},
+        effort=effort,
+    )
+
+
+def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured: Record | None) -> Verification:
+    compiled = in_plans_terms(read_program(program, plan.mesh, plan.hardware))
+    is_final = plan.system.chip.kind != "tpu" or effort == "default"
+    schedule = simulate(read_optimized(program), plan.mesh.layout, plan.system) if is_final else None
+    if schedule is not None:
+        compiled = replace(
+            compiled,
+            step_seconds=schedule.step_seconds,
+            mfu=schedule.mfu(model_flops(plan.workload)),
+            tokens_per_second=plan.workload.tokens / schedule.step_seconds,
+            breakdown_seconds=dict(schedule.breakdown_seconds),
+            notes=(*compiled.notes, *schedule.notes),
+        )
+    else:
+        compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
+    arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
+    rows = compare(
+        plan.predicted, compiled, argument_bytes=arguments, measured=measured, overhead=static_overhead(plan)
+    )
+    return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)

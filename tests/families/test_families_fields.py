@@ -1,0 +1,111 @@
+"""Every field of a config.json is honoured, refused by name and value, or known to change nothing."""
+
+import json
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import FAMILIES, PRESETS, PUBLISHED, model_from_hugging_face
+from meshwright.step.layer import LinearRopeScaling, RopeScaling
+from meshwright.step.parameters import leaves, parameters
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
+LOCAL, FULL = "sliding_attention", "full_attention"
+
+
+def read(**changes):
+    return model_from_hugging_face(LLAMA | changes, name="m")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logits_scaling": 8.0}, "logits_scaling=8.0; a llama model is not known to have it"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ({"rope_theta": "x"}, "rope_theta='x'; it takes a number above 0"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True; it takes a whole number from 1"),
+        ({"attention_bias": "yes"}, "attention_bias='yes'; it takes true or false"),
+        ({"hidden_act": "mish"}, "the activation 'mish'"),
+        ({"layer_types": [FULL, LOCAL, FULL, LOCAL], "sliding_window": 8}, "layer_types="),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling of type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "no field 'factor' in its rope scaling of type 'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "a field that is not known 'beta'"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name_and_value(changes, said):
+    with pytest.raises(MeshwrightError) as error:
+        read(**changes)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_fields_that_change_nothing_are_taken_and_so_is_null_and_false():
+    assert read(torch_dtype="bfloat16", attention_dropout=0.1, some_new_field=None, is_new=False) == read()
+
+
+def test_rope_parameters_of_transformers_5_are_those_of_before():
+    new = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500_000.0, **LLAMA3}}
+    old = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}
+    assert read(**new) == read(**old)
+    assert read(**new).rope_scaling == RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192
+    )
+    assert read(rope_parameters={"partial_rotary_factor": 0.5}).rotary_dims == 8
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 3,
+        },
+        {
+            "rope_parameters": {
+                LOCAL: {"rope_type": "default", "rope_theta": 1e4},
+                FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+            "layer_types": [LOCAL, LOCAL, FULL, LOCAL, LOCAL, FULL, LOCAL],
+        },
+    ],
+    ids=["transformers 4", "transformers 5"],
+)
+def test_gemma_3_has_windows_and_a_theta_for_each_kind_of_layer(fields):
+    model = model_from_hugging_face(GEMMA3 | fields, name="m")
+    assert (model.sliding_window, model.full_attention_every) == (8, 3)
+    assert (model.rope_theta, model.rope_theta_local) == (1e6, 1e4)
+    assert model.rope_scaling == LinearRopeScaling(factor=8.0)
+    assert (model.qk_norm, model.post_norms, model.norm_offset, model.embedding_scale) == (True, True, 1.0, 8.0)
+
+
+def test_a_preset_survives_json_and_keeps_its_family():
+    from dataclasses import asdict
+
+    from meshwright.families import model_from_data
+
+    for model in PRESETS.values():
+        assert model_from_data(json.loads(json.dumps(asdict(model)))) == model
+        assert model.family.name in {*FAMILIES, "bloom", "palm"}
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published.family.name)
+def test_every_parameter_of_a_preset_has_a_published_name(published):
+    """But for those of latent attention, whose keys and values share a matrix, and presets that borrow a family."""
+    for model in published.presets:
+        if model.family == published.family and model.latent is None and not model.name.startswith("tiny"):
+            paths = {path.replace("dense_layers", "layers") for path, _ in leaves(parameters(model))}
+            assert paths <= set(published.names)

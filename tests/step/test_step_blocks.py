@@ -1,0 +1,69 @@
+"""Layers as ops: which kind of layer is where, what declares parameters, and that every op has a lowering."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
+from meshwright.models.layer import LOWERINGS
+from meshwright.step.blocks import layers, program
+from meshwright.step.layer import Attention, Combine, Lookup, Rotary
+from meshwright.step.legality import WITHOUT_LOWERING
+from meshwright.step.parameters import leaves, parameters
+
+TINY = PRESETS["tiny"]
+
+
+def ops(model, kind):
+    return [op for stack in layers(model) for op in stack.ops if isinstance(op, kind)]
+
+
+def test_every_kind_of_op_has_a_lowering_or_is_refused():
+    kinds = {type(op) for model in PRESETS.values() for stack in layers(model) for op in stack.ops}
+    assert kinds <= {*LOWERINGS, *WITHOUT_LOWERING, Combine}
+    assert not {*LOWERINGS} & {*WITHOUT_LOWERING}
+
+
+def test_windows_and_thetas_go_in_cycles_that_start_where_a_stack_does():
+    model = replace(TINY, num_layers=6, sliding_window=4, full_attention_every=3, rope_theta_local=1e4, rope_theta=1e6)
+    assert [op.windows for op in ops(model, Attention)] == [(4, 4, None)]
+    assert [[f.theta for f in op.by_layer] for op in ops(model, Rotary)] == [[1e4, 1e4, 1e6]]
+    shifted = replace(model, experts=PRESETS["tiny-moe-shared"].experts)
+    assert [(s.name, s.num_layers, s.period) for s in layers(shifted)] == [("dense_layers", 1, 3), ("layers", 5, 3)]
+    assert [op.windows for op in ops(shifted, Attention)] == [(4, 4, None), (4, None, 4)]
+    assert model.mean_over_layers(lambda window: window or 16) == 8
+
+
+def test_features_declare_their_parameters():
+    plain = dict(leaves(parameters(TINY)))
+    features = {
+        "qk_norm": {"layers.query_norm", "layers.key_norm"},
+        "post_norms": {"layers.attention_post_norm", "layers.mlp_post_norm"},
+        "qkv_bias": {f"layers.{name}_bias" for name in ("query", "key", "value")},
+        "embedding_norm": {"embedding_norm"},
+        "mlp_bias": {f"layers.{name}_bias" for name in ("gate", "up", "down")},
+    }
+    for feature, added in features.items():
+        assert set(dict(leaves(parameters(replace(TINY, **{feature: True}))))) - set(plain) == added
+
+
+def test_learned_positions_are_looked_up_after_tokens():
+    tables = [op for op in program(PRESETS["gpt2"]).embedding if isinstance(op, Lookup)]
+    assert [(op.name, op.is_positional) for op in tables] == [("embedding", False), ("positions", True)]
+    assert not ops(PRESETS["gpt2"], Rotary)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"full_attention_every": 2}, "no sliding_window"),
+        ({"sliding_window": 0}, "sliding_window=0"),
+        ({"rotary_dims": 3}, "rotary_dims=3; rotary embedding wants an even one"),
+        ({"rotary_dims": 32}, "from 0 to head_dim=16"),
+        ({"positions": "learned"}, "max_positions=0"),
+    ],
+)
+def test_a_model_that_contradicts_itself_is_refused(changes, said):
+    with pytest.raises(MeshwrightError, match=said):
+        replace(TINY, **changes)
