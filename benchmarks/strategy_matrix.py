@@ -25,7 +25,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.inspection import Finding
 from meshwright.inspection.inspection import read_inspection
-from meshwright.inspection.sentences import evidence
+from meshwright.inspection.words import evidence
 from meshwright.planner import Plan, make_plan
 from meshwright.step import ModelConfig, Workload
 from meshwright.verification import Verification, verify_all

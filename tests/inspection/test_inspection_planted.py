@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 import meshwright
-from meshwright.inspection.sentences import evidence, fix
+from meshwright.inspection.words import evidence, fix
 
 
 class Pair(NamedTuple):

@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from meshwright.cli.tables import WIDTH, console, folded, show, table, terms
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import parse_axes
+from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def run(args: Args) -> int:
 
 def _json(found: Inspection) -> dict[str, Any]:
     """All of it as plain data, each finding with its sentences."""
-    from meshwright.inspection.sentences import evidence, fix
+    from meshwright.inspection.words import evidence, fix
 
     findings = [one.to_json() | {"evidence": evidence(one), "fix": fix(one)} for one in found.findings]
     return found.to_json() | {"findings": findings}
@@ -150,7 +152,7 @@ def _collective_table(found: Inspection) -> Any:
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
     columns = ["collective", "over", "phase", "bytes", "times", *times, "from"]
-    moves = found.collectives_by_source
+    moves = sorted(_alike(found.collectives), key=lambda move: -move.bytes)
     rows = []
     for move in moves[:_MOST_ROWS]:
         seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []
@@ -163,6 +165,16 @@ def _collective_table(found: Inspection) -> Any:
         size, count = sum(move.bytes for move in rest), sum(move.count for move in rest)
         rows.append([f"{len(rest)} more", "", "", show_bytes(size), str(count), *[""] * (len(times) + 1)])
     return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1))
+
+
+def _alike(moves: Sequence[Collective]) -> Iterator[Collective]:
+    """The collectives with those of one kind, axes, phase, note and place in the source added up."""
+    groups: dict[tuple[Any, ...], list[Collective]] = {}
+    for move in moves:
+        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
+    for (*_, source), alike in groups.items():
+        (one,) = merge(alike)
+        yield replace(one, source=source)
 
 
 def _print_memory(found: Inspection) -> None:
@@ -192,7 +204,7 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """A finding in full."""
-    from meshwright.inspection.sentences import evidence, fix
+    from meshwright.inspection.words import evidence, fix
 
     costs = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
     costs += [show_bytes(finding.bytes)] if finding.bytes else []

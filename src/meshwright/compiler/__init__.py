@@ -1,7 +1,7 @@
 """Compile programs for hardware that is not present, and read what the compiler made of them."""
 
 from meshwright.compiler.compile import cache_directory, compile_all, compile_in_child
-from meshwright.compiler.full_rematerializations import FullRematerialization, read_full_rematerializations
+from meshwright.compiler.full_rematerializations import read_full_rematerializations
 from meshwright.compiler.optimized import read_optimized
 from meshwright.compiler.program import CompiledProgram, CompileRequest, LoweredProgram, MeshMethod, UnusedConstraint
 from meshwright.compiler.records import read_program
@@ -12,7 +12,6 @@ __all__ = [
     "CompileRequest",
     "CompiledProgram",
     "Effort",
-    "FullRematerialization",
     "LoweredProgram",
     "MeshMethod",
     "ShardingPair",

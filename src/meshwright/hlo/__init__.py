@@ -3,7 +3,7 @@
 from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.hlo.collectives import each_collective, groups_of, read_collectives
 from meshwright.hlo.dataflow import VIEWS, origin, uses
-from meshwright.hlo.dcn import dcn_collectives
+from meshwright.hlo.dcn import dcn_kind
 from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of
 from meshwright.hlo.groups import axes_of_groups
@@ -31,7 +31,7 @@ __all__ = [
     "contradictions_as_errors",
     "count_executions",
     "count_flops",
-    "dcn_collectives",
+    "dcn_kind",
     "describe",
     "each_collective",
     "evaluate",

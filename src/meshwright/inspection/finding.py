@@ -1,4 +1,4 @@
-"""One mistake in a compiled program, as data. Sentences about it are in `viz.finding_words`."""
+"""One mistake in a compiled program, as data. Sentences about it are in `inspection.words`."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.run_checks import run_checks
-from meshwright.inspection.sentences import evidence, fix
+from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
-from meshwright.record import MOST_SHOWN, Collective, Record, merge
+from meshwright.record import MOST_SHOWN, Collective, Record
 from meshwright.runtime import within_slice
 from meshwright.simulate import Schedule, simulate
 from meshwright.units import show_flops, show_seconds
@@ -66,16 +66,6 @@ class Inspection:
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives, one entry for each instruction and phase."""
         return self.record.collectives
-
-    @property
-    def collectives_by_source(self) -> tuple[Collective, ...]:
-        """The collectives with those of one kind, axes, phase, lowering and line added up, the largest first."""
-        groups: dict[tuple[Any, ...], list[Collective]] = {}
-        for move in self.collectives:
-            key = (move.kind, move.axes, move.phase, move.note, move.lowerings, move.source)
-            groups.setdefault(key, []).append(move)
-        found = [replace(merge(alike)[0], source=key[-1]) for key, alike in groups.items()]
-        return tuple(sorted(found, key=lambda move: -move.bytes))
 
     @property
     def memory(self) -> Mapping[str, int]:

@@ -15,9 +15,8 @@ import numpy as np
 
 from meshwright.cost import achieved_seconds
 from meshwright.hardware import Layout, Placement, System, lay_mesh
-from meshwright.hlo import Instruction, Module, Shape, describe, groups_of, scope_of
+from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of, scope_of
 from meshwright.hlo.collectives import collective_entries
-from meshwright.hlo.dcn import dcn_kind
 from meshwright.hlo.groups import Axes, Groups
 from meshwright.record import Phase
 from meshwright.runtime import within_slice

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from meshwright.inspection import Finding
-from meshwright.inspection.sentences import evidence, fix
+from meshwright.inspection.words import evidence, fix
 from meshwright.units import show_bytes, show_seconds
 from meshwright.viz.document import Section, paragraphs
 
