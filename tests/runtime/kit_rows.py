@@ -7,7 +7,7 @@ row is held to, `test_runtime_kit.py` says for simulated devices and `benchmarks
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
+from meshwright.workload import DEFAULT, PRESETS, Experts, ModelConfig, Remat, Strategy, Workload
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
 TIED = replace(DENSE, name="tied", tied_embeddings=True)
@@ -196,3 +196,26 @@ REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"
 """Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
 
 ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]
+
+
+def narrow(preset: str, **more: object) -> ModelConfig:
+    """A preset of a family at the width of the rows above."""
+    return replace(PRESETS[preset], embed=64, mlp=128, **more)
+
+
+NEOX = narrow(
+    "gpt-neox-20b",
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=8,
+    vocab=256,
+    rotary_dims=2,
+    qkv_bias=False,
+    output_bias=False,
+)
+
+FAMILIES = [
+    Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
+]
+"""Families with other ops than Llama's."""

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from kit_rows import REPEATED, ROWS, Row
+from kit_rows import FAMILIES, REPEATED, ROWS, Row
 
 from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
@@ -130,7 +130,7 @@ def text(row: Row, layout: ShardingContext) -> dict[str, np.ndarray]:
 alone = cache(run)
 
 
-@pytest.fixture(scope="module", params=[*ROWS, *REPEATED], ids=str)
+@pytest.fixture(scope="module", params=[*ROWS, *REPEATED, *FAMILIES], ids=str)
 def ran(request: pytest.FixtureRequest) -> tuple[Row, Ran]:
     """A row, and what comes of it."""
     return request.param, run(request.param)
