@@ -214,8 +214,10 @@ NEOX = narrow(
     qkv_bias=False,
     output_bias=False,
 )
+QWEN3 = narrow("tiny-qwen3")
 
 FAMILIES = [
     Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2)),
 ]
 """Families with other ops than Llama's."""
