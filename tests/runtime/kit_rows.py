@@ -215,9 +215,11 @@ NEOX = narrow(
     output_bias=False,
 )
 QWEN3 = narrow("tiny-qwen3")
+GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
 
 FAMILIES = [
     Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2)),
 ]
 """Families with other ops than Llama's."""
