@@ -216,10 +216,13 @@ NEOX = narrow(
 )
 QWEN3 = narrow("tiny-qwen3")
 GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
+GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
 
 FAMILIES = [
     Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING),
 ]
 """Families with other ops than Llama's."""
