@@ -217,6 +217,7 @@ NEOX = narrow(
 QWEN3 = narrow("tiny-qwen3")
 GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
 GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
+GPT2 = narrow("tiny-gpt2", max_positions=64)
 
 FAMILIES = [
     Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -224,5 +225,8 @@ FAMILIES = [
     Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING),
+    Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
 ]
 """Families with other ops than Llama's."""
