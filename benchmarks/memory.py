@@ -22,8 +22,8 @@ from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.cost import step_memory
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
+from meshwright.step import ModelConfig, Remat, Strategy, Workload
 from meshwright.verification.plans import TRAIN_STEP
-from meshwright.workload import ModelConfig, Remat, Strategy, Workload
 
 GIB = 2**30
 

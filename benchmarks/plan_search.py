@@ -23,7 +23,8 @@ SEARCH = """
 import json, sys, time
 from meshwright.hardware import parse_system
 from meshwright.planner import rank
-from meshwright.workload import PRESETS, Workload
+from meshwright.families import PRESETS
+from meshwright.step import Workload
 
 name, hardware, batch, seq_len = sys.argv[1:]
 workload = Workload(model=PRESETS[name], batch=int(batch), seq_len=int(seq_len))

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from meshwright.compiler import compile_in_child
 from meshwright.cost import model_flops
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
 from meshwright.simulate import read_buffers, simulate
+from meshwright.step import ModelConfig, Remat, Strategy, Workload
 from meshwright.verification.plans import step_request
-from meshwright.workload import PRESETS, ModelConfig, Remat, Strategy, Workload
 
 CHIPS = 256
 

@@ -43,10 +43,11 @@ from meshwright.cost import (
     training_seconds,
     utilisation,
 )
+from meshwright.families import PRESETS
 from meshwright.hardware import dtype_bytes, load_chip, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notation import Sizes, check, infer, parse, parse_array
-from meshwright.workload import PRESETS, ModelConfig, leaves, num_parameters, parameters
+from meshwright.step import ModelConfig, leaves, num_parameters, parameters
 
 ADAM_BYTES = dtype_bytes("bf16") + 2 * dtype_bytes("f32")
 """The book's bytes a parameter: bf16 weights and two float32 moments; gradients and master weights it leaves out."""

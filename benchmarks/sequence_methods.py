@@ -17,23 +17,13 @@ from typing import Any
 from meshwright.cost import activation_collectives
 from meshwright.cost.attention import fused_attention_time
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS, load_model, workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.waits import move_seconds
 from meshwright.record import Collective
+from meshwright.step import ModelConfig, SequenceMethod, Strategy, Workload, check_sequence, is_zigzag, sequence_method
 from meshwright.units import show_bytes, show_seconds
-from meshwright.workload import (
-    PRESETS,
-    ModelConfig,
-    SequenceMethod,
-    Strategy,
-    Workload,
-    check_sequence,
-    is_zigzag,
-    load_model,
-    sequence_method,
-    workload_from_data,
-)
 
 METHODS: tuple[SequenceMethod, ...] = ("gather", "ring", "ulysses")
 LENGTHS = (8192, 32768, 131072, 524288, 1048576)

@@ -26,8 +26,8 @@ from meshwright.hardware import parse_system
 from meshwright.inspection import Finding
 from meshwright.inspection.inspection import read
 from meshwright.planner import Plan, make_plan
+from meshwright.step import ModelConfig, Workload
 from meshwright.verification import Verification, verify_all
-from meshwright.workload import ModelConfig, Workload
 
 HARDWARE = {
     "h100": {1: "h100:1", 2: "h100:2", 4: "h100:4", 8: "h100:8"},

@@ -32,8 +32,8 @@ from naive_step import naive_step
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.runtime import ShardingContext, build_mesh, claim_devices
+from meshwright.step import ModelConfig, Workload, num_parameters
 from meshwright.training import Optimizer, initial_state, train_step
-from meshwright.workload import ModelConfig, Workload, num_parameters
 
 MODEL = ModelConfig(
     name="llama-14m", num_layers=6, embed=384, mlp=1024, num_heads=8, num_kv_heads=8, head_dim=48, vocab=4096

@@ -16,9 +16,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, make_plan
+from meshwright.step import DEFAULT, ModelConfig, Strategy, Workload
 from meshwright.verification import Verification, verify_all
 from meshwright.viz.words import row_cells
-from meshwright.workload import DEFAULT, ModelConfig, Strategy, Workload
 
 HARDWARE = ("cpu:8", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2", "h100:8")
 

@@ -6,12 +6,13 @@ XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_PLATFORMS=cpu .venv/bin/p
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_mesh
 from meshwright.planner import make_plan, rank
+from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig, train
 from meshwright.verification import verify
-from meshwright.workload import Workload, load_model
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ FLOORS = (
     "hardware",
     "step",
     "families",
-    "workload",
     "cost",
     "planner",
     "runtime",

@@ -12,8 +12,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
-from meshwright.workload import load_model, map_leaves, parameters
+from meshwright.step import map_leaves, parameters
 
 TINY = {"on": "cpu:8", "batch": 16, "seq_len": 256}
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from meshwright.planner.library import plan
     from meshwright.planner.plan import Plan
     from meshwright.record import Record
+    from meshwright.step import Strategy, Workload
     from meshwright.training import train
     from meshwright.verification import verify
     from meshwright.viz import show
-    from meshwright.workload import Strategy, Workload
 
 __version__ = "0.1.0"
 
@@ -49,9 +49,9 @@ _HOMES = {
     "MeshwrightError": "meshwright.errors",
     "Plan": "meshwright.planner.plan",
     "Record": "meshwright.record",
-    "Strategy": "meshwright.workload",
+    "Strategy": "meshwright.step",
     "System": "meshwright.hardware",
-    "Workload": "meshwright.workload",
+    "Workload": "meshwright.step",
     "inspect": "meshwright.inspection",
     "plan": "meshwright.planner.library",
     "show": "meshwright.viz",

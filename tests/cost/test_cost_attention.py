@@ -7,8 +7,8 @@ from meshwright.cost.collective import collective_seconds
 from meshwright.cost.efficiency import layer_shares
 from meshwright.cost.elementwise import layer_passes, softmax_passes
 from meshwright.cost.links import RINGS, TREE, collective_efficiency
+from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
-from meshwright.workload import PRESETS
 
 H100 = parse_system("h100:8")
 

@@ -15,7 +15,7 @@ from meshwright.cost import (
 )
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.workload import RESNETS, ImageWorkload
+from meshwright.step import RESNETS, ImageWorkload
 
 RESNET50 = ImageWorkload(model=RESNETS["resnet50"], batch=256)
 A100 = parse_system("a100-80gb:8")

@@ -11,9 +11,9 @@ import pytest
 
 from meshwright.cost import step_collectives, step_flops
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
-    PRESETS,
+from meshwright.step import (
     REMATS,
     Experts,
     Strategy,

@@ -6,13 +6,14 @@ import jax
 import pytest
 
 from meshwright.cost import PassSeconds, RingWork, step_memory
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.runtime import build_mesh
+from meshwright.step import Strategy, Workload
 from meshwright.training import lower_train_step
 from meshwright.verification import verify
-from meshwright.workload import PRESETS, Strategy, Workload
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=4),

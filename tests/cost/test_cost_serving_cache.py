@@ -18,9 +18,10 @@ from meshwright.cost import (
     wasted_share,
     weight_bytes,
 )
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.workload import PRESETS, Serving, ServingLayout, num_parameters
+from meshwright.step import Serving, ServingLayout, num_parameters
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

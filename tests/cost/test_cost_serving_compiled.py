@@ -14,7 +14,7 @@ from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.mesh import MeshShape
 from meshwright.record import merge
 from meshwright.runtime import build_mesh
-from meshwright.workload import ModelConfig, Serving, ServingLayout
+from meshwright.step import ModelConfig, Serving, ServingLayout
 
 B, S, D, K, G, H, F = 8, 16, 64, 2, 2, 16, 128
 MODEL = ModelConfig(

@@ -21,10 +21,11 @@ from meshwright.cost import (
 from meshwright.cost.achieved import HBM_SHARE
 from meshwright.cost.attention import attention_share
 from meshwright.cost.serving_attention import decode_attention_time, prompt_pairs
+from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notation import Sizes, infer, parse
-from meshwright.workload import CACHE_SPLITS, PRESETS, Serving, ServingLayout, num_active_parameters, num_parameters
+from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, num_active_parameters, num_parameters
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

@@ -6,15 +6,16 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.cost import argument_bytes, model_flops, step_collectives, step_flops
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.runtime import build_mesh
+from meshwright.step import REMATS, Workload, num_parameters
 from meshwright.training import lower_train_step
 from meshwright.verification import Cause, Difference, compare, in_plans_terms
-from meshwright.workload import PRESETS, REMATS, Workload, num_parameters
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32"

@@ -6,10 +6,11 @@ import pytest
 from meshwright.cost.ticks import Runs, all_runs, told_runs, worked_runs
 
 from meshwright.cost import KEPT_INPUTS, step_collectives, step_flops, untaken_branch_collectives, untaken_branch_flops
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
-from meshwright.workload import PRESETS, Strategy, Workload
+from meshwright.step import Strategy, Workload
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")

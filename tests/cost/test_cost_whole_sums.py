@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import is_summed_whole
+from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
 from meshwright.planner.waits import move_seconds
 from meshwright.record import Collective
-from meshwright.workload import PRESETS, Workload
+from meshwright.step import Workload
 
 COMPILED = {
     "v5e:2x2": False,

@@ -95,7 +95,7 @@ def test_gemma_3_has_windows_and_a_theta_for_each_kind_of_layer(fields):
 def test_a_preset_survives_json_and_keeps_its_family():
     from dataclasses import asdict
 
-    from meshwright.workload.config import model_from_data
+    from meshwright.families import model_from_data
 
     for model in PRESETS.values():
         assert model_from_data(json.loads(json.dumps(asdict(model)))) == model

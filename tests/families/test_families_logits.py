@@ -15,8 +15,7 @@ from meshwright.models import embed, logits
 from meshwright.models.context import position_info
 from meshwright.models.decoder import layers
 from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import blocks
-from meshwright.workload import Strategy, check_runnable
+from meshwright.step import Strategy, blocks, check_runnable
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "published_logits").glob("*.json"))
 

@@ -3,7 +3,8 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload import model_from_hugging_face, num_active_parameters, num_parameters
+from meshwright.families import model_from_hugging_face
+from meshwright.step import num_active_parameters, num_parameters
 
 QWEN2 = {"hidden_act": "silu", "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28}
 

@@ -32,18 +32,18 @@ from meshwright.cost import (
     untaken_branch_collectives,
     untaken_branch_flops,
 )
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import parse_mesh
 from meshwright.planner import Plan, make_plan, make_serving_plan, rank, rank_serving
 from meshwright.planner.images import plan_image_mesh, rank_images
 from meshwright.record import Collective, Record, record_from_json
-from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
-    PRESETS,
     RESNETS,
     Experts,
+    FrameworkProfile,
     ImageWorkload,
     ModelConfig,
     Serving,
@@ -51,6 +51,7 @@ from meshwright.workload import (
     Strategy,
     Workload,
 )
+from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 
 Case = Mapping[str, Any]
 
@@ -68,7 +69,7 @@ def _train(case: Case) -> dict[str, Any]:
     system = parse_system(case["hardware"])
     mesh = parse_mesh(case["mesh"], num_devices=system.num_devices)
     workload = Workload(model=_model(case), batch=case["batch"], seq_len=case["seq_len"], **case["workload"])
-    strategy = Strategy(**case["strategy"])
+    strategy = _strategy(case["strategy"])
     kind = system.chip.kind
     record = make_plan(workload, mesh, system, strategy).predicted
     found = {
@@ -98,6 +99,22 @@ def _train(case: Case) -> dict[str, Any]:
     for name, choices in case["search"].items():
         found[name] = _ranked(rank(workload, system, top=4, **choices))
     return found
+
+
+PROFILE = {
+    "fuses": "fused_elementwise",
+    "fuses_loss": "fused_loss",
+    "flat_buffers": "flat_buffers",
+    "lists_shards": "shard_lists",
+    "reruns_blocks": "recomputes_whole_blocks",
+}
+"""The fields of a strategy that have become those of a framework's profile."""
+
+
+def _strategy(fields: Mapping[str, Any]) -> Strategy:
+    """The strategy of a case."""
+    profile = FrameworkProfile(**{PROFILE[name]: value for name, value in fields.items() if name in PROFILE})
+    return Strategy(profile=profile, **{name: value for name, value in fields.items() if name not in PROFILE})
 
 
 def _serve(case: Case) -> dict[str, Any]:
@@ -213,7 +230,9 @@ def _ranked(ranking: Any) -> dict[str, Any]:
 def _changed(strategy: Strategy) -> dict[str, Any]:
     """The fields of a strategy that are other than the default."""
     values = ((field.name, getattr(strategy, field.name)) for field in fields(strategy))
-    return {name: value for name, value in values if value != getattr(DEFAULT, name)}
+    changed = {name: value for name, value in values if name != "profile" and value != getattr(DEFAULT, name)}
+    of_profile = ((old, getattr(strategy.profile, new), getattr(DEFAULT.profile, new)) for old, new in PROFILE.items())
+    return changed | {old: value for old, value, default in of_profile if value != default}
 
 
 def models() -> list[str]:
@@ -230,6 +249,9 @@ def strategy_fields() -> dict[str, tuple[Any, set[Any]]]:
     """The fields of a strategy, as cases name them: the default of each and, where it takes a few words, these."""
     found = {}
     for name, hint in get_type_hints(Strategy).items():
+        if name == "profile":
+            found |= {old: (getattr(DEFAULT.profile, new), set()) for old, new in PROFILE.items()}
+            continue
         words = {word for option in get_args(hint) for word in (get_args(option) or (option,))}
         found[name] = getattr(DEFAULT, name), words - {type(None)}
     return found
@@ -240,9 +262,9 @@ def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     import jax
 
     from meshwright.runtime import ShardingContext, build_mesh
+    from meshwright.step import check_runnable, rules_of
     from meshwright.training import Optimizer, abstract_state, train_step
     from meshwright.training.step import abstract_batch
-    from meshwright.workload import check_runnable, rules_of
 
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])

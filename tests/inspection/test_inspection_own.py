@@ -5,12 +5,13 @@ from dataclasses import asdict
 import pytest
 
 from meshwright.compiler.worker import compile_lowered
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.inspection.inspection import read
 from meshwright.mesh import MeshShape
 from meshwright.runtime import build_mesh
+from meshwright.step import Workload
 from meshwright.training.step import lower_train_step
-from meshwright.workload import Workload, load_model
 
 WORKLOAD = Workload(model=load_model("tiny"), batch=16, seq_len=128, compute_dtype="f32")
 

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.norm import norm
 from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.step import RopeScaling, leaves, parameters
 from meshwright.step.layer import Norm
-from meshwright.workload import PRESETS, RopeScaling, leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)

@@ -12,7 +12,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models.dropout import ATTENTION, MLP, DropoutRng, dropout, dropout_of_weights, token_numbers
 from meshwright.models.pipelined import microbatches
 from meshwright.runtime import ShardingContext, build_mesh, token_order
-from meshwright.workload import DEFAULT, Strategy
+from meshwright.step import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64
 RING = Strategy(attention="flash", sequence="ring")

@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.compiler import CompileRequest, compile_in_child
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
+from meshwright.step import Workload
 from meshwright.verification.plans import TRAIN_STEP
-from meshwright.workload import PRESETS, Workload
 
 TINY = Workload(model=replace(PRESETS["tiny"], num_layers=4), batch=4, seq_len=256, remat="offload")
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
@@ -27,7 +28,7 @@ from meshwright.planner import (
 )
 from meshwright.planner.explain import wanted_tokens
 from meshwright.planner.neighbours import is_communication_bound
-from meshwright.workload import DEFAULT, PRESETS, Experts, Strategy, Workload
+from meshwright.step import DEFAULT, Experts, Strategy, Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
 V5P = parse_system("v5p:4x4x4")

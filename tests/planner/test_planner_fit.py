@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import step_memory
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
 from meshwright.planner.fit import lacking_bytes, ways_to_fit
 from meshwright.planner.sentences import say
-from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload
+from meshwright.step import DEFAULT, Strategy, Workload
 
 V5E = parse_system("v5e:4x4")
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192, remat="none")

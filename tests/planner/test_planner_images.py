@@ -16,7 +16,7 @@ from meshwright.planner.images import (
     reason_images,
     why_images,
 )
-from meshwright.workload import RESNETS, ImageWorkload
+from meshwright.step import RESNETS, ImageWorkload
 
 RESNET50 = ImageWorkload(model=RESNETS["resnet50"], batch=256)
 A100 = parse_system("a100-80gb:8")

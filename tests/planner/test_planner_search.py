@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import AXES, MeshShape
 from meshwright.planner import find_best, plan_mesh, plan_stages, predict, rank, rank_space, runnable_space, whole_space
 from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
 from meshwright.planner.waits import least_waits
-from meshwright.workload import PRESETS, Experts, Workload, check_mesh
+from meshwright.step import Experts, Workload, check_mesh
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
 MOE = replace(TINY, name="moe", experts=Experts(count=8, num_active=2, mlp=192))

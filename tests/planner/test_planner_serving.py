@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.cost import serving_memory, serving_step
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
@@ -19,7 +20,7 @@ from meshwright.planner import (
     write_serving_plan,
 )
 from meshwright.planner.serving import serving_layouts, serving_meshes
-from meshwright.workload import PRESETS, Serving, ServingLayout, check_serving
+from meshwright.step import Serving, ServingLayout, check_serving
 
 V5E = parse_system("v5e:2x2")
 LLAMA = Serving(model=PRESETS["llama2-7b"], prompt_len=1984, output_len=64, weight_dtype="int8", kv_dtype="int8")

@@ -3,9 +3,10 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.planner import find_best, read_sweep, run_sweep
-from meshwright.workload import Workload, load_model
+from meshwright.step import Workload
 
 WORKLOAD = Workload(model=load_model("llama3-8b"), batch=256, seq_len=4096)
 

@@ -6,12 +6,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.runtime.pipeline import LayerOutput, Pipeline, pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
-from meshwright.workload import RULES
+from meshwright.step import RULES
+from meshwright.step.schedule import Schedule, slot_layers
 
 BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
 RULES_OF_STAGES = {**RULES, "layers": ("pp",)}

@@ -11,6 +11,7 @@ import pytest
 from meshwright.compiler import CompileRequest, compile_in_child, read_program
 from meshwright.cost import dropless_padding_collectives, step_collectives
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
@@ -21,11 +22,11 @@ from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.runtime.experts_routing import Load, route
+from meshwright.step import Experts, Workload, dropless_padding, parameters
 from meshwright.step.blocks import moe_block
 from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step
 from meshwright.training.step import abstract_batch
 from meshwright.verification import in_plans_terms
-from meshwright.workload import PRESETS, Experts, Workload, dropless_padding, parameters
 
 BATCH, LENGTH = 8, 16
 EXPERTS = Experts(count=8, num_active=2, mlp=32, balance_weight=0.1)

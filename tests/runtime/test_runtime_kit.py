@@ -1,8 +1,9 @@
 """The correctness kit: every row of the table in `kit_rows.py` is held to one device, its plan and the compiler."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 import jax
@@ -16,10 +17,10 @@ from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.planner import make_plan
 from meshwright.runtime import ShardingContext, build_mesh, token_order
+from meshwright.step import check_runnable, leaves, rules_of
 from meshwright.training import Optimizer, abstract_state, initial_state, train_step
 from meshwright.training.slots import layer_of_slots
 from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
-from meshwright.workload import check_runnable, leaves, rules_of
 
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10)
 
@@ -130,7 +131,25 @@ def text(row: Row, layout: ShardingContext) -> dict[str, np.ndarray]:
 alone = cache(run)
 
 
-@pytest.fixture(scope="module", params=[*ROWS, *REPEATED, *FAMILIES], ids=str)
+PARAMS = [pytest.param(row, marks=[] if row.core else [pytest.mark.matrix]) for row in (*ROWS, *REPEATED, *FAMILIES)]
+
+
+def test_the_core_rows_have_everything_that_any_row_has():
+    """Models, numbers of devices, mesh axes alone and together with another, policies, and fields of strategies."""
+
+    def parts(rows: list[Row]) -> set[Any]:
+        found: set[Any] = set()
+        for row in rows:
+            axes = [axis for axis, degree in row.mesh.degrees.items() if degree > 1]
+            found |= {row.model.name, row.mesh.num_devices, row.remat, *combinations(axes, 2), *combinations(axes, 1)}
+            found |= {(name, value) for name, value in asdict(row.strategy).items() if name != "num_microbatches"}
+            found |= {("microbatches", row.strategy.num_microbatches > 1, row.mesh.pp > 1)}
+        return found
+
+    assert parts([row for row in ROWS if row.core]) == parts(ROWS)
+
+
+@pytest.fixture(scope="module", params=PARAMS, ids=str)
 def ran(request: pytest.FixtureRequest) -> tuple[Row, Ran]:
     """A row, and what comes of it."""
     return request.param, run(request.param)

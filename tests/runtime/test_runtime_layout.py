@@ -10,9 +10,10 @@ from jax import P
 from jax.sharding import AxisType
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import LAYOUT, MeshShape
 from meshwright.runtime import ShardingContext, abstract, abstract_mesh, build_mesh, initialise, shardings
-from meshwright.workload import PRESETS, leaves, local_parameter_shape, parameters
+from meshwright.step import leaves, local_parameter_shape, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 SHAPE = MeshShape(dp=2, fsdp=2, tp=2)

@@ -17,10 +17,10 @@ from pipelined_layers import (
     run_schedule,
 )
 
-from meshwright.cost.pipeline import Schedule
 from meshwright.hlo import count_executions, flops_of, parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.simulate import read_buffers
+from meshwright.step.schedule import Schedule
 
 CASES = {
     # mesh, schedule, virtual stages, microbatches, layers: m = p and 4 p, layers that p v divides and others

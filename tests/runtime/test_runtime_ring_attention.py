@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.compiler import CompileRequest, compile_in_child
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
@@ -20,7 +21,7 @@ from meshwright.runtime.blockwise import Keys
 from meshwright.runtime.ring_attention import blocks_per_device, ring_attention, zigzag
 from meshwright.runtime.segments import Mask, Segments, pairwise_mask
 from meshwright.simulate import simulate
-from meshwright.workload import PRESETS, Strategy, Workload
+from meshwright.step import Strategy, Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

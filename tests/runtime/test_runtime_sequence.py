@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, build_mesh
 from meshwright.runtime.segments import Mask, Segments, pairwise_mask
 from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS, attend
+from meshwright.step import Strategy, Workload, parameters
 from meshwright.training import lower_train_step
-from meshwright.workload import PRESETS, Strategy, Workload, parameters
 
 BATCH, LENGTH, KV_HEADS, GROUPS, HEAD_DIM = 2, 128, 8, 2, 16
 STARTS = np.array([0, 50, 90, 91])

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.models.layer import LOWERINGS
 from meshwright.step.blocks import layers, program
 from meshwright.step.layer import Attention, Combine, Lookup, Rotary
+from meshwright.step.legality import WITHOUT_LOWERING
 from meshwright.step.parameters import leaves, parameters
-from meshwright.workload import PRESETS
-from meshwright.workload.legality import WITHOUT_LOWERING
 
 TINY = PRESETS["tiny"]
 

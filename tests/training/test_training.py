@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.step import Workload
 from meshwright.training import (
     Checkpoints,
     Optimizer,
@@ -23,7 +25,6 @@ from meshwright.training import (
 )
 from meshwright.training.data import Batches
 from meshwright.training.generate import generate
-from meshwright.workload import PRESETS, Workload
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"

@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan, predict
 from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.step import DEFAULT, Strategy, Workload, leaves, parameters, rules_of
 from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.verification import Difference, in_plans_terms, verify
-from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, leaves, parameters, rules_of
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)
 BF16 = Workload(model=MODEL, batch=16, seq_len=16, compute_dtype="bf16")

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
+from meshwright.step import Strategy, Workload
 from meshwright.training import Optimizer, RunConfig, read_metrics, train
-from meshwright.workload import PRESETS, Strategy, Workload
 
 CONFIG = RunConfig(
     workload=Workload(

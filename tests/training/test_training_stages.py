@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.cost.pipeline import slot_layers
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.step import Strategy, Workload, check_runnable, leaves, rules_of
+from meshwright.step.schedule import slot_layers
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
 from meshwright.training.generate import generate
 from meshwright.training.slots import in_order, to_order, to_slots
-from meshwright.workload import PRESETS, Strategy, Workload, check_runnable, leaves, rules_of
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")

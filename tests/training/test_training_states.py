@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from meshwright.cost import argument_bytes
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.step import DEFAULT, Strategy, Workload, rules_of
 from meshwright.training import Optimizer, abstract_state
 from meshwright.training.step import abstract_batch
-from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, rules_of
 
 MODEL = replace(PRESETS["tiny"], embed=128, mlp=256, num_heads=4, num_kv_heads=2, head_dim=32)
 F32 = Workload(model=MODEL, batch=8, seq_len=16)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.step import DEFAULT, Strategy, Workload, check_runnable
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_config, train, train_step
-from meshwright.workload import DEFAULT, PRESETS, Strategy, Workload, check_runnable
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=16, compute_dtype="f32")

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.record import Collective, Record
+from meshwright.step import Strategy, Workload
 from meshwright.verification import Cause, Difference, Row, StaticOverhead, compare, verify
 from meshwright.verification.explain import explain
 from meshwright.viz.words import reason
-from meshwright.workload import Strategy, Workload, load_model
 
 MESH = {"fsdp": 4, "tp": 4}
 

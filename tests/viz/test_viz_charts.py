@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.planner import rank
+from meshwright.step import Workload
 from meshwright.viz import Bar, Limits, write_charts
 from meshwright.viz.charts import roofline_point
-from meshwright.workload import Workload, load_model
 
 SYSTEM = parse_system("v5e:4x4")
 LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)

@@ -8,12 +8,13 @@ from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, abstract_mesh
+from meshwright.step import num_parameters, parameters
 from meshwright.units import show_bytes
 from meshwright.viz import show, tree_rows
 from meshwright.viz.live import live_holdings, type_text
-from meshwright.workload import load_model, num_parameters, parameters
 
 SPECS = [
     ((8, 8, 6), P("X", ("Y", "Z"))),

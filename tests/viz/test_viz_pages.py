@@ -13,6 +13,7 @@ import toy_programs as toys
 
 from meshwright.compiler import CompiledProgram
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.inspection import Finding, inspect_text
@@ -20,6 +21,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.simulate import simulate
+from meshwright.step import Workload
 from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render, write_page
@@ -27,7 +29,6 @@ from meshwright.viz.found import findings_section
 from meshwright.viz.inspected import inspection_page
 from meshwright.viz.timeline import timeline_section
 from meshwright.viz.verified import verify_page
-from meshwright.workload import Workload, load_model
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = Finding(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.cost.pipeline import Schedule
+from meshwright.step.schedule import Schedule
 from meshwright.viz import show_pipeline
 
 GPIPE = """\

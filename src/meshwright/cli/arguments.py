@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.workload import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod
+from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002

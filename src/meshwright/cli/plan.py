@@ -25,7 +25,7 @@ from meshwright.planner import (
     remats,
 )
 from meshwright.record import Record
-from meshwright.workload import Remat, Workload
+from meshwright.step import Remat, Workload
 
 EXAMPLES = (
     "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --seq-len 8192 -o plan.yaml",

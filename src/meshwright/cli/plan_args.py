@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, WorkloadArgs, option, positional
-from meshwright.workload import RESNETS, Attention, Dtype, Optimizer
+from meshwright.step import RESNETS, Attention, Dtype, Optimizer
 
 Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]

@@ -11,8 +11,8 @@ from meshwright.hardware import System
 from meshwright.planner import IMAGE_OPTIONS, read_count, read_images, read_mesh
 from meshwright.planner.images import ImageRanking, plan_image_mesh, rank_images, reason_images, why_images
 from meshwright.record import Record
+from meshwright.step import ImageWorkload
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import ImageWorkload
 
 
 def plan_images(args: ImageArgs) -> int:

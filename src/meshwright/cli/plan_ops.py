@@ -15,8 +15,8 @@ from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.notation import Multiply
 from meshwright.record import Collective
+from meshwright.step import Op, Workload, flops_by_phase, halves_queries, step_ops
 from meshwright.units import show_bytes, show_flops
-from meshwright.workload import Op, Workload, flops_by_phase, halves_queries, step_ops
 
 LETTERS = (
     "B batch, S sequence, T sequence of keys, D stream, K kv heads, G query heads a kv head, H head dim, F mlp,"

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.cli.plan_columns import comparison
 from meshwright.cli.tables import collective_table, console, folded, show, speed, table, terms
+from meshwright.families import SEQ_LENS
 from meshwright.planner import (
     Fix,
     Plan,
@@ -26,7 +27,6 @@ from meshwright.planner import (
     why,
 )
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import SEQ_LENS
 
 
 def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:

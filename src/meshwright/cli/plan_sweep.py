@@ -12,8 +12,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.planner import Point, read_sweep, run_sweep
 from meshwright.record import Record
+from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
-from meshwright.workload import Workload
 
 if TYPE_CHECKING:
     from meshwright.viz import Limits

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from meshwright.cli.arguments import Json, option
 from meshwright.cli.show import write_file
 from meshwright.cli.tables import console
-from meshwright.cost.pipeline import Kind, Schedule, slot_layers
+from meshwright.step.schedule import Kind, Schedule, slot_layers
 from meshwright.viz import show_pipeline
 
 EXAMPLES = (

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
+from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import Workload
 
 WIDTH = 100
 """The columns that every screen fits."""

@@ -1,7 +1,7 @@
 """Fold over a step: every collective, in bytes per device and step (`record.Collective`).
 
 Dropless experts are planned as in balance. But arrays have shapes before a routing is known, so they are made for the
-worst there is: `workload.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and XLA:GPU
+worst there is: `step.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and XLA:GPU
 exchange the copies that there are, in a ragged all-to-all over ep; what is gathered over tp after it, and scattered
 before the way back, is padded. With a capacity nothing is, and every target moves what is planned.
 """
@@ -15,9 +15,9 @@ from typing import Literal
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
+from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding
 from meshwright.step.ir import Communicate, Repeat, Step
 from meshwright.step.train import train_step
-from meshwright.workload import DEFAULT, Strategy, Workload, dropless_padding
 
 Counted = Literal["useful", "executed", "static"]
 """How runs of a region are counted (`step.ir.Repeat`)."""

@@ -12,16 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from meshwright.mesh import MeshShape
+from meshwright.step import DEFAULT, Strategy, Workload, device_blocks, dropless_padding, halves_queries
 from meshwright.step.ir import AttentionOp, Matmul, Repeat, Step
 from meshwright.step.train import train_step
-from meshwright.workload import (
-    DEFAULT,
-    Strategy,
-    Workload,
-    device_blocks,
-    dropless_padding,
-    halves_queries,
-)
 
 FUSED_BACKWARD = 2.5
 """The products of a fused attention backward, five, for two forward: it makes its scores again (arXiv:2307.08691,
@@ -95,7 +88,7 @@ def dropless_padding_flops(
     """The static flops of a step's program beyond its plan: experts without a capacity have room for any routing.
 
     A product of experts is one over all rows there is room for; rows that no routing filled are skipped at run time. In
-    blocks (`workload.expert_blocks`) it covers every block that some routing needs. So do the gradients of weights on
+    blocks (`step.expert_blocks`) it covers every block that some routing needs. So do the gradients of weights on
     every compiler.
 
     Args:

@@ -9,10 +9,10 @@ from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import parameter_elements
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
+from meshwright.step import DEFAULT, Remat, Workload
 from meshwright.step.blocks import program
 from meshwright.step.pipeline import EMBEDDING, LOGITS, stage_layers
 from meshwright.step.train import train_step
-from meshwright.workload import DEFAULT, Remat, Workload
 
 STAGE = replace(DEFAULT, lockstep=False)
 """The default strategy, but that stages do nothing while they wait."""

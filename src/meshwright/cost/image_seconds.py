@@ -11,7 +11,7 @@ from meshwright.cost.achieved import HBM_SHARE
 from meshwright.cost.efficiency import product_efficiency
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import IMAGE_RULES, ConvNet, Convolution, ImageWorkload, convolutions, pooled_size
+from meshwright.step import IMAGE_RULES, ConvNet, Convolution, ImageWorkload, convolutions, pooled_size
 
 Passes = tuple[int, int]
 """How often an op goes over a convolution's result in memory, forward and backward."""

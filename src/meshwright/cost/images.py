@@ -11,7 +11,7 @@ from meshwright.cost.flops import StepFlops
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Kind, Phase
-from meshwright.workload import (
+from meshwright.step import (
     IMAGE_RULES,
     ImageWorkload,
     convolutions,

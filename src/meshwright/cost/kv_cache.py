@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from meshwright.hardware import dtype_bytes
-from meshwright.workload import ModelConfig, Serving, ServingLayout, cache_axes
+from meshwright.step import ModelConfig, Serving, ServingLayout, cache_axes
 
 
 def cache_width(model: ModelConfig) -> int:

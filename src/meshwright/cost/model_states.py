@@ -13,9 +13,7 @@ from itertools import permutations
 
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step.optimizer import factored_dims
-from meshwright.step.pipeline import is_lockstep
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     ModelConfig,
     Strategy,
@@ -25,6 +23,8 @@ from meshwright.workload import (
     local_parameter_shape,
     parameters,
 )
+from meshwright.step.optimizer import factored_dims
+from meshwright.step.pipeline import is_lockstep
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
 """The arrays of a parameter's size that an optimizer keeps beside it.

@@ -17,7 +17,7 @@ from meshwright.cost.seconds import PassSeconds, attention_seconds
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Phase
-from meshwright.workload import Strategy, Workload
+from meshwright.step import Strategy, Workload
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from meshwright.cost.attention import attention_share
 from meshwright.cost.kv_cache import device_sequences, device_tokens, read_cache_bytes
 from meshwright.cost.roofline import OpTime
 from meshwright.hardware import System
-from meshwright.workload import Serving, ServingLayout
+from meshwright.step import Serving, ServingLayout
 
 
 def decode_attention_time(serving: Serving, layout: ServingLayout, batch: int, system: System) -> OpTime:

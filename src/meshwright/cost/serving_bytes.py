@@ -9,7 +9,7 @@ from functools import lru_cache
 from meshwright.cost.kv_cache import device_cache_bytes
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
+from meshwright.step import (
     SERVING_RULES,
     TENSOR_AXES,
     ModelConfig,

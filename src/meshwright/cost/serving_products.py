@@ -13,7 +13,7 @@ from meshwright.cost.efficiency import gpu_figures, product_efficiency
 from meshwright.cost.roofline import OpTime, matmul_bytes
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
+from meshwright.step import (
     SERVING_RULES,
     STACKED,
     Experts,

@@ -18,7 +18,7 @@ from meshwright.cost.serving_products import product_times
 from meshwright.cost.serving_traffic import serving_collectives
 from meshwright.hardware import Placement, System, dtype_bytes
 from meshwright.record import Bound, Collective
-from meshwright.workload import TENSOR_AXES, ModelConfig, Serving, ServingLayout, active_share, leaves, parameters
+from meshwright.step import TENSOR_AXES, ModelConfig, Serving, ServingLayout, active_share, leaves, parameters
 
 Placements = Callable[[tuple[str, ...]], Placement]
 

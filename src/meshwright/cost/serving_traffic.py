@@ -15,7 +15,7 @@ from functools import cached_property
 
 from meshwright.hardware import dtype_bytes
 from meshwright.record import Collective, Kind
-from meshwright.workload import TENSOR_AXES, ModelConfig, Serving, ServingLayout
+from meshwright.step import TENSOR_AXES, ModelConfig, Serving, ServingLayout
 
 _X, _Y = ("fsdp",), TENSOR_AXES
 

@@ -30,10 +30,10 @@ def read(fields: Fields) -> Features:
         num_dense_layers=fields.whole("first_k_dense_replace", 0, least=0),
     )
     fields.only("moe_layer_freq", 1)
-    fields.without_effect(*_ROUTING, "rope_theta", "rope_scaling", "rope_parameters")
-    fields.without_effect("rope_interleave", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
+    fields.unused_options(*_ROUTING, "rope_theta", "rope_scaling", "rope_parameters")
+    fields.unused_options("rope_interleave", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     # The module that predicts a second token is left out, as in inference.
-    fields.without_effect("num_nextn_predict_layers")
+    fields.unused_options("num_nextn_predict_layers")
     return llama.read(fields, has_rope=False) | {
         "num_kv_heads": fields.whole("num_attention_heads"),
         "head_dim": latent.value_head_dim,

@@ -122,7 +122,7 @@ class Fields:
             known = " or ".join(repr(value) for value in allowed) or "null"
             raise self.refusal(field, f"a {self._family} model is known with {known}")
 
-    def without_effect(self, *fields: str) -> None:
+    def unused_options(self, *fields: str) -> None:
         """Fields of a family that change no forward pass."""
         self._known.update(fields)
 

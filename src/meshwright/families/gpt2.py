@@ -32,9 +32,9 @@ def read(fields: Fields) -> Features:
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("add_cross_attention", False)
     # Float32 scores are what attention has here; the rest is dropout, or a classifier's head.
-    fields.without_effect("reorder_and_upcast_attn", "resid_pdrop", "embd_pdrop", "attn_pdrop", "n_ctx")
-    fields.without_effect(*(f"summary_{name}" for name in ("type", "use_proj", "activation")))
-    fields.without_effect("summary_proj_to_labels", "summary_first_dropout")
+    fields.unused_options("reorder_and_upcast_attn", "resid_pdrop", "embd_pdrop", "attn_pdrop", "n_ctx")
+    fields.unused_options(*(f"summary_{name}" for name in ("type", "use_proj", "activation")))
+    fields.unused_options("summary_proj_to_labels", "summary_first_dropout")
     return BIASED | {
         "num_layers": fields.whole("n_layer"),
         "embed": embed,

@@ -17,7 +17,7 @@ from meshwright.models.dropout import DropoutRng, dropout_of_weights
 from meshwright.models.remat import INTERMEDIATE, SCORES
 from meshwright.runtime import cotangent_spec
 from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
-from meshwright.workload import can_halve_queries, num_query_chunks
+from meshwright.step import can_halve_queries, num_query_chunks
 
 
 class Scoring(NamedTuple):

@@ -15,7 +15,7 @@ from meshwright.models.dropout import DropoutRng
 from meshwright.models.rotary import AllTables, rotary_tables
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.segments import Segments
-from meshwright.workload import DEFAULT, ModelConfig, Strategy
+from meshwright.step import DEFAULT, ModelConfig, Strategy
 
 Weights = Mapping[str, Any]
 

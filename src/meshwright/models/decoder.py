@@ -21,9 +21,8 @@ from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts_routing import Load
-from meshwright.step import blocks
+from meshwright.step import DEFAULT, ModelConfig, Remat, Strategy, blocks
 from meshwright.step.layer import Stack
-from meshwright.workload import DEFAULT, ModelConfig, Remat, Strategy
 
 STACKS = ("dense_layers", "layers")
 """The stacks of layers in their order, whose numbers dropout is drawn by; most models have no first one."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.runtime import ShardingContext, token_order
-from meshwright.workload import Strategy
+from meshwright.step import Strategy
 
 Place = int
 """What is dropped in a layer: attention's weights, its output, that of the mlp or the experts."""

@@ -13,9 +13,9 @@ from meshwright.models.linear import GATHERED, RESIDUAL, gathered
 from meshwright.models.norm import norm
 from meshwright.models.product import product
 from meshwright.runtime import ShardingContext
+from meshwright.step import ModelConfig
 from meshwright.step.blocks import program
 from meshwright.step.layer import CrossEntropy, Linear, Lookup, Norm
-from meshwright.workload import ModelConfig
 
 
 def embed(

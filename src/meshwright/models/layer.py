@@ -157,7 +157,7 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Dispatch: _run_experts,
     Add: _run_add,
 }
-"""What runs each kind of op, by the first of a group; `workload.legality` refuses a model with any other."""
+"""What runs each kind of op, by the first of a group; `step.legality` refuses a model with any other."""
 
 
 @lru_cache(maxsize=256)

@@ -20,8 +20,8 @@ from meshwright.models.product import product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.shards import on_shards
+from meshwright.step import Strategy
 from meshwright.step.layer import Linear
-from meshwright.workload import Strategy
 
 RESIDUAL = ("batch", "residual_sequence", "activation")
 GATHERED = ("batch", "sequence", "activation")

@@ -23,8 +23,8 @@ from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts import ExpertAxes, dispatch_combine
 from meshwright.runtime.experts_routing import Load, probabilities, route
 from meshwright.runtime.shards import on_shards
+from meshwright.step import RULES, Experts, MatmulDtype
 from meshwright.step.layer import Dispatch, Gated, Linear
-from meshwright.workload import RULES, Experts, MatmulDtype
 
 STREAM = ("batch", "residual_sequence", "activation")
 

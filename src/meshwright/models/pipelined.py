@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Schedule, slot_layers
 from meshwright.errors import MeshwrightError
 from meshwright.models.context import LayerContext, Weights, positions_of
 from meshwright.models.decoder import STACKS
@@ -23,15 +22,9 @@ from meshwright.runtime import Pipeline, ShardingContext, pipelined_loss, pipeli
 from meshwright.runtime.experts_routing import Load
 from meshwright.runtime.pipeline import LayerOutput
 from meshwright.runtime.replicas import stack_replicas, unstack_replicas
+from meshwright.step import ModelConfig, Remat, Strategy, batch_before_stages, check_stage_remat, num_staged_layers
 from meshwright.step.blocks import layers
-from meshwright.workload import (
-    ModelConfig,
-    Remat,
-    Strategy,
-    batch_before_stages,
-    check_stage_remat,
-    num_staged_layers,
-)
+from meshwright.step.schedule import Schedule, slot_layers
 
 
 def staged_loss_and_load(

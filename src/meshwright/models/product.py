@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, multiply
 from meshwright.runtime import ShardingContext, cotangent_spec
-from meshwright.workload import MatmulDtype
+from meshwright.step import MatmulDtype
 
 
 def product(

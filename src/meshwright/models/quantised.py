@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.shards import on_shards
-from meshwright.workload import MatmulDtype
+from meshwright.step import MatmulDtype
 
 Pair = tuple[Any, Any]
 

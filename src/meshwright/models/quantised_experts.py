@@ -16,7 +16,7 @@ from jax import Array
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
 from meshwright.runtime.experts_products import grouped_matmul, grouped_matmul_transposed
 from meshwright.runtime.shards import match_varying
-from meshwright.workload import MatmulDtype
+from meshwright.step import MatmulDtype
 
 
 def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:

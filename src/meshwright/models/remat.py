@@ -9,7 +9,7 @@ import jax
 
 from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
 from meshwright.runtime.collective_matmul import GATHERED_BY_RING
-from meshwright.workload import Remat
+from meshwright.step import Remat
 
 INTERMEDIATE = "intermediate"
 """The name of what products read, which the remat policies `none` and `attention` keep for backward."""

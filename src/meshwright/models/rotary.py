@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from meshwright.step import ModelConfig
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Frequencies, LinearRopeScaling, RopeScaling, Rotary
-from meshwright.workload import ModelConfig
 
 
 class RotaryTables(NamedTuple):

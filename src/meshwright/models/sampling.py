@@ -15,9 +15,9 @@ from meshwright.models.context import Cache, LayerContext, position_info
 from meshwright.models.ends import embed, logits
 from meshwright.models.layer import run_layer
 from meshwright.runtime import ShardingContext
+from meshwright.step import RULES, ModelConfig
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Stack
-from meshwright.workload import RULES, ModelConfig
 
 CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")
 

@@ -19,7 +19,7 @@ from meshwright.planner.facts import (
 )
 from meshwright.planner.plan import Plan
 from meshwright.record import Record
-from meshwright.workload import token_axes
+from meshwright.step import token_axes
 
 
 def why(plan: Plan) -> tuple[WhyFact, ...]:

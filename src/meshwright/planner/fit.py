@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.prediction import predict
-from meshwright.workload import DEFAULT, REMATS, Strategy, Workload, check_mesh
+from meshwright.step import DEFAULT, REMATS, Strategy, Workload, check_mesh
 
 MOST_CHANGES = 3
 """The changes made at once where fewer do not help."""

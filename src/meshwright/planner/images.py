@@ -24,8 +24,8 @@ from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.prediction import SIMULATED
 from meshwright.planner.waits import move_seconds
 from meshwright.record import Bound, Collective, Record, merge
+from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
 from meshwright.units import show_bytes, show_percent, show_seconds
-from meshwright.workload import ImageWorkload, check_image_mesh, num_image_parameters
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 

@@ -30,7 +30,7 @@ from meshwright.planner.options import (
 from meshwright.planner.plan import Plan, as_run, is_plan_file, make_plan, read_plan
 from meshwright.planner.search import Ranking, plan_mesh, plan_stages, rank
 from meshwright.planner.space import run_strategy, whole_space
-from meshwright.workload import REMATS, Dtype, Remat, Strategy, Workload
+from meshwright.step import REMATS, Dtype, Remat, Strategy, Workload
 
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""

@@ -21,7 +21,7 @@ from meshwright.planner.facts import (
 )
 from meshwright.planner.plan import Plan, make_plan
 from meshwright.planner.search import find_best
-from meshwright.workload import Workload, check_mesh
+from meshwright.step import Workload, check_mesh
 
 MAX_FACTOR = 64
 """The largest factor that is looked at."""

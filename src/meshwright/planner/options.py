@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import load_model, usual_seq_len
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.step.choices import not_a_choice
-from meshwright.units import parse_count, parse_seconds
-from meshwright.workload import (
+from meshwright.step import (
     RESNETS,
     Attention,
     Dtype,
@@ -31,9 +30,9 @@ from meshwright.workload import (
     ServingPhase,
     Workload,
     check_positions,
-    load_model,
-    usual_seq_len,
 )
+from meshwright.step.choices import not_a_choice
+from meshwright.units import parse_count, parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
 """A preset's name, the path of a Hugging Face config.json, a model, or a whole workload."""

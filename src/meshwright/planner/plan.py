@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
 from meshwright.planner.files import read_data, write_data
 from meshwright.planner.prediction import predict
 from meshwright.record import Record, record_from_json
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     Strategy,
     Workload,
@@ -24,7 +25,6 @@ from meshwright.workload import (
     check_stage_remat,
     check_strategy,
     logical_rules,
-    workload_from_data,
 )
 
 FORMAT = 1
@@ -114,7 +114,7 @@ class Plan:
             return str(error)
         for name in (known.name for known in fields(Strategy) if known.name not in RUN):
             if (value := getattr(self.strategy, name)) != (runs := getattr(DEFAULT, name)):
-                return f"{name}={value!r} can be planned, but what runs has {name}={runs!r}"
+                return f"{name}={value} can be planned, but what runs has {name}={runs}"
         is_refused = lay_mesh(self.system, self.mesh.layout).is_refused
         return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 

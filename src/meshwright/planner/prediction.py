@@ -35,10 +35,10 @@ from meshwright.planner.waits import (
     waits,
 )
 from meshwright.record import Bound, Collective, Phase, Record, merge
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks
 from meshwright.step.blocks import program
 from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
-from meshwright.workload import DEFAULT, RULES, Strategy, Workload, device_blocks
 
 _WORKED = replace(DEFAULT, lockstep=False)
 """The default strategy, but that stages do nothing while they wait."""

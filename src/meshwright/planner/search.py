@@ -16,7 +16,7 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
 from meshwright.planner.space import Space, Way, runnable_space, whole_space
 from meshwright.planner.waits import NO_WAITS, least_waits, least_weight_waits
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     Remat,
     Strategy,

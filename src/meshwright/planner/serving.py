@@ -14,7 +14,7 @@ from meshwright.hardware import Placement, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
-from meshwright.workload import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving
+from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving
 
 AXES = ("dp", "ep", "fsdp", "sp", "tp")
 """The mesh axes of a server; ep is for experts."""

@@ -8,11 +8,12 @@ from typing import Any
 
 from meshwright.cost import ServingStep, borrowed_notes, serving_flops, serving_memory, serving_step
 from meshwright.errors import MeshwrightError
+from meshwright.families import serving_from_data
 from meshwright.hardware import Layout, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import read_data, write_data
 from meshwright.record import Record, merge, record_from_json
-from meshwright.workload import CacheSplit, Serving, ServingLayout, check_serving, serving_from_data
+from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
 FORMAT = 1
 """The version of the file; another is refused."""

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.plan import check_kernel
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     REMATS,
     STAGE_REMATS,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, make_system
 from meshwright.record import Record
+from meshwright.step import Workload
 from meshwright.units import parse_count
-from meshwright.workload import Workload
 
 KEYS = ("chips", "batch", "seq_len")
 """What a sweep can change: of `chips` on a switched fabric the devices."""

@@ -19,8 +19,8 @@ from meshwright.cost import (
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Kind, Phase
+from meshwright.step import DEFAULT, RULES, Strategy, Workload
 from meshwright.step.pipeline import KEPT_INPUTS
-from meshwright.workload import DEFAULT, RULES, Strategy, Workload
 
 CRITICAL = frozenset({"tp", "sp", "ep", "pp"})
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""

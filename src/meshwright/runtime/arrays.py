@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.workload import Dtype, Parameter, Tree, local_parameter_shape, map_leaves
+from meshwright.step import Dtype, Parameter, Tree, local_parameter_shape, map_leaves
 
 DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 

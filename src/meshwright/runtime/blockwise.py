@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.runtime.segments import Mask, Segments, any_visible, pairwise_mask
-from meshwright.workload import BLOCK
+from meshwright.step import BLOCK
 
 Tree = TypeVar("Tree")
 

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Schedule, Unit
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.shards import STAGES
+from meshwright.step.schedule import Schedule, Unit
 
 
 class SavedInputs(NamedTuple):

@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape, check_divides
 from meshwright.planner import Plan
 from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.workload import Rules, leaves, logical_rules, parameters, rules_of, spec, staged_parameters
+from meshwright.step import Rules, leaves, logical_rules, parameters, rules_of, spec, staged_parameters
 
 
 def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwright.workload import expert_blocks
+from meshwright.step import expert_blocks
 
 
 def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:

@@ -22,7 +22,7 @@ from meshwright.runtime import flash
 from meshwright.runtime.blockwise import ATTENTION_RESIDUALS, Keys
 from meshwright.runtime.ring_attention import ring_attention
 from meshwright.runtime.segments import Mask, Segments
-from meshwright.workload import Attention
+from meshwright.step import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
 

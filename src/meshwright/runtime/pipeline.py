@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.pipeline import Number, Schedule, Unit, chunk_layers
 from meshwright.runtime.pipeline_inject import inject_on_first_stage, zeros_on_stages
 from meshwright.runtime.shards import STAGES
+from meshwright.step.schedule import Number, Schedule, Unit, chunk_layers
 
 Tree = Any
 """A pytree of arrays."""

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwright.cost.pipeline import Unit
 from meshwright.runtime.bpipe import SavedInputs, read_slot, save_inputs, slots_in_tick, store_in_flight, zero_saved
 from meshwright.runtime.pipeline import (
     Pipeline,
@@ -42,6 +41,7 @@ from meshwright.runtime.pipeline import (
     zero_stream,
     zero_sums,
 )
+from meshwright.step.schedule import Unit
 
 
 class State(NamedTuple):

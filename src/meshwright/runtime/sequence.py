@@ -23,7 +23,7 @@ from meshwright.runtime.segments import Mask, Segments
 from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import on_shards
 from meshwright.runtime.ulysses import gathered_attention, ulysses_attention
-from meshwright.workload import Attention, SequenceMethod, Strategy, is_zigzag
+from meshwright.step import Attention, SequenceMethod, Strategy, is_zigzag
 
 QUERIES = ("batch", "sequence", "kv_heads", "group", "head_dim")
 KEYS = ("batch", "sequence", "kv_heads", "head_dim")

@@ -12,15 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
-    DEFAULT,
-    IN_USE,
-    Rules,
-    Spec,
-    check_rules,
-    rules_of,
-    spec,
-)
+from meshwright.step import DEFAULT, IN_USE, Rules, Spec, check_rules, rules_of, spec
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from meshwright.record import Phase
 from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Matmul, Op, Region
-from meshwright.step.shard import Core, Exchange, Move, Node, PassOver, Product, Vector, Weight, moves_between
+from meshwright.step.nodes import Core, Exchange, Move, Node, PassOver, Product, Vector, Weight, moves_between
 
 
 @lru_cache(maxsize=1 << 12)

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from meshwright.mesh import MeshShape
 from meshwright.step.ir import Block, Elementwise, Extents, Region
-from meshwright.step.shard import Weight
-from meshwright.workload import Strategy, Workload, sent_copies, sent_tokens, token_axes
+from meshwright.step.nodes import Weight
+from meshwright.step.routed_tokens import routed_tokens, sent_tokens
+from meshwright.step.rules import token_axes
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
@@ -22,7 +25,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     # Where each stage runs its own program, the last sums the losses of all microbatches first.
     sizes["loss"] = 1 if mesh.pp == 1 or strategy.lockstep else 1 / parts
     if experts := workload.model.experts:
-        copies, tokens = sent_copies(workload, mesh), sent_tokens(workload, mesh)
+        copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
         ours = workload.tokens / mesh.degree(token_axes())
         sizes |= {
             "C": copies / parts,

@@ -13,13 +13,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.cost.pipeline import Schedule
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step.ir import Array, Communicate, Dim, Region, Repeat
 from meshwright.step.layer import Dispatch, Lookup, Program, Stack
-from meshwright.step.shard import Layout
-from meshwright.workload import Strategy, batch_before_stages, chunk_slots
+from meshwright.step.nodes import Layout
+from meshwright.step.schedule import Schedule
+from meshwright.step.stages import batch_before_stages, chunk_slots
+from meshwright.step.strategy import Strategy
 
 EMBEDDING, LOGITS, STAGES, UPDATE = "embedding", "logits", "stages", "update"
 """Regions outside of the layers."""
@@ -57,6 +58,11 @@ def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) -> Stack | None:
     """The layers that run with the lookup on all stages: the dense ones before those of experts; None without any."""
     return program.stacks[0] if is_lockstep(mesh, strategy) and len(program.stacks) > 1 else None
+
+
+def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
+    """How layers before the pipeline are recomputed: several in a loop, each to its end; one as far as needed."""
+    return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=stack.num_layers > 1))
 
 
 def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: Strategy) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshwright.step.layer import STREAM
-from meshwright.step.shard import Core, Node, Product, Tag
-from meshwright.workload import Remat
+from meshwright.step.nodes import Core, Node, Product, Tag
+from meshwright.step.workload import Remat
 
 KEPT: Mapping[Remat, frozenset[Tag]] = {
     "none": frozenset({Tag.PRODUCT, Tag.READ}),

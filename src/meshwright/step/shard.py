@@ -6,16 +6,10 @@ must lie otherwise than it does becomes a `Move`; what a move communicates is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
-from functools import cached_property, lru_cache
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 
-from meshwright.mesh import LAYOUT
-from meshwright.notation import Communicate as Inferred
-from meshwright.notation import Sizes
-from meshwright.notation.reshard import reshard
 from meshwright.record import Kind
 from meshwright.step.ir import Array, Block, Dim, Pass, Region
 from meshwright.step.layer import (
@@ -33,216 +27,22 @@ from meshwright.step.layer import (
     Stack,
 )
 from meshwright.step.layer import Block as LayerBlock
-
-LETTERS = {
-    "embed": "D",
-    "kv_heads": "K",
-    "group": "G",
-    "head_dim": "H",
-    "mlp": "F",
-    "vocab": "V",
-    "expert": "E",
-    "router": "E",
-    "latent": "L",
-    "latent_input": "R",
-    "positions": "P",
-    "norm": "N",
-}
-"""The dims of parameters as the notation writes them."""
-
-Phases = tuple[Literal["forward", "recompute", "backward"], ...]
-
-STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that only store a parameter in shards: for use that dim is gathered and lies as this one does."""
-
-
-class Tag(Enum):
-    """What a remat policy calls a value of a layer."""
-
-    PRODUCT = "product"
-    READ = "read by a product"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Layout:
-    """What the shard pass knows of a mesh and a strategy: live axes, and the rules by which arrays lie on them.
-
-    Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
-
-    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
-    2. parts: whether there are several microbatches.
-    """
-
-    rules: Mapping[str, tuple[str, ...]]
-    live: frozenset[str]
-    batch: tuple[str, ...]
-    sequence: tuple[str, ...]
-    residual: tuple[str, ...]
-    sp_method: Literal["gather", "ring", "ulysses"]
-    has_positions: bool
-    is_pair: bool
-    collective_matmul: bool
-    sequence_parallel: bool
-    dropout: bool
-
-    @cached_property
-    def live_rules(self) -> Mapping[str, tuple[str, ...]]:
-        """The live axes of each rule."""
-        return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
-
-    def axes(self, name: str) -> tuple[str, ...]:
-        """The live axes of a rule."""
-        return self.live_rules[name]
-
-    @property
-    def tokens(self) -> tuple[Dim, Dim]:
-        """Batch and sequence as products have them."""
-        return Dim("B", None, self.batch), Dim("S", None, self.sequence)
-
-    @property
-    def residual_tokens(self) -> tuple[Dim, Dim]:
-        """Batch and sequence as the residual stream has them between blocks."""
-        return Dim("B", None, self.batch), Dim("S", None, self.residual)
-
-    def used(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """The dims of a parameter as products use it."""
-        return tuple(Dim(LETTERS[name], size, self.axes(STORAGE_ONLY.get(name, name))) for name, size in dims)
-
-    def stored(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """The dims of a parameter as it is stored."""
-        return tuple(Dim(LETTERS[name], size, self.axes(name)) for name, size in dims)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Product:
-    """A product with a weight, as it is multiplied."""
-
-    name: str
-    rows: tuple[Dim, ...]
-    inner: tuple[Dim, ...]
-    columns: tuple[Dim, ...]
-    experts: tuple[Dim, ...] = ()
-    is_summed: bool = False
-    is_rounded: bool = False
-    is_ring: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weight:
-    """A parameter on its way from where it is stored to its use, and its gradient on the way back.
-
-    pending: the axes over which each device has a part of the gradient: those that split the tokens it works on.
-    """
-
-    name: str
-    stored: Array
-    used: Array
-    pending: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vector:
-    """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn."""
-
-    name: str
-    array: Array
-    pending: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Move:
-    """A value brought from one layout to another; its gradient, a sum over `pending`, goes the other way."""
-
-    name: str
-    before: Array
-    after: Array
-    pending: tuple[str, ...] = ()
-    is_ring: bool = False
-    name_gradient: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Core:
-    """Attention between its products, with the arrays that it has on one device."""
-
-    op: Attention
-    query: Array
-    key: Array
-    value: Array
-    output: Array
-    num_heads: Dim
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """One collective that a kernel of its own makes in some phases: `array` is as in `record.Collective`.
-
-    phases: in which it runs; recompute where the node runs again.
-    """
-
-    name: str
-    kind: Kind
-    axes: tuple[str, ...]
-    array: Array
-    phases: Phases
-    times: int = 1
-    is_ring: bool = False
-    is_end: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassOver:
-    """An elementwise pass over the elements of some arrays."""
-
-    kind: Pass
-    arrays: tuple[Array, ...]
-
-
-Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Node:
-    """One forward op: what it reads and writes by name, and its work. Equal only to itself.
-
-    saved: the values that its backward reads. tag: what a remat policy calls its result.
-    """
-
-    region: Region
-    block: Block
-    work: tuple[Work, ...]
-    reads: tuple[str, ...] = ()
-    writes: str = ""
-    saved: tuple[str, ...] = ()
-    tag: Tag = Tag.OTHER
-
-
-def moves_between(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...], Array], ...]:
-    """The collectives from one layout to another, each with the array that its bytes are of."""
-    return _inferred(before, after)
-
-
-@lru_cache(maxsize=1 << 14)
-def _inferred(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...], Array], ...]:
-    """`moves_between`: by `notation.reshard`, which needs degrees only to tell axes of one device."""
-    if before.dims == after.dims and before.unreduced == after.unreduced:
-        return ()
-    source, target = before.notation, after.notation
-    axes = {*source.split_axes, *source.unreduced, *target.split_axes}
-    sizes = Sizes(degrees=dict.fromkeys(axes, 2), dims=dict.fromkeys(source.dims, 1 << 20))
-    found = []
-    for move in reshard(source, target, sizes):
-        if isinstance(move, Inferred):
-            counted = move.counted
-            dims = tuple(dim._replace(axes=on) for dim, on in zip(before.dims, counted.axes, strict=True))
-            found.append((move.kind, move.axes, replace(before, dims=dims, unreduced=counted.unreduced)))
-    return tuple(found)
-
-
-def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
-    """Mesh axes in the order in which they are laid over devices."""
-    return tuple(sorted(axes, key=LAYOUT.index))
+from meshwright.step.nodes import (
+    Core,
+    Exchange,
+    Layout,
+    Move,
+    Node,
+    PassOver,
+    Phases,
+    Product,
+    Tag,
+    Vector,
+    Weight,
+    Work,
+    outermost_first,
+)
+from meshwright.step.shard_experts import combine_moves, dispatch_moves, routing_of_tokens
 
 
 @lru_cache(maxsize=1 << 10)
@@ -498,13 +298,13 @@ class _BlockSharder:
         work: list[Work] = []
         reads = op.source
         if ep:
-            work.extend(_experts_moves(ep, tp, self._embed(), op, layout))
+            work.extend(dispatch_moves(ep, tp, self._embed(), op, layout))
         else:
             array = self._array(op.source)
             after = replace(array, dims=(*layout.tokens, *array.dims[2:]))
             name = "experts input"
             work.append(Move(name=name, before=array, after=after, pending=tp))
-            work.extend(_routing_of_tokens(tp, layout))
+            work.extend(routing_of_tokens(tp, layout))
         load = Array("load", (Dim("load", 3 * op.num_experts),), width="float32")
         work.append(Exchange(
             name="loss of imbalance", kind="all-reduce", axes=(*layout.batch, *layout.residual), array=load,
@@ -519,7 +319,7 @@ class _BlockSharder:
         self.arrays[op.target] = after = self._stream(op.target)
         work: list[Work] = []
         if ep:
-            work.extend(_combine_moves(ep, tp, self._embed()))
+            work.extend(combine_moves(ep, tp, self._embed()))
         else:
             before = Array(op.target, (*layout.tokens, after.dims[-1]), tp)
             work.append(Move(name="experts output", before=before, after=after))
@@ -560,59 +360,3 @@ def _exchange(
     return Exchange(
         name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring, is_end=is_end
     )
-
-
-def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """What each device sends to others of ep, and what arrives gathered over tp."""
-    yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
-    if tp:
-        whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
-        yield Exchange(name=name, kind="all-gather", axes=tp, array=whole, phases=phases)
-
-
-def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """The other way, summed over tp."""
-    if tp:
-        whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
-        yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
-    yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
-
-
-def _experts_moves(
-    ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch, layout: Layout
-) -> Iterator[Exchange]:
-    """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
-    again: Phases = ("forward", "recompute")
-    back: Phases = ("backward",)
-    rows = Array("rows", (Dim("C", None), Dim("D", embed)))
-    shares = Array("shares", (Dim("C", None),), width="float32")
-    yield from _there("experts dispatch", ep, tp, rows, again)
-    yield from _back("experts dispatch", ep, tp, rows, back)
-    yield from _there("routing shares", ep, tp, shares, again)
-    yield from _back("routing shares", ep, tp, shares, back)
-    if op.capacity_factor is None:
-        counts = Array("counts", (Dim("sent", None),), width="float32")
-        yield Exchange(name="routing counts", kind="all-to-all", axes=ep, array=counts, phases=again)
-        if tp:
-            gathered = Array("counts", (Dim("gathered", None),), width="float32")
-            yield Exchange(name="routing counts", kind="all-gather", axes=tp, array=gathered, phases=again)
-
-
-def _combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Copies on their way back. Backward needs nothing of them: experts apply each copy's share of its token."""
-    rows = Array("rows", (Dim("C", None), Dim("D", embed)))
-    yield from _back("experts combine", ep, tp, rows, ("forward",))
-    yield from _there("experts combine", ep, tp, rows, ("backward",))
-
-
-def _routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
-    """Where experts are not split: the experts and shares of all tokens of tp, or the shares' gradient alone."""
-    if not tp:
-        return
-    array = Array("routing", (Dim("A", None),), width="float32")
-    if not layout.sequence_parallel:
-        yield Exchange(name="routing shares", kind="all-reduce", axes=tp, array=array, phases=("backward",))
-        return
-    name = "routing experts and shares"
-    yield Exchange(name=name, kind="all-gather", axes=tp, array=array, phases=("forward", "recompute"), times=2)
-    yield Exchange(name="routing shares", kind="reduce-scatter", axes=tp, array=array, phases=("backward",))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.step.ir import Array, Block, Dim, Region
 from meshwright.step.layer import CrossEntropy, EndOp, Linear, Lookup, Norm
-from meshwright.step.shard import Exchange, Layout, Move, Node, PassOver, Product, Vector, Weight, Work, outermost_first
+from meshwright.step.nodes import Exchange, Layout, Move, Node, PassOver, Product, Vector, Weight, Work, outermost_first
 
 EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 

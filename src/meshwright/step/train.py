@@ -28,6 +28,7 @@ from meshwright.step.ir import (
 from meshwright.step.layer import Stack
 from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import ModelConfig
+from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.optimizer import update_moves
 from meshwright.step.parameters import leaves, parameters
 from meshwright.step.pipeline import (
@@ -39,18 +40,12 @@ from meshwright.step.pipeline import (
     stage_moves,
 )
 from meshwright.step.rematerialize import recomputed
-from meshwright.step.shard import Core, Exchange, Layout, Node, Product, Vector, Weight, shard_stack
+from meshwright.step.rules import RULES, rules_of
+from meshwright.step.sequence import is_zigzag
+from meshwright.step.shard import shard_stack
 from meshwright.step.shard_ends import embedding_nodes, logits_nodes
-from meshwright.workload import (
-    DEFAULT,
-    RULES,
-    Remat,
-    Strategy,
-    Workload,
-    is_zigzag,
-    num_query_chunks,
-    rules_of,
-)
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Remat, Workload, num_query_chunks
 
 STAGED = MeshShape(pp=2)
 """A mesh with stages, for what depends on whether there are some."""
@@ -119,7 +114,7 @@ def _ops(
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
         else:
-            ops += build.stack(stack, layout, remat, is_whole=strategy.reruns_blocks)
+            ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_again = is_lockstep(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout), is_again=is_again)
     if layout.has_positions and layout.sp_method == "gather" and layout.sequence:

@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload import Workload
+from meshwright.step import Workload
 
 BYTES = 256
 """The vocabulary of text read as bytes."""

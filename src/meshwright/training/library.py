@@ -13,11 +13,11 @@ from meshwright.hardware import parse_system
 from meshwright.planner import Count, PlanLike, PlanOptions, given, plan_to_run, read_count, read_mesh, read_system
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
+from meshwright.step import DEFAULT, unused_options
 from meshwright.training.data import load_corpus
 from meshwright.training.loop import Row, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.run import RunConfig, read_config
-from meshwright.workload import DEFAULT, without_effect
 
 STEPS, LEARNING_RATE = 200, 3e-3
 """What a run takes where nothing is said."""
@@ -121,7 +121,7 @@ def resumed_run(
     mesh = before.mesh
     if "mesh" in said or str(system) != before.hardware:
         mesh = read_mesh(said.get("mesh", "dp=1,fsdp=-1"), system.num_devices)
-    idle = without_effect(before.workload, mesh, before.strategy)
+    idle = unused_options(before.workload, mesh, before.strategy)
     lines = [
         f"{name}={getattr(before.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
     ]

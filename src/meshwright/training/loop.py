@@ -19,12 +19,12 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
+from meshwright.step import check_mesh, check_runnable, check_strategy, rules_of
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.data import BYTES, Batches, load_corpus
 from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
 from meshwright.training.slots import in_order, to_order, to_slots
 from meshwright.training.step import State, abstract_state, initial_state, train_step
-from meshwright.workload import check_mesh, check_runnable, check_strategy, rules_of
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""

@@ -11,7 +11,7 @@ import optax
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import DTYPES
-from meshwright.workload import DEFAULT, Dtype, Strategy
+from meshwright.step import DEFAULT, Dtype, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

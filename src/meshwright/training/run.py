@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
+from meshwright.step import DEFAULT, Strategy, Workload
 from meshwright.training.optimizer import Optimizer
-from meshwright.workload import DEFAULT, Strategy, Workload, workload_from_data
 
 
 @dataclass(frozen=True, kw_only=True)

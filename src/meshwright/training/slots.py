@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.cost.pipeline import slot_layers
 from meshwright.runtime import ShardingContext
-from meshwright.workload import ModelConfig, Strategy, num_staged_layers
+from meshwright.step import ModelConfig, Strategy, num_staged_layers
+from meshwright.step.schedule import slot_layers
 
 Tree = Any
 """Arrays or their abstract values in any pytree, those of layers under the name `layers`."""

@@ -11,13 +11,10 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, initialise
-from meshwright.training.compiler import compiler_options
-from meshwright.training.gradients import loss_and_gradients
-from meshwright.training.optimizer import Optimizer
-from meshwright.training.slots import in_order, to_slots
-from meshwright.workload import (
+from meshwright.step import (
     DEFAULT,
     Parameter,
     Strategy,
@@ -30,8 +27,11 @@ from meshwright.workload import (
     parameters,
     rules_of,
     staged_parameters,
-    workload_from_data,
 )
+from meshwright.training.compiler import compiler_options
+from meshwright.training.gradients import loss_and_gradients
+from meshwright.training.optimizer import Optimizer
+from meshwright.training.slots import in_order, to_slots
 
 State = dict[str, Any]
 """`params`, `optimizer` and, where it updates float32 copies of narrower parameters, `master`: trees of arrays."""

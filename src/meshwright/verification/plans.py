@@ -29,9 +29,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
 from meshwright.simulate import Schedule, simulate
+from meshwright.step import chunk_slots, is_zigzag, num_staged_layers
 from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
 from meshwright.verification.differences import Cause, Difference
-from meshwright.workload import chunk_slots, is_zigzag, num_staged_layers
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
 """The function that lowers the step, called in the process that compiles: training stands above this package."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshwright.cost.pipeline import Cell as Work
-from meshwright.cost.pipeline import Schedule, slot_layers
+from meshwright.step.schedule import Cell as Work
+from meshwright.step.schedule import Schedule, slot_layers
 from meshwright.viz.sketch import Cell, Panel, Sketch
 
 _WIDTH = 90

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.cost.pipeline import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_numbers
 from meshwright.planner import read_system
 from meshwright.record import Kind
+from meshwright.step.schedule import Schedule
 from meshwright.viz.collectives import DIGITS, Values, exchange_sketch, run_collective
 from meshwright.viz.gallery import gallery_sketch
 from meshwright.viz.grid import array_sketch

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.workload import DEFAULT, PRESETS, Strategy, check_runnable, sequence_method
+from meshwright.step import DEFAULT, Strategy, check_runnable, sequence_method
 
 LLAMA2, LLAMA3 = PRESETS["llama2-7b"], PRESETS["llama3-8b"]
 

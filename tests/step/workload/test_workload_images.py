@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
+from meshwright.step import (
     RESNETS,
     ImageWorkload,
     check_image_mesh,

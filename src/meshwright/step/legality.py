@@ -6,14 +6,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention, Concat, Slice
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameters import leaves, parameters
-from meshwright.workload.config import ModelConfig
-from meshwright.workload.precision import check_precision
-from meshwright.workload.rules import RULES, Rules, check_rules, local_parameter_shape
-from meshwright.workload.sequence import check_sequence
-from meshwright.workload.stages import check_stages
-from meshwright.workload.strategy import DEFAULT, Strategy
-from meshwright.workload.workload import Workload
+from meshwright.step.precision import check_precision
+from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
+from meshwright.step.sequence import check_sequence
+from meshwright.step.stages import check_stages
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 WITHOUT_LOWERING = (Slice, Concat)
 """The kinds of ops that nothing here runs yet (`models.layer` runs all others): those of latent attention."""
@@ -64,12 +64,15 @@ def _used_axes(model: ModelConfig, rules: Rules) -> set[str]:
     return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | {"pp"}
 
 
-def check_positions(model: ModelConfig, seq_len: int) -> None:
-    """Raise where a model with learned positions has fewer of them than a sequence has tokens."""
+def check_positions(model: ModelConfig, seq_len: int, use: str = "--seq-len {} or less") -> None:
+    """Raise where a model with learned positions has fewer of them than a sequence has tokens.
+
+    use: what to do about it, with a place for the number of positions.
+    """
     if model.positions == "learned" and seq_len > model.max_positions:
         raise MeshwrightError(
             f"sequence length {seq_len} is more than the {model.max_positions} positions that {model.name} has learned;"
-            f" use --seq-len {model.max_positions} or less"
+            f" use {use.format(model.max_positions)}"
         )
 
 

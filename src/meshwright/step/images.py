@@ -11,8 +11,8 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_batch
 from meshwright.step.parameters import Parameter, Tree, leaves
-from meshwright.workload.rules import Rules, local_parameter_shape
-from meshwright.workload.workload import Dtype
+from meshwright.step.rules import Rules, local_parameter_shape
+from meshwright.step.workload import Dtype
 
 Place = Literal["stem", "first", "inner", "last", "shortcut", "classes"]
 

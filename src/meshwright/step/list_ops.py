@@ -10,13 +10,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.notation import Chain, Product, ShardedArray, Sizes, Stage
+from meshwright.step.op_arrays import INPUTS, LETTERS, RESULTS, Dim, Dims, inner_and_outer, split_axes, stored, used
+from meshwright.step.ops import Op, OpPhase
 from meshwright.step.parameters import STACKED, Parameter, leaves, parameters
-from meshwright.workload.expert_copies import sent_tokens
-from meshwright.workload.op_arrays import INPUTS, LETTERS, RESULTS, Dim, Dims, inner_and_outer, split_axes, stored, used
-from meshwright.workload.ops import Op, OpPhase
-from meshwright.workload.rules import IN_USE, RULES, token_axes
-from meshwright.workload.sequence import halves_queries
-from meshwright.workload.workload import REMATS, Workload, num_query_chunks
+from meshwright.step.routed_tokens import sent_tokens
+from meshwright.step.rules import IN_USE, RULES, token_axes
+from meshwright.step.sequence import halves_queries
+from meshwright.step.workload import REMATS, Workload, num_query_chunks
 
 NEVER_RECOMPUTED = ("down", "expert_down", "shared_down", "unembedding", "embedding")
 """Weights whose product backward never needs again: nothing behind it in its block, or no block at all."""

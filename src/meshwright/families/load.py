@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS, model_from_hugging_face
+from meshwright.families.registry import PRESETS, model_from_hugging_face
+from meshwright.step.images import RESNETS
 from meshwright.step.model import ModelConfig
-from meshwright.workload.images import RESNETS
 
 SEQ_LENS: Mapping[str, int] = {
     "llama2-7b": 4096,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_divides
-from meshwright.workload.config import ModelConfig
-from meshwright.workload.rules import RULES
-from meshwright.workload.strategy import SequenceMethod, Strategy
-from meshwright.workload.workload import Workload, can_halve_queries
+from meshwright.step.model import ModelConfig
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import SequenceMethod, Strategy
+from meshwright.step.workload import Workload, can_halve_queries
 
 HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
 """The mesh axes that split heads inside Ulysses."""

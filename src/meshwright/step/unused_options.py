@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
-from meshwright.workload.rules import RULES
-from meshwright.workload.sequence import check_sequence, is_zigzag
-from meshwright.workload.strategy import DEFAULT, Strategy
-from meshwright.workload.workload import Workload
+from meshwright.step.rules import RULES
+from meshwright.step.sequence import check_sequence, is_zigzag
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where something that a strategy says would change nothing, or cannot be done with a workload on a mesh."""
-    for field, reason in without_effect(workload, mesh, strategy).items():
+    for field, reason in unused_options(workload, mesh, strategy).items():
         default = getattr(DEFAULT, field)
         raise MeshwrightError(
             f"{field}={getattr(strategy, field)!r} would change nothing on mesh {mesh}: {reason};"
@@ -24,7 +24,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
         _check_zigzag(workload.seq_len, mesh)
 
 
-def without_effect(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
+def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
     """The fields of a strategy that are other than the default and change nothing on a mesh, and why each does not.
 
     Fields that only say how other systems than this one run a step are not among them.

@@ -9,7 +9,7 @@ from functools import lru_cache
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
 from meshwright.step.parameters import Parameter
-from meshwright.workload.strategy import Strategy
+from meshwright.step.strategy import Strategy
 
 Spec = tuple[tuple[str, ...], ...]
 """The mesh axes that split each dim of an array, the axes of degree 1 left out."""

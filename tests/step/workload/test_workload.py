@@ -4,9 +4,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS, load_model, workload_from_data
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
-    PRESETS,
+from meshwright.step import (
     RULES,
     Parameter,
     Strategy,
@@ -16,7 +16,6 @@ from meshwright.workload import (
     check_runnable,
     halves_queries,
     leaves,
-    load_model,
     local_parameter_shape,
     map_leaves,
     num_active_parameters,
@@ -25,7 +24,6 @@ from meshwright.workload import (
     parameters,
     spec,
     token_axes,
-    workload_from_data,
 )
 
 # Published counts: model cards, and the index files of the weights on Hugging Face. GPT-3: the sizes of table 2.1 of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.workload import chunk_slots
+from meshwright.step.stages import chunk_slots
 
 Kind = Literal["gpipe", "1f1b"]
 Pass = Literal["forward", "backward"]

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameters import Parameter, Tree, leaves, map_leaves, parameters
-from meshwright.workload.config import ModelConfig
-from meshwright.workload.rules import RULES, local_parameter_shape, rules_of
-from meshwright.workload.strategy import Strategy
-from meshwright.workload.workload import Remat
+from meshwright.step.rules import RULES, local_parameter_shape, rules_of
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Remat
 
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
 """The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
@@ -49,7 +49,7 @@ def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tupl
 def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
     """The declarations of a model's parameters with those of layers stacked over slots, stage by stage.
 
-    Which layer is in which slot says `cost.pipeline.slot_layers`. One stage has a slot for each layer.
+    Which layer is in which slot says `step.schedule.slot_layers`. One stage has a slot for each layer.
     """
     if stages == 1:
         return parameters(model)

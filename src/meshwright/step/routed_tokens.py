@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.mesh import MeshShape
-from meshwright.workload.config import Experts
-from meshwright.workload.rules import token_axes
-from meshwright.workload.strategy import DEFAULT, Strategy
-from meshwright.workload.workload import Workload
+from meshwright.step.model import Experts
+from meshwright.step.rules import token_axes
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 
 def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
@@ -19,7 +19,7 @@ def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
     return workload.tokens // mesh.degree(token_axes()) // (mesh.tp if mesh.ep > 1 else 1)
 
 
-def sent_copies(workload: Workload, mesh: MeshShape) -> int:
+def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
     """The copies that one device sends to experts: of every token, or as many as there are slots for."""
     experts, tokens = _experts(workload), sent_tokens(workload, mesh)
     if experts.capacity_factor is None:
@@ -36,12 +36,12 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
     if experts.capacity_factor is not None or mesh.ep == 1:
         return 1.0
     tokens = sent_tokens(workload, mesh)
-    return mesh.ep * experts.room(tokens, mesh.ep) / sent_copies(workload, mesh)
+    return mesh.ep * experts.room(tokens, mesh.ep) / routed_tokens(workload, mesh)
 
 
 def expert_rows(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
     """The rows of a microbatch that the experts of a device have room for: copies of tokens, of all devices of tp."""
-    copies = sent_copies(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1)
+    copies = routed_tokens(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1)
     return copies * dropless_padding(workload, mesh) / strategy.num_microbatches
 
 

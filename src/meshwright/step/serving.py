@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameters import leaves, parameters
-from meshwright.workload.config import ModelConfig, model_from_data
-from meshwright.workload.rules import RULES, Rules, local_parameter_shape
+from meshwright.step.rules import RULES, Rules, local_parameter_shape
 
 ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
@@ -127,9 +126,3 @@ def check_serving(serving: Serving, layout: ServingLayout) -> None:
     if layout.cache != "heads" and mesh.degree(cache_axes(model)) == 1:
         axes = "*".join(cache_axes(model))
         raise MeshwrightError(f"mesh {mesh} has {axes}=1, so that nothing splits the cache by {layout.cache}")
-
-
-def serving_from_data(data: Mapping[str, Any]) -> Serving:
-    """The serving that `dataclasses.asdict` took apart."""
-    rest = {key: value for key, value in data.items() if key != "model"}
-    return Serving(model=model_from_data(data["model"]), **rest)

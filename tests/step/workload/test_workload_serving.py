@@ -3,9 +3,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS, serving_from_data
 from meshwright.mesh import MeshShape
-from meshwright.workload import (
-    PRESETS,
+from meshwright.step import (
     SERVING_RULES,
     Serving,
     ServingLayout,
@@ -14,7 +14,6 @@ from meshwright.workload import (
     leaves,
     local_parameter_shape,
     parameters,
-    serving_from_data,
 )
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8192, output_len=512)

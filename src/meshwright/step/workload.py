@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.choices import check_choices
-from meshwright.workload.config import ModelConfig, model_from_data
+from meshwright.step.model import ModelConfig
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
@@ -83,9 +83,3 @@ def can_halve_queries(seq_len: int) -> bool:
     gone through in a loop, in which all are alike and so have every key.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
-
-
-def workload_from_data(data: dict[str, Any]) -> Workload:
-    """The workload that `dataclasses.asdict` took apart."""
-    rest = {key: value for key, value in data.items() if key != "model"}
-    return Workload(model=model_from_data(data["model"]), **rest)

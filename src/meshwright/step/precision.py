@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.workload.strategy import Strategy
+from meshwright.step.strategy import Strategy
 
 
 def check_precision(mesh: MeshShape, strategy: Strategy) -> None:

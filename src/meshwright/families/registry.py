@@ -1,0 +1,59 @@
+"""The families that are known: models by their names, and from data that describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import deepseek, gemma, gemma2, gemma3, gpt2, gpt_neox, llama, mixtral, qwen2, qwen3
+from meshwright.families.family import PublishedFamily
+from meshwright.families.fields import Config, Fields
+from meshwright.step.model import Family, ModelConfig
+from meshwright.step.model import model_from_data as model_of_families
+from meshwright.step.serving import Serving
+from meshwright.step.workload import Workload
+
+PUBLISHED: tuple[PublishedFamily, ...] = tuple(
+    module.FAMILY for module in (llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, gpt2, gpt_neox, deepseek)
+)
+
+FAMILIES: Mapping[str, Family] = {published.family.name: published.family for published in PUBLISHED}
+
+PRESETS: Mapping[str, ModelConfig] = {model.name: model for published in PUBLISHED for model in published.presets}
+"""The models known by name, each from its paper or the config.json published with its weights."""
+
+_BY_TYPE = {kind: published for published in PUBLISHED for kind in published.readers}
+
+
+def model_from_data(data: Mapping[str, Any]) -> ModelConfig:
+    """The model that `dataclasses.asdict` took apart."""
+    return model_of_families(data, FAMILIES)
+
+
+def workload_from_data(data: Mapping[str, Any]) -> Workload:
+    """The workload that `dataclasses.asdict` took apart."""
+    fields: dict[str, Any] = dict(data)
+    return Workload(**(fields | dict[str, Any](model=model_from_data(data["model"]))))
+
+
+def serving_from_data(data: Mapping[str, Any]) -> Serving:
+    """The serving that `dataclasses.asdict` took apart."""
+    fields: dict[str, Any] = dict(data)
+    return Serving(**(fields | dict[str, Any](model=model_from_data(data["model"]))))
+
+
+def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
+    """The model that a Hugging Face `config.json` describes.
+
+    A family that is not known, and a field that is not, are refused by name: see `families.fields`.
+    """
+    kind = str(data.get("model_type"))
+    if kind not in _BY_TYPE:
+        raise MeshwrightError(
+            f"the config.json of {name} has model_type {kind!r}; those read are {', '.join(_BY_TYPE)}"
+        )
+    published, fields = _BY_TYPE[kind], Fields(data, name=name, family=kind)
+    features: dict[str, Any] = published.readers[kind](fields)
+    fields.check_all_known()
+    return ModelConfig(name=name, family=published.family, **features)
