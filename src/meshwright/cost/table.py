@@ -307,14 +307,16 @@ def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
     weight = op.stored if is_stored else tuple(used[dim.letter] for dim in op.stored)
     source, target = _input_name(op), _result_name(op)
     of_inner, of_columns = _axes(op.inner), _axes(op.columns)
-    X = _array(source, (*op.experts, *op.rows, *op.inner))
-    dY = _array(f"d{target}", (*op.experts, *op.rows, *op.columns))
+    # The rows of an expert are counted on one device: there are others on all that share its weight.
+    rows = tuple(dim._replace(axes=op.pending) for dim in op.rows) if op.experts else op.rows
+    X = _array(source, (*op.experts, *rows, *op.inner))
+    dY = _array(f"d{target}", (*op.experts, *rows, *op.columns))
     W = _array(_weight_name(op.name), weight)
     match op.role:
         case "result":
-            return Product((X, W), _array(target, (*op.experts, *op.rows, *op.columns), of_inner))
+            return Product((X, W), _array(target, (*op.experts, *rows, *op.columns), of_inner))
         case "input_gradient":
-            return Product((dY, W), _array(f"d{source}", (*op.experts, *op.rows, *op.inner), of_columns))
+            return Product((dY, W), _array(f"d{source}", (*op.experts, *rows, *op.inner), of_columns))
         case "weight_gradient":
             pending = () if is_stored else op.pending
             return Product((X, dY), _array(_weight_name(op.name, is_gradient=True), weight, pending))
