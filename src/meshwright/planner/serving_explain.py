@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost import (
     batch_of_equal_reads,
     compute_bound_batch,
-    kept_tokens,
     most_sequences,
-    paged_tokens,
     prefill_servers,
     sequence_cache_bytes,
     serving_memory,
@@ -21,6 +19,7 @@ from meshwright.hardware import System
 from meshwright.planner.serving import MOST_SEQUENCES, best_prefill
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan
 from meshwright.record import Record
+from meshwright.step.serve import kept_tokens, paged_tokens
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 WAITS = {

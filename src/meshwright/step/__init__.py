@@ -18,10 +18,8 @@ from meshwright.step.list_ops import step_ops
 from meshwright.step.model import Experts, ModelConfig
 from meshwright.step.ops import Op, flops_by_phase, ops_collectives
 from meshwright.step.parameters import (
-    STACKED,
     Parameter,
     Tree,
-    active_share,
     leaves,
     map_leaves,
     num_active_parameters,
@@ -45,7 +43,6 @@ from meshwright.step.sequence import BLOCK, check_sequence, halves_queries, is_z
 from meshwright.step.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
-    TENSOR_AXES,
     CacheSplit,
     Serving,
     ServingLayout,
@@ -90,9 +87,7 @@ __all__ = [
     "RESNETS",
     "RULES",
     "SERVING_RULES",
-    "STACKED",
     "STAGE_REMATS",
-    "TENSOR_AXES",
     "Attention",
     "CacheSplit",
     "ConvNet",
@@ -117,7 +112,6 @@ __all__ = [
     "Strategy",
     "Tree",
     "Workload",
-    "active_share",
     "batch_before_stages",
     "cache_axes",
     "can_halve_queries",

@@ -152,7 +152,8 @@ class Matmul:
 class AttentionOp:
     """Attention of queries over keys: scores, softmax, and the product with the values.
 
-    windows: how many keys a query may attend to, of each layer in a cycle; None for all before it.
+    windows: how many keys a query may attend to, of each layer in a cycle; None for all before it. cache: what a device
+    of a server holds of keys and values.
     """
 
     name: str
@@ -168,6 +169,7 @@ class AttentionOp:
     windows: tuple[int | None, ...]
     share: float = 1.0
     is_of_chunks: bool = False
+    cache: tuple[Array, ...] = ()
 
 
 Pass = Literal[
@@ -192,7 +194,7 @@ class Communicate:
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
     sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
-    executed. name: as records show it.
+    executed. name: as records show it. beside: arrays that go in the same collective.
     """
 
     name: str
@@ -205,6 +207,7 @@ class Communicate:
     skipped: int = 0
     is_ring: bool = False
     of_weight: bool = False
+    beside: tuple[Array, ...] = ()
 
 
 Op = Matmul | AttentionOp | Elementwise | Communicate
