@@ -44,9 +44,7 @@ from meshwright.cost.inference import (
 )
 from meshwright.cost.kv_cache import (
     device_cache_bytes,
-    kept_tokens,
     mean_cache_bytes,
-    paged_tokens,
     read_cache_bytes,
     sequence_cache_bytes,
     token_cache_bytes,
@@ -69,16 +67,16 @@ from meshwright.cost.roofline import (
 )
 from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
-from meshwright.cost.serving_products import hit_experts, product_time
-from meshwright.cost.serving_time import (
+from meshwright.cost.serving_seconds import (
     BOUNDS,
     ServingStep,
     batch_of_equal_reads,
     compute_bound_batch,
+    product_time,
+    serving_collectives,
     serving_flops,
     serving_step,
 )
-from meshwright.cost.serving_traffic import serving_collectives
 from meshwright.cost.strategy import (
     best_fsdp_degree,
     critical_ffw_dim_experts,
@@ -132,7 +130,6 @@ __all__ = [
     "gather_bytes_per_second",
     "hardware_intensity",
     "hbm_bytes",
-    "hit_experts",
     "host_bytes",
     "image_collectives",
     "image_flops",
@@ -144,7 +141,6 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
-    "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",
     "matmul_bytes",
@@ -155,7 +151,6 @@ __all__ = [
     "network_intensity",
     "offloaded_bytes",
     "op_seconds",
-    "paged_tokens",
     "pipeline_transfer_seconds",
     "planned_seconds",
     "power_of_two",

@@ -14,7 +14,7 @@ from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
-from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving
+from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving, leaves, parameters
 
 AXES = ("dp", "ep", "fsdp", "sp", "tp")
 """The mesh axes of a server; ep is for experts."""
@@ -94,14 +94,18 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Every mesh of so many devices over the axes of a server, but those where another does the same with less.
 
     sp is for the devices that kv heads leave over (scaling book, inference: heads first), so it takes no factor that tp
-    could still take; of latents it has nothing to split.
+    could still take; where no query heads share a kv head it has nothing to split.
     """
-    model = serving.model
-    axes = [axis for axis in AXES if axis != "ep" or model.experts]
+    sizes = {
+        name: size
+        for _, parameter in leaves(parameters(serving.model))
+        for name, size in zip(parameter.axes, parameter.shape, strict=True)
+    }
+    axes = [axis for axis in AXES if axis != "ep" or "expert" in sizes]
     for degrees in factorings(num_devices, len(axes)):
         mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
-        heads_left = model.num_kv_heads // math.gcd(model.num_kv_heads, mesh.tp)
-        if mesh.sp == 1 or not (model.latent or math.gcd(heads_left, mesh.sp) > 1):
+        heads_left = sizes["kv_heads"] // math.gcd(sizes["kv_heads"], mesh.tp)
+        if mesh.sp == 1 or (sizes["group"] > 1 and math.gcd(heads_left, mesh.sp) == 1):
             yield mesh
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost import (
     batch_of_equal_reads,
     compute_bound_batch,
-    kept_tokens,
     most_sequences,
-    paged_tokens,
     prefill_servers,
     sequence_cache_bytes,
     serving_memory,
@@ -30,6 +28,7 @@ from meshwright.planner.serving_facts import (
     Shortage,
 )
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan
+from meshwright.step.serve import kept_tokens, paged_tokens
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, limits
 from meshwright.step.model import Experts, ModelConfig
 from meshwright.step.parameter_tree import (
-    STACKED,
     Parameter,
     Tree,
-    active_share,
     leaves,
     map_leaves,
     num_active_parameters,
@@ -42,7 +40,6 @@ from meshwright.step.sequence import BLOCK, check_sequence, halves_queries, is_z
 from meshwright.step.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
-    TENSOR_AXES,
     CacheSplit,
     Serving,
     ServingLayout,
@@ -88,9 +85,7 @@ __all__ = [
     "RESNETS",
     "RULES",
     "SERVING_RULES",
-    "STACKED",
     "STAGE_REMATS",
-    "TENSOR_AXES",
     "Attention",
     "CacheSplit",
     "ConvNet",
@@ -114,7 +109,6 @@ __all__ = [
     "Strategy",
     "Tree",
     "Workload",
-    "active_share",
     "batch_before_stages",
     "cache_axes",
     "can_halve_queries",
