@@ -15,7 +15,7 @@ from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, System, load_chip, make_system
 from meshwright.mesh import MeshShape
-from meshwright.step import Experts, ModelConfig, Remat, Strategy, Workload, check_mesh
+from meshwright.step import Experts, FrameworkProfile, ModelConfig, Remat, Strategy, Workload, check_mesh
 from meshwright.step.strategy import Attention
 
 Row = Mapping[str, Any]
@@ -242,24 +242,26 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
         overlaps_gradients=not is_jax and not is_megatron,
         # DeepSpeed of 2021 waits for every gather (github.com/deepspeedai/DeepSpeed/pull/1188).
         overlaps_weights=not is_deepspeed_2021,
-        # Its gathers fill the array with zeros, wait for the device and give lists to all_gather and reduce_scatter
-        # (deepspeed/runtime/zero/partition_parameters.py before that change).
-        lists_shards=is_deepspeed_2021,
         # torchtitan's `mixed_precision_reduce`, and PyTorch's FSDP, which it runs on. What JAX's partitioner inserts
         # sums narrow gradients (github.com/jax-ml/jax/issues/27496).
         gradient_dtype="f32" if is_titan else None,
-        flat_buffers=is_titan,
-        # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December 2024;
-        # over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
-        fuses_loss=not (is_titan and ("_202412_" in words or mesh.tp > 1)),
         attention=_attention(words, system, is_jax),
         matmul_dtype="fp8" if "fp8" in words or "float8" in words else None,
-        fuses="eager" not in words,
         # Megatron-LM's defaults (megatron/arguments.py, --attention-dropout and --hidden-dropout).
         dropout=0.1 if is_megatron else 0.0,
-        # It runs a whole block again (megatron/mpu/random.py, CheckpointFunction.backward); so the paper counts four
-        # forward passes (arXiv:2104.04473, section 5.1). PyTorch's own checkpoints stop early since 2.1.
-        reruns_blocks=is_megatron,
+        profile=FrameworkProfile(
+            flat_buffers=is_titan,
+            # DeepSpeed's gathers of 2021 fill the array with zeros, wait for the device and give lists to all_gather
+            # and reduce_scatter (deepspeed/runtime/zero/partition_parameters.py before that change).
+            shard_lists=is_deepspeed_2021,
+            # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December
+            # 2024; over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
+            fused_loss=not (is_titan and ("_202412_" in words or mesh.tp > 1)),
+            fused_elementwise="eager" not in words,
+            # It runs a whole block again (megatron/mpu/random.py, CheckpointFunction.backward); so the paper counts
+            # four forward passes (arXiv:2104.04473, section 5.1). PyTorch's own checkpoints stop early since 2.1.
+            recomputes_whole_blocks=is_megatron,
+        ),
     )
 
 

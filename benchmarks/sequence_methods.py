@@ -14,13 +14,12 @@ import argparse
 from dataclasses import asdict, replace
 from typing import Any
 
-from meshwright.cost import activation_collectives
+from meshwright.cost import activation_collectives, planned_seconds
 from meshwright.cost.attention import fused_attention_time
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS, load_model, workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.waits import move_seconds
 from meshwright.record import Collective
 from meshwright.step import ModelConfig, SequenceMethod, Strategy, Workload, check_sequence, is_zigzag, sequence_method
 from meshwright.units import show_bytes, show_seconds
@@ -73,7 +72,7 @@ def show_row(model: ModelConfig, length: int, degree: int, method: SequenceMetho
     workload = Workload(model=model, batch=mesh.dp, seq_len=length, remat="none")
     moves, times = sequence_moves(workload, mesh, strategy), ""
     for system in map(parse_system, SYSTEMS):
-        moving = sum(move_seconds(move, lay_mesh(system, mesh.layout)) for move in moves)
+        moving = sum(planned_seconds(move, lay_mesh(system, mesh.layout)) for move in moves)
         working = attention_seconds(model, length, degree, system)
         together = max(moving, working) if method == "ring" else moving + working
         times += f"{show_seconds(moving):>13}{show_seconds(together):>13}"

@@ -19,7 +19,7 @@ from meshwright.cost.table import op_table
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Strategy, Workload, num_parameters
+from meshwright.step import DEFAULT, FrameworkProfile, Strategy, Workload, num_parameters
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=4096, remat="none")
 DEEPSEEK = Workload(model=PRESETS["deepseek-v3"], batch=256, seq_len=4096, remat="none")
@@ -50,6 +50,10 @@ def test_the_products_of_a_device_are_its_share_of_the_models(workload, mesh):
     assert again.forward * mesh.num_devices == pytest.approx(model_flops(workload) / 3)
 
 
+def eager_or_not(fuses):
+    return Strategy(profile=FrameworkProfile(fused_elementwise=fuses))
+
+
 def test_no_pass_is_faster_than_its_flops_at_the_peak():
     for remat in ("none", "matmuls", "block"):
         workload, mesh = replace(LLAMA, remat=remat), MeshShape(fsdp=64)
@@ -68,10 +72,10 @@ def test_a_fused_kernel_takes_less_time_and_no_room_for_scores():
 
 def test_ops_one_by_one_pass_over_memory_more_often():
     mesh = MeshShape(fsdp=64)
-    eager, fused = (microbatch_seconds(LLAMA, mesh, H100, Strategy(fuses=fuses)) for fuses in (False, True))
+    eager, fused = (microbatch_seconds(LLAMA, mesh, H100, eager_or_not(fuses)) for fuses in (False, True))
     assert eager.forward > fused.forward
     assert eager.backward > fused.backward
-    one_by_one, in_one = (update_seconds(LLAMA, mesh, H100, Strategy(fuses=fuses)) for fuses in (False, True))
+    one_by_one, in_one = (update_seconds(LLAMA, mesh, H100, eager_or_not(fuses)) for fuses in (False, True))
     assert one_by_one > 2 * in_one
 
 
@@ -108,7 +112,7 @@ def test_every_second_product_made_again_takes_half_the_products():
 
 def test_flat_buffers_are_filled_and_emptied_by_copies():
     """A copy reads and writes: of gathered weights forward, and backward of gradients besides (all of ZeRO-2)."""
-    mesh, how = MeshShape(fsdp=64), Strategy(flat_buffers=True, zero_stage=3)
+    mesh, how = MeshShape(fsdp=64), Strategy(profile=FrameworkProfile(flat_buffers=True), zero_stage=3)
     seconds = buffer_seconds(LLAMA, mesh, H100, how)
     copied = 2 * 2 * num_parameters(LLAMA.model) / H100.hbm_bytes_per_second
     assert copied < seconds["forward"] < 2 * copied
@@ -216,7 +220,7 @@ def test_a_fused_kernel_skips_what_a_window_hides():
 def test_a_block_that_is_rerun_to_its_end_makes_every_product_of_it_again():
     """Four forward passes in all, as Megatron-LM counts them (arXiv:2104.04473, section 5.1), but for the logits."""
     workload, mesh = replace(GPT, seq_len=1024, remat="block"), MeshShape(dp=64)
-    rerun = step_flops(workload, mesh, Strategy(reruns_blocks=True))
+    rerun = step_flops(workload, mesh, Strategy(profile=FrameworkProfile(recomputes_whole_blocks=True)))
     stopped = step_flops(workload, mesh)
     tokens, model = workload.tokens / 64, workload.model
     down = 2 * tokens * model.num_layers * model.mlp * model.embed
@@ -232,7 +236,10 @@ def test_lists_of_shards_are_copied_one_by_one():
     few, many = (
         sum(
             buffer_seconds(
-                workload, MeshShape(fsdp=size), parse_system(f"a100-80gb:{size}"), Strategy(lists_shards=True)
+                workload,
+                MeshShape(fsdp=size),
+                parse_system(f"a100-80gb:{size}"),
+                Strategy(profile=FrameworkProfile(shard_lists=True)),
             ).values()
         )
         for size in (384, 768)

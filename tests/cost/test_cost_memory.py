@@ -9,7 +9,7 @@ from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import tiled_elements
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, REMATS, ModelConfig, Strategy, Workload, num_parameters
+from meshwright.step import DEFAULT, REMATS, FrameworkProfile, ModelConfig, Strategy, Workload, num_parameters
 
 GIB = 2**30
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192)
@@ -94,7 +94,8 @@ def test_the_last_stage_of_1f1b_holds_one_microbatch_and_gpipe_all():
 
 def test_a_loss_run_op_by_op_holds_the_logits_three_times():
     once, thrice = (
-        step_memory(LLAMA, FSDP, Strategy(fuses_loss=fuses, attention="flash"))["logits"] for fuses in (True, False)
+        step_memory(LLAMA, FSDP, Strategy(profile=FrameworkProfile(fused_loss=fuses), attention="flash"))["logits"]
+        for fuses in (True, False)
     )
     assert thrice - once == 2 * 4 * 8192 * 128_256
 

@@ -6,11 +6,9 @@ import pytest
 
 from meshwright.cost import (
     device_cache_bytes,
-    kept_tokens,
     kv_cache_bytes,
     mean_cache_bytes,
     most_sequences,
-    paged_tokens,
     read_cache_bytes,
     sequence_cache_bytes,
     serving_memory,
@@ -22,6 +20,7 @@ from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.step import Serving, ServingLayout, num_parameters
+from meshwright.step.serve import kept_tokens, paged_tokens
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

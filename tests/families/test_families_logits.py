@@ -14,7 +14,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models import embed, logits
 from meshwright.models.context import position_info
 from meshwright.models.decoder import layers
-from meshwright.runtime import Layout, build_mesh
+from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.step import Strategy, blocks, check_runnable
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "published_logits").glob("*.json"))
@@ -26,7 +26,7 @@ def our_logits(model, tokens, strategy):
     for path, array in draw(model).items():
         stack, _, name = path.rpartition(".")
         (params.setdefault(stack, {}) if stack else params)[name] = jnp.asarray(array)
-    layout = Layout(MeshShape())
+    layout = ShardingContext(MeshShape())
     with jax.set_mesh(build_mesh(MeshShape(), jax.devices()[:1])):
 
         @jax.jit

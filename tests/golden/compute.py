@@ -43,6 +43,7 @@ from meshwright.step import (
     DEFAULT,
     RESNETS,
     Experts,
+    FrameworkProfile,
     ImageWorkload,
     ModelConfig,
     Serving,
@@ -68,7 +69,7 @@ def _train(case: Case) -> dict[str, Any]:
     system = parse_system(case["hardware"])
     mesh = parse_mesh(case["mesh"], num_devices=system.num_devices)
     workload = Workload(model=_model(case), batch=case["batch"], seq_len=case["seq_len"], **case["workload"])
-    strategy = Strategy(**case["strategy"])
+    strategy = _strategy(case["strategy"])
     kind = system.chip.kind
     record = make_plan(workload, mesh, system, strategy).predicted
     found = {
@@ -98,6 +99,22 @@ def _train(case: Case) -> dict[str, Any]:
     for name, choices in case["search"].items():
         found[name] = _ranked(rank(workload, system, top=4, **choices))
     return found
+
+
+PROFILE = {
+    "fuses": "fused_elementwise",
+    "fuses_loss": "fused_loss",
+    "flat_buffers": "flat_buffers",
+    "lists_shards": "shard_lists",
+    "reruns_blocks": "recomputes_whole_blocks",
+}
+"""The fields of a strategy that have become those of a framework's profile."""
+
+
+def _strategy(fields: Mapping[str, Any]) -> Strategy:
+    """The strategy of a case."""
+    profile = FrameworkProfile(**{PROFILE[name]: value for name, value in fields.items() if name in PROFILE})
+    return Strategy(profile=profile, **{name: value for name, value in fields.items() if name not in PROFILE})
 
 
 def _serve(case: Case) -> dict[str, Any]:
@@ -213,7 +230,9 @@ def _ranked(ranking: Any) -> dict[str, Any]:
 def _changed(strategy: Strategy) -> dict[str, Any]:
     """The fields of a strategy that are other than the default."""
     values = ((field.name, getattr(strategy, field.name)) for field in fields(strategy))
-    return {name: value for name, value in values if value != getattr(DEFAULT, name)}
+    changed = {name: value for name, value in values if name != "profile" and value != getattr(DEFAULT, name)}
+    of_profile = ((old, getattr(strategy.profile, new), getattr(DEFAULT.profile, new)) for old, new in PROFILE.items())
+    return changed | {old: value for old, value, default in of_profile if value != default}
 
 
 def models() -> list[str]:
@@ -230,6 +249,9 @@ def strategy_fields() -> dict[str, tuple[Any, set[Any]]]:
     """The fields of a strategy, as cases name them: the default of each and, where it takes a few words, these."""
     found = {}
     for name, hint in get_type_hints(Strategy).items():
+        if name == "profile":
+            found |= {old: (getattr(DEFAULT.profile, new), set()) for old, new in PROFILE.items()}
+            continue
         words = {word for option in get_args(hint) for word in (get_args(option) or (option,))}
         found[name] = getattr(DEFAULT, name), words - {type(None)}
     return found

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models.dropout import ATTENTION, MLP, DropoutRng, dropout, dropout_of_weights, token_numbers
 from meshwright.models.pipelined import microbatches
-from meshwright.runtime import ShardingContext, build_mesh, order
+from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64
@@ -57,7 +57,7 @@ def test_a_mesh_drops_what_one_device_does_and_sends_nothing(shape, make):
 def test_tokens_that_lie_otherwise_take_what_they_drop_with_them():
     shape = MeshShape(fsdp=2, sp=4)
     found, _ = on(shape, lambda layout: stream(layout, RING))
-    lies = order(S, ShardingContext(shape), RING)
+    lies = token_order(S, ShardingContext(shape), RING)
     assert list(lies) != list(range(S))
     np.testing.assert_array_equal(found, on(MeshShape(), stream)[0][:, lies])
 
@@ -92,7 +92,7 @@ def test_every_step_place_token_and_head_draws_for_itself():
     assert len({row.tobytes() for row in heads.reshape(B, 4, S * S).reshape(-1, S * S)}) == B * 4
 
 
-def test_without_draws_nothing_is_dropout():
+def test_without_draws_nothing_is_dropped():
     layout, x = ShardingContext(MeshShape()), jnp.ones((B, S, D))
     assert dropout(x, None, layout, MLP) is x
     assert dropout_of_weights(x, None) is x

@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models.product import product
-from meshwright.models.quantised import FORMATS, grouped_matmul
+from meshwright.models.quantised import FORMATS, multiply
 from meshwright.runtime import build_mesh
 from meshwright.step import Strategy, check_runnable
 
@@ -56,14 +56,14 @@ def error(array, dims, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_is_that_of_operands_rounded_by_hand(name):
-    found = grouped_matmul(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    found = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
     wanted = np.einsum(LETTERS, rounded(X, 2, name), rounded(WEIGHT, 0, name))
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_is_as_near_as_its_format_allows(name):
-    found = grouped_matmul(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    found = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
     of_x, of_weight = error(X, 2, name), error(WEIGHT, 0, name)
     allowed = np.einsum(LETTERS, of_x, np.abs(WEIGHT) + of_weight) + np.einsum(LETTERS, np.abs(X), of_weight)
     off = np.abs(found - np.einsum(LETTERS, X, WEIGHT))
@@ -75,7 +75,7 @@ def test_a_product_is_as_near_as_its_format_allows(name):
 def test_a_product_whose_summed_dims_are_whole_is_the_same_on_a_mesh(name):
     x, weight = jax.device_put(X, P("fsdp")), jax.device_put(WEIGHT, P(None, "tp"))
     run = jax.jit(lambda x, weight: product(LETTERS, x, weight, matmul_dtype=name))
-    wanted = grouped_matmul(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
+    wanted = multiply(LETTERS, X, WEIGHT, FORMATS[name].forward, dtype=jnp.float32)
     if name == "int8":
         np.testing.assert_array_equal(run(x, weight), wanted)  # Summed in int32, in whichever order.
     else:
@@ -93,7 +93,7 @@ def test_each_part_of_a_split_summed_dim_has_scales_of_its_own(name):
         return jax.reshard(added, P("fsdp"))
 
     halves = zip(np.split(X, 2, axis=2), np.split(WEIGHT, 2, axis=0), strict=True)
-    wanted = sum(grouped_matmul(LETTERS, *half, FORMATS[name].forward, dtype=jnp.float32) for half in halves)
+    wanted = sum(multiply(LETTERS, *half, FORMATS[name].forward, dtype=jnp.float32) for half in halves)
     np.testing.assert_allclose(jax.jit(run)(x, weight), wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -108,19 +108,19 @@ def test_backward_rounds_what_its_formats_say(name):
     cotangent = np.asarray(jax.random.normal(jax.random.key(2), (4, 8, 2, 3, 16)))
     formats = FORMATS[name]
     of_x, of_weight = gradients(name, cotangent)
-    wanted = grouped_matmul("bskgh,dkgh->bsd", cotangent, WEIGHT, formats.of_x, dtype=jnp.float32)
+    wanted = multiply("bskgh,dkgh->bsd", cotangent, WEIGHT, formats.of_x, dtype=jnp.float32)
     np.testing.assert_array_equal(of_x, wanted)
     if formats.of_weight is None:
         np.testing.assert_array_equal(of_weight, gradients(None, cotangent)[1])
     else:
-        wanted = grouped_matmul("bsd,bskgh->dkgh", X, cotangent, formats.of_weight, dtype=jnp.float32)
+        wanted = multiply("bsd,bskgh->dkgh", X, cotangent, formats.of_weight, dtype=jnp.float32)
         np.testing.assert_array_equal(of_weight, wanted)
 
 
 def test_without_qwix_one_line_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "qwix", None)
     with pytest.raises(MeshwrightError, match=r"pip install meshwright\[quantized\]"):
-        grouped_matmul(LETTERS, X, WEIGHT, FORMATS["int8"].forward, dtype=jnp.float32)
+        multiply(LETTERS, X, WEIGHT, FORMATS["int8"].forward, dtype=jnp.float32)
 
 
 def test_where_they_do_not_run_is_told():

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
-from meshwright.models.quantised import FORMATS, grouped_matmul
+from meshwright.models.quantised import FORMATS, multiply
 from meshwright.models.quantised_experts import expert_product
 from meshwright.runtime import build_mesh
 
@@ -42,19 +42,19 @@ def by_hand(letters, left, right, formats):
     """The product of one expert."""
     if formats is None:
         return np.einsum(letters, left, right)
-    return np.asarray(grouped_matmul(letters, left, right, formats, dtype=jnp.float32))
+    return np.asarray(multiply(letters, left, right, formats, dtype=jnp.float32))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_each_expert_are_rounded_and_multiplied_by_its_weights(name):
     """Rows beyond those of all experts, which may be anything, have no say; an expert without rows has no gradient."""
     beyond = partial(np.pad, pad_width=((0, 2), (0, 0)), constant_values=np.nan)
-    made, unstack_replicas, of_weights = found(name, beyond(ROWS), beyond(COTANGENT), SIZES)
+    made, of_rows, of_weights = found(name, beyond(ROWS), beyond(COTANGENT), SIZES)
     formats, close = FORMATS[name], partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     for expert, start, stop in SLOTS:
         rows, cotangent = ROWS[start:stop], COTANGENT[start:stop]
         close(made[start:stop], by_hand("sd,df->sf", rows, WEIGHTS[expert], formats.forward))
-        close(unstack_replicas[start:stop], by_hand("sf,df->sd", cotangent, WEIGHTS[expert], formats.of_x))
+        close(of_rows[start:stop], by_hand("sf,df->sd", cotangent, WEIGHTS[expert], formats.of_x))
         if name == "int8":
             close(of_weights[expert], rows.T @ cotangent)
     if name == "fp8":
@@ -68,9 +68,9 @@ def test_rows_of_each_expert_are_rounded_and_multiplied_by_its_weights(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_slots_are_multiplied_as_rows_are(name):
     rows, cotangent = (np.stack([array[:3], array[:3], array[3:6]]) for array in (ROWS, COTANGENT))
-    made, unstack_replicas, of_weights = found(name, rows, cotangent, None)
+    made, of_rows, of_weights = found(name, rows, cotangent, None)
     formats, close = FORMATS[name], partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     for expert, weight in enumerate(WEIGHTS):
         close(made[expert], by_hand("sd,df->sf", rows[expert], weight, formats.forward))
-        close(unstack_replicas[expert], by_hand("sf,df->sd", cotangent[expert], weight, formats.of_x))
+        close(of_rows[expert], by_hand("sf,df->sd", cotangent[expert], weight, formats.of_x))
         close(of_weights[expert], by_hand("sd,sf->df", rows[expert], cotangent[expert], formats.of_weight))

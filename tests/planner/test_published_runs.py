@@ -86,7 +86,7 @@ def test_each_software_runs_a_step_in_its_own_way():
     megatron = read_setting(ROWS["sc21-t1-39.1b"]).strategy
     assert (megatron.dropout, megatron.overlaps_gradients, megatron.overlaps_tp) == (0.1, False, False)
     titan = read_setting(ROWS["torchtitan-8b-8gpu-fsdp8-compile"])
-    assert (titan.strategy.gradient_dtype, titan.strategy.flat_buffers, titan.strategy.attention) == (
+    assert (titan.strategy.gradient_dtype, titan.strategy.profile.flat_buffers, titan.strategy.attention) == (
         "f32",
         True,
         "flash",

@@ -1,11 +1,15 @@
 """The table of the correctness kit: every way to train that is held to one device, to its plan and to the compiler.
 
-To add a model or a way to train, add a row to `ROWS`: at most 8 devices, a batch of 16 sequences of 32 tokens. What a
-row is held to, `test_runtime_kit.py` says for simulated devices and `benchmarks/strategy_matrix.py` for real ones.
+To add a model or a way to train, add a row to `ROWS`: at most 8 devices, a batch of 16 sequences of 32 tokens. `make
+test` trains the core rows: among them is every model, every pair of mesh axes, every field of a strategy and every
+remat policy of the table, on 1, 2, 4 and 8 devices. `make matrix` trains the other combinations.
+`test_runtime_kit.py` says what a row is checked against on simulated devices,
+`benchmarks/strategy_matrix.py` on real ones.
 """
 
 from dataclasses import asdict, dataclass, replace
 
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
 
@@ -35,12 +39,16 @@ SLOTTED = with_experts("slotted", capacity_factor=4.0)
 
 @dataclass(frozen=True)
 class Row:
-    """A way to train a model: on a mesh, by a strategy, keeping something for backward."""
+    """A way to train a model: on a mesh, by a strategy, keeping something for backward.
+
+    core: whether `make test` trains it; the others `make matrix` does.
+    """
 
     model: ModelConfig
     mesh: MeshShape
     strategy: Strategy = DEFAULT
     remat: Remat = "block"
+    core: bool = False
 
     def __str__(self) -> str:
         changed = {name: value for name, value in asdict(self.strategy).items() if value != getattr(DEFAULT, name)}
@@ -86,49 +94,49 @@ RING, ULYSSES, GATHER = fused("ring"), fused("ulysses"), fused("gather")
 GPIPE, ALTERNATING = parts(4, schedule="gpipe"), parts(4)
 
 DENSE_ALONE = [
-    Row(DENSE, MeshShape(), fused("gather")),
-    Row(DENSE, MeshShape(dp=8)),
+    Row(DENSE, MeshShape(), fused("gather"), core=True),
+    Row(DENSE, MeshShape(dp=8), core=True),
     Row(DENSE, MeshShape(dp=2), parts(4)),
-    Row(DENSE, MeshShape(fsdp=8)),
-    Row(DENSE, MeshShape(fsdp=2), parts(4)),
-    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=1)),
-    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=2)),
+    Row(DENSE, MeshShape(fsdp=8), core=True),
+    Row(DENSE, MeshShape(fsdp=2), parts(4), core=True),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=1), core=True),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=2), core=True),
     Row(DENSE, MeshShape(tp=8)),
-    Row(DENSE, MeshShape(tp=8), WHOLE_STREAM),
-    Row(DENSE, MeshShape(tp=4), Strategy(overlaps_tp=True)),
+    Row(DENSE, MeshShape(tp=8), WHOLE_STREAM, core=True),
+    Row(DENSE, MeshShape(tp=4), Strategy(overlaps_tp=True), core=True),
     Row(DENSE, MeshShape(sp=8)),
-    Row(DENSE, MeshShape(sp=4), GATHER),
+    Row(DENSE, MeshShape(sp=4), GATHER, core=True),
     Row(DENSE, MeshShape(sp=8), RING),
-    Row(DENSE, MeshShape(sp=2), RING),
-    Row(DENSE, MeshShape(sp=8), ULYSSES),
-    Row(DENSE, MeshShape(pp=4), GPIPE, "matmuls"),
-    Row(DENSE, MeshShape(pp=4), ALTERNATING),
-    Row(TIED, MeshShape(pp=2), ALTERNATING),
+    Row(DENSE, MeshShape(sp=2), RING, core=True),
+    Row(DENSE, MeshShape(sp=8), ULYSSES, core=True),
+    Row(DENSE, MeshShape(pp=4), GPIPE, "matmuls", core=True),
+    Row(DENSE, MeshShape(pp=4), ALTERNATING, core=True),
+    Row(TIED, MeshShape(pp=2), ALTERNATING, core=True),
 ]
 
 DENSE_MIXES = [
     Row(DENSE, MeshShape(dp=2, fsdp=4)),
-    Row(DENSE, MeshShape(dp=2, fsdp=4), Strategy(zero_stage=0)),
+    Row(DENSE, MeshShape(dp=2, fsdp=4), Strategy(zero_stage=0), core=True),
     Row(DENSE, MeshShape(fsdp=2, tp=4), WHOLE_STREAM),
     Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(overlaps_tp=True)),
     Row(TIED, MeshShape(sp=2, tp=4), parts(2, overlaps_tp=True)),
-    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2), core=True),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),
     Row(TIED, MeshShape(dp=2, fsdp=2, sp=2), Strategy(zero_stage=2)),
     Row(TIED, MeshShape(dp=2, sp=2, tp=2), parts(4)),
-    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), remat="none"),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), remat="none", core=True),
     Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "attention"),
     Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), GATHER, "matmuls"),
     Row(DENSE, MeshShape(dp=2, fsdp=2, sp=2), RING, "none"),
-    Row(DENSE, MeshShape(tp=2, sp=4), RING, "attention"),
+    Row(DENSE, MeshShape(tp=2, sp=4), RING, "attention", core=True),
     Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), fused("ring", num_microbatches=2), "matmuls"),
-    Row(DENSE, MeshShape(sp=4, tp=2), ULYSSES),
+    Row(DENSE, MeshShape(sp=4, tp=2), ULYSSES, core=True),
     Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), fused("ulysses", num_microbatches=2)),
     Row(DENSE, MeshShape(dp=2, pp=4), ALTERNATING),
     Row(DENSE, MeshShape(fsdp=2, pp=4), GPIPE),
     Row(DENSE, MeshShape(tp=4, pp=2), ALTERNATING),
-    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING, core=True),
     Row(TIED, MeshShape(fsdp=2, tp=2, pp=2), GPIPE, "none"),
     Row(TIED, MeshShape(sp=2, tp=2, pp=2), parts(16)),
     Row(DENSE, MeshShape(fsdp=2, sp=2, pp=2), fused("ulysses", num_microbatches=4)),
@@ -137,13 +145,13 @@ DENSE_MIXES = [
 MOE_ALONE = [
     Row(MOE, MeshShape(dp=4)),
     Row(MOE, MeshShape(fsdp=8)),
-    Row(SLOTTED, MeshShape(fsdp=2)),
+    Row(SLOTTED, MeshShape(fsdp=2), core=True),
     Row(MOE, MeshShape(tp=8)),
-    Row(MOE, MeshShape(tp=2), WHOLE_STREAM),
+    Row(MOE, MeshShape(tp=2), WHOLE_STREAM, core=True),
     Row(MOE, MeshShape(sp=8), RING),
-    Row(MOE, MeshShape(sp=4), ULYSSES),
+    Row(MOE, MeshShape(sp=4), ULYSSES, core=True),
     Row(MOE, MeshShape(ep=8)),
-    Row(SLOTTED, MeshShape(ep=4)),
+    Row(SLOTTED, MeshShape(ep=4), core=True),
     Row(SHARED, MeshShape(ep=4)),
 ]
 
@@ -153,12 +161,12 @@ MOE_MIXES = [
     Row(MOE, MeshShape(dp=2, fsdp=2, tp=2), parts(4)),
     Row(MOE, MeshShape(ep=4, fsdp=2), parts(2)),
     Row(MOE, MeshShape(ep=2, dp=4), remat="attention"),
-    Row(MOE, MeshShape(ep=4, tp=2)),
+    Row(MOE, MeshShape(ep=4, tp=2), core=True),
     Row(SLOTTED, MeshShape(ep=2, fsdp=2, tp=2)),
-    Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2), core=True),
     Row(SLOTTED, MeshShape(ep=2, sp=2, tp=2), remat="matmuls"),
     Row(MOE, MeshShape(ep=2, dp=2, sp=2)),
-    Row(MOE, MeshShape(ep=2, sp=4), RING),
+    Row(MOE, MeshShape(ep=2, sp=4), RING, core=True),
     # Without a first dense layer: a stack of one is no loop, and the compiler sends its positions once for both passes.
     Row(with_experts("shared", shared_mlp=32), MeshShape(ep=2, sp=2, tp=2), RING),
     Row(MOE, MeshShape(fsdp=2, sp=2, tp=2), RING),
@@ -169,30 +177,64 @@ STAGES = [
     Row(DENSE, MeshShape(dp=2, fsdp=2, pp=2), parts(4, zero_stage=1)),
     Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), parts(4, overlaps_tp=True)),
     Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4)),
-    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4), core=True),
     Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),
-    Row(MOE, MeshShape(pp=4), parts(8)),
+    Row(MOE, MeshShape(pp=4), parts(8), core=True),
     Row(SLOTTED, MeshShape(ep=2, tp=2, pp=2), parts(4)),
     Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(2, schedule="gpipe")),
     Row(SHARED, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
-    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4), core=True),
     Row(AFTER_TWO, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
-    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2), core=True),
 ]
 
 OPTIMIZERS = [
-    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion")),
-    Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor")),
-    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion"), core=True),
+    Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor"), core=True),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1), core=True),
 ]
 
 DROPOUT = [
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, dropout=0.2)),
     Row(DENSE, MeshShape(tp=2, sp=4), fused("ring", dropout=0.2), "none"),
-    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2)),
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2), core=True),
 ]
 
 REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"))]
 """Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
 
 ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]
+
+
+def narrow(preset: str, **more: object) -> ModelConfig:
+    """A preset of a family at the width of the rows above."""
+    return replace(PRESETS[preset], embed=64, mlp=128, **more)
+
+
+NEOX = narrow(
+    "gpt-neox-20b",
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=8,
+    vocab=256,
+    rotary_dims=2,
+    qkv_bias=False,
+    output_bias=False,
+)
+QWEN3 = narrow("tiny-qwen3")
+GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
+GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
+GPT2 = narrow("tiny-gpt2", max_positions=64)
+
+FAMILIES = [
+    Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING, core=True),
+    Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
+]
+"""Families with other ops than Llama's."""

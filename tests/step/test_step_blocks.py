@@ -10,7 +10,8 @@ from meshwright.models.layer import LOWERINGS
 from meshwright.step.blocks import layers, program
 from meshwright.step.layer import Attention, Combine, Lookup, Rotary
 from meshwright.step.legality import WITHOUT_LOWERING
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.serve import mean_over_layers
 
 TINY = PRESETS["tiny"]
 
@@ -32,7 +33,7 @@ def test_windows_and_thetas_go_in_cycles_that_start_where_a_stack_does():
     shifted = replace(model, experts=PRESETS["tiny-moe-shared"].experts)
     assert [(s.name, s.num_layers, s.period) for s in layers(shifted)] == [("dense_layers", 1, 3), ("layers", 5, 3)]
     assert [op.windows for op in ops(shifted, Attention)] == [(4, 4, None), (4, None, 4)]
-    assert model.mean_over_layers(lambda window: window or 16) == 8
+    assert mean_over_layers(model, lambda window: window or 16) == 8
 
 
 def test_features_declare_their_parameters():

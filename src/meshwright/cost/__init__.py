@@ -4,11 +4,11 @@ from meshwright.cost.achieved import contention_seconds, straggling_seconds
 from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
 from meshwright.cost.collective import (
     CollectiveTime,
-    Term,
     collective_seconds,
     gather_bytes_per_second,
     pipeline_transfer_seconds,
 )
+from meshwright.cost.collective_time import achieved_seconds, planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.cost.comm_volume import (
     activation_collectives,
     dropless_padding_collectives,
@@ -18,13 +18,8 @@ from meshwright.cost.comm_volume import (
     weight_collectives,
 )
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import (
-    attention_flops,
-    dropless_padding_flops,
-    model_flops,
-    step_flops,
-    untaken_branch_flops,
-)
+from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
+from meshwright.cost.formulas import collective_formula
 from meshwright.cost.hbm import hbm_bytes
 from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
@@ -49,9 +44,7 @@ from meshwright.cost.inference import (
 )
 from meshwright.cost.kv_cache import (
     device_cache_bytes,
-    kept_tokens,
     mean_cache_bytes,
-    paged_tokens,
     read_cache_bytes,
     sequence_cache_bytes,
     token_cache_bytes,
@@ -74,16 +67,16 @@ from meshwright.cost.roofline import (
 )
 from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
-from meshwright.cost.serving_products import hit_experts, product_time
-from meshwright.cost.serving_time import (
+from meshwright.cost.serving_seconds import (
     BOUNDS,
     ServingStep,
     batch_of_equal_reads,
     compute_bound_batch,
+    product_time,
+    serving_collectives,
     serving_flops,
     serving_step,
 )
-from meshwright.cost.serving_traffic import serving_collectives
 from meshwright.cost.strategy import (
     best_fsdp_degree,
     critical_ffw_dim_experts,
@@ -94,7 +87,6 @@ from meshwright.cost.strategy import (
     training_seconds,
     utilisation,
 )
-from meshwright.cost.whole_sums import is_summed_whole
 
 __all__ = [
     "BOUNDS",
@@ -106,7 +98,7 @@ __all__ = [
     "PricedWay",
     "RingWork",
     "ServingStep",
-    "Term",
+    "achieved_seconds",
     "activation_collectives",
     "argument_bytes",
     "attention_flops",
@@ -116,6 +108,7 @@ __all__ = [
     "borrowed_notes",
     "buffer_seconds",
     "collective_efficiency",
+    "collective_formula",
     "collective_seconds",
     "compute_bound_batch",
     "contention_seconds",
@@ -137,7 +130,6 @@ __all__ = [
     "gather_bytes_per_second",
     "hardware_intensity",
     "hbm_bytes",
-    "hit_experts",
     "host_bytes",
     "image_collectives",
     "image_flops",
@@ -149,8 +141,6 @@ __all__ = [
     "intensity",
     "is_of_weights",
     "is_round_ring",
-    "is_summed_whole",
-    "kept_tokens",
     "kv_cache_bytes",
     "largest_batch",
     "matmul_bytes",
@@ -161,8 +151,8 @@ __all__ = [
     "network_intensity",
     "offloaded_bytes",
     "op_seconds",
-    "paged_tokens",
     "pipeline_transfer_seconds",
+    "planned_seconds",
     "power_of_two",
     "prefill_seconds",
     "prefill_servers",
@@ -170,6 +160,7 @@ __all__ = [
     "product_efficiency",
     "product_time",
     "read_cache_bytes",
+    "reduce_scatter_runs_as_all_reduce",
     "ring_work",
     "sequence_cache_bytes",
     "serving_collectives",

@@ -103,7 +103,7 @@ class Activations:
         gradients come later; the stream and its gradient. All but TPUs keep the gathered inputs of both blocks and the
         gathered gradients of their outputs.
         """
-        copies = (1 if self.strategy.reruns_blocks else 2) * self.narrow if self.narrow < 4 else 0
+        copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
         heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
@@ -128,7 +128,7 @@ class Activations:
         by op there are three float32 arrays: the log-softmax, the loss's gradient for it, and that for the logits; a
         fourth, their exponential, where tp splits the vocab (torch/distributed/tensor/parallel/loss.py).
         """
-        arrays = 1 if self.strategy.fuses_loss else 3 if self.mesh.tp == 1 else 4
+        arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
         return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
 
     @cached_property

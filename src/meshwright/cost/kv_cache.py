@@ -1,4 +1,4 @@
-"""The cache of keys and values of a server: what a token, a sequence and a device hold of it.
+"""Folds over a server's step: the cache of keys and values that a token, a sequence and a device hold.
 
 Models with latent attention keep the latent alone (DeepSeek-V2, arXiv:2405.04434), those with a sliding window the
 keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is handed out in pages (vLLM, arXiv:2309.06180).
@@ -6,28 +6,12 @@ keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is handed out in
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from meshwright.hardware import dtype_bytes
-from meshwright.step import ModelConfig, Serving, ServingLayout, cache_axes
-
-
-def cache_width(model: ModelConfig) -> int:
-    """The elements that a token keeps in each layer: keys and values of every kv head, or one latent and its key."""
-    if model.latent:
-        return model.latent.kv_rank + model.latent.rope_head_dim
-    return model.num_kv_heads * (model.query_key_dim + model.value_dim)
-
-
-def kept_tokens(serving: Serving) -> int:
-    """The tokens of a sequence at its end whose keys and values are still read, the mean over layers."""
-    kept = serving.model.mean_over_layers(lambda window: min(serving.context, window or serving.context))
-    return math.ceil(kept)
-
-
-def paged_tokens(serving: Serving) -> int:
-    """The tokens that the pages of a sequence at its end have room for."""
-    return math.ceil(kept_tokens(serving) / serving.page_size) * serving.page_size
+from meshwright.step import Serving, ServingLayout, cache_axes
+from meshwright.step.ir import AttentionOp, Extents, Step
+from meshwright.step.serve import ServeStep, kept_tokens, model_step, paged_tokens, serve_step
 
 
 def wasted_share(serving: Serving) -> float:
@@ -37,7 +21,7 @@ def wasted_share(serving: Serving) -> float:
 
 def token_cache_bytes(serving: Serving) -> float:
     """The bytes that one token keeps, over all layers and devices, copies not counted."""
-    return serving.model.num_layers * cache_width(serving.model) * dtype_bytes(serving.kv_dtype)
+    return _cache_bytes(model_step(serving, 1), serving, sequences=1, tokens=1)
 
 
 def sequence_cache_bytes(serving: Serving) -> float:
@@ -45,52 +29,35 @@ def sequence_cache_bytes(serving: Serving) -> float:
     return token_cache_bytes(serving) * paged_tokens(serving)
 
 
-def device_sequences(serving: Serving, layout: ServingLayout, batch: int) -> int:
-    """The sequences of which the fullest device holds some cache."""
-    own = math.ceil(batch / layout.num_groups)
-    return math.ceil(own / _split(serving.model, layout)) if layout.cache == "batch" else own
-
-
-def device_tokens(serving: Serving, layout: ServingLayout) -> int:
-    """The tokens of a sequence that the fullest device looks at: all that are kept, or its part of the pages."""
-    if layout.cache != "sequence":
-        return kept_tokens(serving)
-    return min(kept_tokens(serving), _device_pages(serving, layout) * serving.page_size)
-
-
 def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
     """The bytes of the cache on the fullest device, in whole pages, all sequences at their end."""
-    tokens = _device_pages(serving, layout) * serving.page_size
-    return (
-        device_sequences(serving, layout, batch) * tokens * token_cache_bytes(serving) / _heads_degree(serving, layout)
-    )
+    return paged_cache_bytes(serve_step(serving, layout, batch), serving)
 
 
-def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """The bytes of the cache that a device reads for each sequence of its group, as the mean over the group."""
-    split = 1 if layout.cache == "heads" else _split(serving.model, layout)
-    return kept_tokens(serving) * token_cache_bytes(serving) / (_heads_degree(serving, layout) * split)
+def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
+    """`device_cache_bytes` of a step."""
+    return _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
 
 
 def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
     """The bytes of the cache that the fullest device reads for one token of every sequence."""
-    tokens = device_tokens(serving, layout)
-    return (
-        device_sequences(serving, layout, batch) * tokens * token_cache_bytes(serving) / _heads_degree(serving, layout)
-    )
+    step = serve_step(serving, layout, batch)
+    return sum(step.repeats[op.region.name].mean * cache_bytes(op, step.extents, serving) for op in step.ops.attention)
 
 
-def _device_pages(serving: Serving, layout: ServingLayout) -> int:
-    """The pages of a sequence that the fullest device holds."""
-    pages = paged_tokens(serving) // serving.page_size
-    return math.ceil(pages / _split(serving.model, layout)) if layout.cache == "sequence" else pages
+def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
+    """The bytes of the cache that a device reads for each sequence of its group, as the mean over the group."""
+    step = serve_step(serving, layout, layout.num_groups)
+    split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
+    return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split
 
 
-def _split(model: ModelConfig, layout: ServingLayout) -> int:
-    """The devices over which sequences, or the tokens of each, are split."""
-    return layout.mesh.degree(cache_axes(model))
+def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
+    """The bytes of the cache of one layer on a device."""
+    return sum(extents.local(array) for array in op.cache) * dtype_bytes(serving.kv_dtype)
 
 
-def _heads_degree(serving: Serving, layout: ServingLayout) -> int:
-    """The devices over which the kv heads of a sequence are split; a latent has none."""
-    return 1 if serving.model.latent else layout.mesh.tp
+def _cache_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:
+    """The bytes of the cache of all layers on a device, of so many sequences and tokens of each."""
+    extents = replace(step.extents, sizes={"Q": sequences, "T": tokens})
+    return sum(step.repeats[op.region.name].mean * cache_bytes(op, extents, serving) for op in step.ops.attention)

@@ -20,6 +20,7 @@ from meshwright.step.pipeline import (
     is_lockstep,
     kept_layers,
     pre_pipeline_stack,
+    pre_pipeline_strategy,
     stage_layers,
 )
 from meshwright.step.sequence import has_attention
@@ -138,7 +139,7 @@ class _Step:
         The gradient of a tied table, and in PyTorch on GPUs that of any, is made once the weight is no longer needed;
         else there may be both.
         """
-        is_apart = self.kind == "gpu" and self.strategy.flat_buffers
+        is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
         both = 1 if self.workload.model.tied_embeddings or is_apart else 2
         return {
             "activations": self._kept(last=True),
@@ -150,7 +151,7 @@ class _Step:
     def _narrow_logits(self) -> float:
         """On GPUs the gradient of the logits in the compute dtype, for its two products, beside the float32 logits."""
         size = dtype_bytes(self.workload.compute_dtype)
-        if self.kind != "gpu" or self.strategy.flat_buffers or size == 4:
+        if self.kind != "gpu" or self.strategy.profile.flat_buffers or size == 4:
             return 0.0
         return size * self.activations.logit_elements
 
@@ -174,7 +175,7 @@ class _Step:
             return {}
         # Of these layers nothing is kept but what runs: all of one microbatch's is made again, and then there.
         count = before.num_layers
-        again = replace(self.strategy, reruns_blocks=count > 1)
+        again = pre_pipeline_strategy(self.strategy, before)
         held = Activations(replace(self.workload, remat="none"), self.mesh, again, before.name)
         return self._in_layer() | {
             "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
@@ -204,7 +205,7 @@ class _Step:
 
         XLA:GPU copies those that it gathers along their last dim, the TPU compiler inputs of attention over stages.
         """
-        if self.kind == "gpu" and not self.strategy.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
+        if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
             regions = self.activations.step.ops.forward
             mixed = {name for name, ops in regions.items() if any(op.experts for op in ops.matmuls)}
             return self._weights(
@@ -218,7 +219,7 @@ class _Step:
         XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
         made, of the logits' gradient and what the product read.
         """
-        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.flat_buffers:
+        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
             return self.activations.logits - self.activations.narrow * self.activations.inputs
         return self._whole(self._logits_weight)
 
@@ -260,7 +261,7 @@ class _Step:
         Weights are in the buffer they are gathered into and copied out of it; gradients copied into the buffer they are
         summed from, which is let go a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
         """
-        if not self.strategy.flat_buffers:
+        if not self.strategy.profile.flat_buffers:
             return 0.0
         summed = dtype_bytes(self.strategy.gradient_dtype or self.workload.compute_dtype)
         return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)

@@ -29,7 +29,13 @@ from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, s
 from meshwright.step.blocks import program
 from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
-from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack, stage_layers, stage_slots
+from meshwright.step.pipeline import (
+    is_shared_before,
+    pre_pipeline_stack,
+    pre_pipeline_strategy,
+    stage_layers,
+    stage_slots,
+)
 from meshwright.step.train import train_step
 
 
@@ -86,7 +92,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     if before is not None:
         copies = mesh.pp if is_shared_before(found, workload.batch, mesh, strategy) else 1
         ahead = _timed(
-            replace(workload, remat="block"), mesh, system, replace(strategy, reruns_blocks=before.num_layers > 1),
+            replace(workload, remat="block"), mesh, system, pre_pipeline_strategy(strategy, before),
             share=copies,
         )  # fmt: skip
         stack = found.stacks[-1]
@@ -310,7 +316,7 @@ class OpTimer:
                 heads * seq_len, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved
             )
         forward, backward = products, 2 * products
-        for each in softmax_passes(fuses=self.strategy.fuses, dropout=self.strategy.dropout > 0):
+        for each in softmax_passes(fuses=self.strategy.profile.fused_elementwise, dropout=self.strategy.dropout > 0):
             forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
             backward += self._pass(pairs, each.backward_bytes, each.backward_kernels)
         return forward, backward
@@ -321,9 +327,9 @@ class OpTimer:
         if op.kind == "accumulate":
             return self._hbm(3 * dtype_bytes(self.workload.compute_dtype) * elements)
         if op.kind == "loss":
-            forward, backward = LOGITS_BYTES if self.strategy.fuses else LOGITS_BYTES_ONE_BY_ONE
+            forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE
             return self._hbm((backward if op.phase == "backward" else forward) * elements)
-        each = pass_of(op.kind, fuses=self.strategy.fuses)
+        each = pass_of(op.kind, fuses=self.strategy.profile.fused_elementwise)
         if op.phase == "backward":
             return self._pass(elements, each.backward_bytes, each.backward_kernels)
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
@@ -348,7 +354,7 @@ def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
     """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
     states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
-    passes = UPDATE_PASSES if strategy.fuses else UPDATE_PASSES_ONE_BY_ONE
+    passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second)
 
 
@@ -359,13 +365,13 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     of shards there is a copy for each member of the group, and before a gather the array is filled with zeros; queries,
     keys and values are one array there.
     """
-    if not (strategy.flat_buffers or strategy.lists_shards):
+    if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
     # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
-    if strategy.lists_shards:
+    if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
         launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
     seconds: dict[Phase, float] = {}

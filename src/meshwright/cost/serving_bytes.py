@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from meshwright.cost.kv_cache import device_cache_bytes
+from meshwright.cost.kv_cache import paged_cache_bytes
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import (
     SERVING_RULES,
-    TENSOR_AXES,
     ModelConfig,
     Serving,
     ServingLayout,
@@ -19,14 +18,17 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
+from meshwright.step.serve import ServeStep, serve_step
+from meshwright.step.serve_ops import LOGITS
 
 
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
     """Bytes per device by name, on the fullest device and with every sequence at its end, and their sum, `peak`."""
+    step = serve_step(serving, layout, batch)
     terms = {
         "weights": weight_bytes(serving, layout),
-        "cache": device_cache_bytes(serving, layout, batch),
-        "activations": _activation_bytes(serving, layout, batch),
+        "cache": paged_cache_bytes(step, serving),
+        "activations": _activation_bytes(step, serving),
     }
     sizes = {name: int(size) for name, size in terms.items()}
     return sizes | {"peak": sum(sizes.values())}
@@ -69,21 +71,12 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
     return sizes["matrix"], sizes["vector"]
 
 
-def _activation_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """The stream, a block's gathered input, heads and hidden activations of one layer, and the last tokens' logits."""
-    model, degree = serving.model, layout.mesh.degree(TENSOR_AXES)
-    own = math.ceil(batch / layout.num_groups)
-    rows = own * (serving.prompt_len if serving.phase == "prefill" else 1)
-    width = 2 * model.embed / layout.mesh.fsdp + (2 if model.gated else 1) * mlp_width(model) / degree
-    width += model.num_heads * (model.query_key_dim + model.value_dim) / degree
-    logits = own * model.vocab / degree * 4
-    return rows * width * dtype_bytes(serving.activation_dtype) + logits
-
-
-def mlp_width(model: ModelConfig) -> float:
-    """The hidden elements of a token in the widest mlp of a model, of experts those that work on it."""
-    experts = model.experts
-    if experts is None:
-        return model.mlp
-    sparse = experts.num_active * experts.mlp + experts.shared_mlp
-    return max(sparse, model.mlp if model.num_dense_layers else 0)
+def _activation_bytes(step: ServeStep, serving: Serving) -> float:
+    """The activations of the layer with most of them, and the last tokens' logits."""
+    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    sizes = {
+        name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
+        for name, arrays in step.live.items()
+    }
+    logits = sizes.pop(LOGITS.name)
+    return max(sizes.values()) + logits

@@ -114,7 +114,7 @@ class Plan:
             return str(error)
         for name in (known.name for known in fields(Strategy) if known.name not in RUN):
             if (value := getattr(self.strategy, name)) != (runs := getattr(DEFAULT, name)):
-                return f"{name}={value!r} can be planned, but what runs has {name}={runs!r}"
+                return f"{name}={value} can be planned, but what runs has {name}={runs}"
         is_refused = lay_mesh(self.system, self.mesh.layout).is_refused
         return f"{self.mesh} splits physical axes of {self.hardware}, which jax.make_mesh refuses" if is_refused else ""
 

@@ -16,6 +16,7 @@ from meshwright.cost import (
     microbatch_seconds,
     model_flops,
     offloaded_bytes,
+    planned_seconds,
     step_collectives,
     step_flops,
     step_memory,
@@ -29,7 +30,6 @@ from meshwright.planner.waits import (
     WINDOWS,
     Waits,
     can_hide,
-    move_seconds,
     ring_shares,
     step_waits,
     waits,
@@ -167,7 +167,7 @@ def _exposed(
 ) -> Iterator[Collective]:
     """The collectives with their time, and what of it no op hides."""
     for move in moves:
-        seconds = move_seconds(move, layout)
+        seconds = planned_seconds(move, layout)
         if is_round_ring(move):
             share = round_ring[move.phase]
         else:
@@ -180,7 +180,7 @@ def _in_every_tick(
 ) -> Iterator[Collective]:
     """Collectives as often as they run, in the ticks of the bubble too, whose wait is a part of the bubble's."""
     for worked, move in zip(exposed, in_ticks, strict=True):
-        yield replace(move, seconds=move_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
+        yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:

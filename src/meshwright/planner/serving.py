@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.cost import most_sequences, serving_step
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Placement, System, lay_mesh
+from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
-from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving
+from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving, leaves, parameters
 
 AXES = ("dp", "ep", "fsdp", "sp", "tp")
 """The mesh axes of a server; ep is for experts."""
@@ -94,14 +94,18 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Every mesh of so many devices over the axes of a server, but those where another does the same with less.
 
     sp is for the devices that kv heads leave over (scaling book, inference: heads first), so it takes no factor that tp
-    could still take; of latents it has nothing to split.
+    could still take; where no query heads share a kv head it has nothing to split.
     """
-    model = serving.model
-    axes = [axis for axis in AXES if axis != "ep" or model.experts]
+    sizes = {
+        name: size
+        for _, parameter in leaves(parameters(serving.model))
+        for name, size in zip(parameter.axes, parameter.shape, strict=True)
+    }
+    axes = [axis for axis in AXES if axis != "ep" or "expert" in sizes]
     for degrees in factorings(num_devices, len(axes)):
         mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
-        heads_left = model.num_kv_heads // math.gcd(model.num_kv_heads, mesh.tp)
-        if mesh.sp == 1 or not (model.latent or math.gcd(heads_left, mesh.sp) > 1):
+        heads_left = sizes["kv_heads"] // math.gcd(sizes["kv_heads"], mesh.tp)
+        if mesh.sp == 1 or (sizes["group"] > 1 and math.gcd(heads_left, mesh.sp) == 1):
             yield mesh
 
 
@@ -139,9 +143,9 @@ class _Priced:
     system: System
 
     @functools.cached_property
-    def placement(self) -> Callable[[tuple[str, ...]], Placement]:
-        """Where some axes of the mesh lie."""
-        return functools.cache(lay_mesh(self.system, self.layout.mesh.layout).placement)
+    def laid(self) -> Layout:
+        """The mesh laid on the system."""
+        return lay_mesh(self.system, self.layout.mesh.layout)
 
     @functools.cached_property
     def most(self) -> int:
@@ -157,7 +161,7 @@ class _Priced:
         """The time of a step of so many sequences in each group."""
         if sequences not in self._known:
             batch = sequences * self.layout.num_groups
-            step = serving_step(self.serving, self.layout, batch, self.system, self.placement)
+            step = serving_step(self.serving, self.layout, batch, self.laid)
             self._known[sequences] = step.seconds
         return self._known[sequences]
 

@@ -71,7 +71,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
         raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} wants a batch; none is said")
     check_serving(serving, layout)
     laid = lay_mesh(system, layout.mesh.layout)
-    step = serving_step(serving, layout, serving.batch, system, laid.placement)
+    step = serving_step(serving, layout, serving.batch, laid)
     return ServingPlan(
         serving=serving,
         hardware=str(system),

@@ -8,18 +8,18 @@ from functools import lru_cache
 
 from meshwright.cost import (
     activation_collectives,
-    collective_efficiency,
     collective_seconds,
     is_of_weights,
     is_round_ring,
-    is_summed_whole,
+    planned_seconds,
+    reduce_scatter_runs_as_all_reduce,
     ring_work,
     weight_collectives,
 )
 from meshwright.cost.seconds import WEIGHT_AXES
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
-from meshwright.record import Collective, Kind, Phase
+from meshwright.record import Collective, Phase
 from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload
 from meshwright.step.pipeline import KEPT_INPUTS
 
@@ -83,7 +83,7 @@ def waits(
     """What a step waits for some collectives on a layout, of what goes round a ring the shares said."""
     sums = dict.fromkeys(vars(Waits()), 0.0)
     for move in moves:
-        seconds, critical = move_seconds(move, layout), is_critical(move)
+        seconds, critical = planned_seconds(move, layout), is_critical(move)
         if is_round_ring(move):
             sums["stream"] += ring_shares[move.phase] * seconds
             sums["beside"] += (1 - ring_shares[move.phase]) * seconds
@@ -104,7 +104,7 @@ def ring_shares(
     for move in filter(is_round_ring, moves):
         what = "gradients" if move.array.endswith("gradient") else "keys"
         each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
-        each[what] += move_seconds(move, lay_mesh(system, mesh.layout)) / move.count
+        each[what] += planned_seconds(move, lay_mesh(system, mesh.layout)) / move.count
     if not sends:
         return NO_RING
     work = ring_work(workload, mesh, system, strategy)
@@ -216,35 +216,13 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
-def move_seconds(move: Collective, layout: Layout) -> float:
-    """The time that all runs of a collective take on the fabric, at the rate that links achieve.
-
-    Shards that go round tp beside products do so in halves, one each way, where the links of a torus close.
-    """
-    nbytes = move.bytes / move.count
-    if move.kind == "collective-permute" and move.axes == ("tp",):
-        nbytes /= 2 if any(ring.is_wrapped for ring in layout.placement(move.axes).rings) else 1
-    return _once_seconds(layout, move.kind, nbytes, move.axes) * move.count
-
-
-@lru_cache(maxsize=1 << 16)
-def _once_seconds(layout: Layout, kind: Kind, nbytes: float, axes: tuple[str, ...]) -> float:
-    """The time of one run."""
-    placement = layout.placement(axes)
-    if kind == "reduce-scatter" and is_summed_whole(layout.system, placement.degree):
-        kind = "all-reduce"
-    once = collective_seconds(kind, nbytes, placement)
-    share = collective_efficiency(layout.system, once)
-    return max(once.bandwidth_seconds / share, once.latency_seconds)
-
-
 def can_hide(move: Collective, layout: Layout, strategy: Strategy) -> bool:
     """Whether ops run beside a collective.
 
     Beside a sum that the TPU compiler makes whole, where shards of it are wanted, none does: it stands alone in the
     schedule (`benchmarks/planned_steps.py`).
     """
-    if move.kind == "reduce-scatter" and is_summed_whole(layout.system, layout.placement(move.axes).degree):
+    if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
     if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
         return False

@@ -15,18 +15,15 @@ from meshwright.step.images import (
 from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, learned_positions, limits
 from meshwright.step.model import Experts, Model, ModelConfig, ProgramModel
-from meshwright.step.parameters import (
-    STACKED,
+from meshwright.step.parameter_tree import (
     Parameter,
     Tree,
-    active_share,
     leaves,
     map_leaves,
     num_active_parameters,
     num_parameters,
     parameters,
 )
-from meshwright.step.routed_tokens import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.rules import (
     IN_USE,
     RULES,
@@ -43,7 +40,6 @@ from meshwright.step.sequence import BLOCK, check_sequence, halves_queries, is_z
 from meshwright.step.serving import (
     CACHE_SPLITS,
     SERVING_RULES,
-    TENSOR_AXES,
     CacheSplit,
     Serving,
     ServingLayout,
@@ -59,8 +55,17 @@ from meshwright.step.stages import (
     num_staged_layers,
     staged_parameters,
 )
-from meshwright.step.strategy import DEFAULT, Attention, MatmulDtype, Optimizer, SequenceMethod, Strategy
-from meshwright.step.unused_options import check_strategy, unused_options
+from meshwright.step.strategy import (
+    DEFAULT,
+    Attention,
+    FrameworkProfile,
+    MatmulDtype,
+    Optimizer,
+    SequenceMethod,
+    Strategy,
+)
+from meshwright.step.strategy_checks import check_strategy, unused_options
+from meshwright.step.token_routing import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.workload import (
     REMATS,
     Dtype,
@@ -80,15 +85,14 @@ __all__ = [
     "RESNETS",
     "RULES",
     "SERVING_RULES",
-    "STACKED",
     "STAGE_REMATS",
-    "TENSOR_AXES",
     "Attention",
     "CacheSplit",
     "ConvNet",
     "Convolution",
     "Dtype",
     "Experts",
+    "FrameworkProfile",
     "ImageWorkload",
     "MatmulDtype",
     "Model",
@@ -107,7 +111,6 @@ __all__ = [
     "Strategy",
     "Tree",
     "Workload",
-    "active_share",
     "batch_before_stages",
     "cache_axes",
     "can_halve_queries",

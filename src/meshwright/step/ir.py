@@ -159,7 +159,8 @@ class AttentionOp:
     """Attention of queries over keys: scores, softmax, and the product with the values.
 
     windows: how many keys a query may attend to, of each layer in a cycle; None for all before it. is_scores_alone:
-    whether backward recomputes the scores without their product with the values.
+    whether backward recomputes the scores without their product with the values. cache: what a device of a server holds
+    of keys and values.
     """
 
     name: str
@@ -175,6 +176,7 @@ class AttentionOp:
     windows: tuple[int | None, ...]
     is_scores_alone: bool = False
     is_of_chunks: bool = False
+    cache: tuple[Array, ...] = ()
 
 
 Pass = Literal[
@@ -198,9 +200,9 @@ class Communicate:
     """A collective over `axes`; bytes are those of `array` (`record.Collective`).
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
-    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
-    executed. name: as records show it. before, after: the array it brings from one layout to another, where it is a
-    move of one.
+    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those executed. name: as records
+    show it. before, after: the array it brings from one layout to another, where it is a move of one. beside: arrays
+    that go in the same collective.
     """
 
     name: str
@@ -215,6 +217,7 @@ class Communicate:
     skipped: int = 0
     is_ring: bool = False
     of_weight: bool = False
+    beside: tuple[Array, ...] = ()
 
 
 Op = Matmul | AttentionOp | Elementwise | Communicate

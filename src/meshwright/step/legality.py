@@ -7,7 +7,7 @@ from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers, program
 from meshwright.step.layer import Attention, Concat, Lookup, Slice
 from meshwright.step.model import Model, ProgramModel
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.precision import check_precision
 from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
 from meshwright.step.sequence import check_sequence
@@ -65,13 +65,16 @@ def _used_axes(model: Model, rules: Rules) -> set[str]:
     return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | stages
 
 
-def check_positions(model: Model, seq_len: int) -> None:
-    """Raise where a model with learned positions has fewer of them than a sequence has tokens."""
+def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less") -> None:
+    """Raise where a model with learned positions has fewer of them than a sequence has tokens.
+
+    use: what to do about it, with a place for the number of positions.
+    """
     most = learned_positions(model)
     if most is not None and seq_len > most:
         raise MeshwrightError(
             f"sequence length {seq_len} is more than the {most} positions that {model.name} has learned;"
-            f" use --seq-len {most} or less"
+            f" use {use.format(most)}"
         )
 
 

@@ -9,9 +9,9 @@ from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Elementwise, Extents, Region
 from meshwright.step.layer import DotProduct
 from meshwright.step.nodes import Weight
-from meshwright.step.routed_tokens import routed_tokens, sent_tokens
 from meshwright.step.rules import token_axes
 from meshwright.step.strategy import Strategy
+from meshwright.step.token_routing import routed_tokens, sent_tokens
 from meshwright.step.workload import Workload
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -190,14 +190,6 @@ class ModelConfig:
     def value_dim(self) -> int:
         """The dims of a head's value."""
         return self.latent.value_head_dim if self.latent else self.head_dim
-
-    def mean_over_layers(self, of_window: Callable[[int | None], float]) -> float:
-        """The mean over layers of a figure that depends on a layer's window; None where it attends to all keys."""
-        num_full = self.num_layers // self.full_attention_every if self.full_attention_every else 0
-        if self.sliding_window is None or num_full == 0:
-            return of_window(self.sliding_window)
-        total = num_full * of_window(None) + (self.num_layers - num_full) * of_window(self.sliding_window)
-        return total / self.num_layers
 
 
 @dataclass(frozen=True, kw_only=True)

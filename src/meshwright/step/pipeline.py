@@ -60,6 +60,11 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
     return program.stacks[0] if is_lockstep(mesh, strategy) and len(program.stacks) > 1 else None
 
 
+def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
+    """How layers before the pipeline are recomputed: several in a loop, each to its end; one as far as needed."""
+    return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=stack.num_layers > 1))
+
+
 def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether each stage runs the layers before the pipeline for a share of the sequences."""
     if pre_pipeline_stack(program, mesh, strategy) is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
-from meshwright.step.parameters import Parameter
+from meshwright.step.parameter_tree import Parameter
 from meshwright.step.strategy import Strategy
 
 Spec = tuple[tuple[str, ...], ...]

@@ -135,10 +135,9 @@ class _BlockSharder:
         """A parameter that is added or multiplied elementwise: its gradient is summed over what splits its tokens."""
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
-        batch, *others = ([axis for axis in dim.axes if axis not in split] for dim in on.dims)
-        along = outermost_first(axis for axes in others for axis in axes)
-        batch = outermost_first(batch)
-        return Vector(name=f"{self.stack}.{name}", array=Array(name, used, width="float32"), pending=(along, batch))
+        batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in on.dims)
+        array = Array(name, used, width="float32")
+        return Vector(name=f"{self.stack}.{name}", array=array, pending=(*others, batch))
 
     def _linear(self, op: Linear) -> Iterator[Node]:
         """A product with a weight: its input gathered along the tokens where its weight is split."""
@@ -169,7 +168,9 @@ class _BlockSharder:
         )
         work: list[Work] = [weight, product]
         if op.has_bias:
-            work.append(self._vector(f"{op.name}_bias", _bias_dims(op), self.arrays[op.target]))
+            # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
+            on = self._stream(op.target) if partial else self.arrays[op.target]
+            work.append(self._vector(f"{op.name}_bias", _bias_dims(op), on))
         tag = Tag.OTHER if partial else Tag.PRODUCT
         yield self._node(*work, reads=(source,), writes=op.target, saved=(source,), tag=tag)
 

@@ -28,8 +28,9 @@ def embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
 def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
     """The table on its way to its use, and the rows found summed onto the residual stream."""
     columns = Dim("D", op.columns[1])
-    weight = _weight(op.name, (op.rows, op.columns), layout, _over_tokens(layout.tokens))
-    work: list[Work] = [weight]
+    # Positions are looked up for the tokens that a device has between blocks, ids for those of products.
+    tokens = layout.residual_tokens if op.is_positional else layout.tokens
+    work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, _over_tokens(tokens))]
     if not op.is_positional:
         # Onto shares of the sequence first, then of the sequences, over other axes onto copies.
         batch = tuple(axis for axis in layout.batch if axis != "pp") if "pp" in split else layout.batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,38 @@ Attention = Literal["scores", "flash", "cudnn"]
 SequenceMethod = Literal["gather", "ring", "ulysses"]
 MatmulDtype = Literal["int8", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkProfile:
+    """What a framework does otherwise than XLA with the same strategy: planned to be compared, never run here.
+
+    Those of PyTorch, Megatron-LM and DeepSpeed stand in `benchmarks/published_rows.py`.
+
+    Args:
+        flat_buffers: weights are gathered into one buffer and copied out of it, gradients copied into one, as PyTorch's
+            FSDP does.
+        shard_lists: weights and gradients are copied into and from lists of shards, as DeepSpeed of 2021 does.
+        fused_elementwise: elementwise ops are compiled into few passes over memory; else each is a kernel.
+        fused_loss: the loss has the float32 logits once; else an array for each op.
+        recomputes_whole_blocks: a block is recomputed to its end, as PyTorch's checkpoints do unless told to stop
+            early, where a compiler leaves out what nothing needs.
+    """
+
+    flat_buffers: bool = False
+    shard_lists: bool = False
+    fused_elementwise: bool = True
+    fused_loss: bool = True
+    recomputes_whole_blocks: bool = False
+
+    def __str__(self) -> str:
+        """What differs from XLA: `flat_buffers=True`."""
+        changed = {name: value for name, value in vars(self).items() if value != getattr(XLA, name)}
+        return ",".join(f"{name}={value}" for name, value in changed.items()) or "XLA"
+
+
+XLA = FrameworkProfile()
+"""What XLA compiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +69,6 @@ class Strategy:
     - overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
     - overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
     - overlaps_weights: weights are gathered, and their gradients scattered, beside products.
-    - flat_buffers: weights are gathered into one buffer and copied out of it, gradients copied into one, as PyTorch's
-      FSDP does. lists_shards: into and from lists of shards, each copied, as DeepSpeed of 2021 does.
 
     Attention, and what is recomputed:
 
@@ -45,10 +76,6 @@ class Strategy:
       FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
     - sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
       heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
-    - fuses: elementwise ops are compiled into few passes over memory, as XLA does. fuses_loss: the loss has the float32
-      logits once, as compiled; else an array for each op, as PyTorch's does.
-    - reruns_blocks: a block is recomputed to its end, as PyTorch's checkpoints do unless told to stop early, where a
-      compiler leaves out what nothing needs.
     - dropout: the share that is dropped at random of what joins the residual stream, and of attention's weights where
       scores go through memory.
 
@@ -59,6 +86,7 @@ class Strategy:
       those of a router.
     - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
     - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
+    - profile: the framework whose step is planned, where it is not XLA.
     """
 
     num_microbatches: int = 1
@@ -71,20 +99,19 @@ class Strategy:
     overlaps_gradients: bool = True
     overlaps_weights: bool = True
     gradient_dtype: Dtype | None = None
-    flat_buffers: bool = False
     attention: Attention = "scores"
     sequence: SequenceMethod = "gather"
     matmul_dtype: MatmulDtype | None = None
-    fuses: bool = True
-    lists_shards: bool = False
-    reruns_blocks: bool = False
     dropout: float = 0.0
     optimizer: Optimizer = "adamw"
     moment_dtype: Dtype | None = None
     master_weights: bool = False
-    fuses_loss: bool = True
+    profile: FrameworkProfile = XLA
 
     def __post_init__(self) -> None:
+        if isinstance(self.profile, Mapping):
+            # As `dataclasses.asdict` has it.
+            object.__setattr__(self, "profile", FrameworkProfile(**self.profile))
         check_choices(self)
         for field in ("num_microbatches", "virtual_stages"):
             if getattr(self, field) < 1:

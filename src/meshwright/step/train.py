@@ -29,7 +29,7 @@ from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import Model
 from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.optimizer import update_moves
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.pipeline import (
     end_moves,
     is_lockstep,
@@ -115,7 +115,7 @@ def _ops(
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
         else:
-            ops += build.stack(stack, layout, remat, is_whole=strategy.reruns_blocks)
+            ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_again = is_lockstep(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout), is_again=is_again)
     if layout.has_positions and layout.sp_method == "gather" and layout.sequence:

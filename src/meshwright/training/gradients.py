@@ -4,7 +4,7 @@ With several microbatches, or with weights that ZeRO-1 and 2 gather once a step,
 shards that each part gathers and scatters back itself (ZeRO-3), or whole weights. They are typed unreduced over the
 devices that hold copies, so that parts add up their own, in the parameters' dtype or that of sums, whichever is wider,
 and one sum over devices ends the step. Whole gradients are scattered once at its end (ZeRO-1), or part by part, so that
-none is kept (ZeRO-2). Norm scales, whose products take no such types, are summed part by part.
+none is kept (ZeRO-2). Scales and biases, whose products and sums take no such types, are summed part by part.
 """
 
 from __future__ import annotations
@@ -132,15 +132,19 @@ def _layout_of(
 
 
 def _along(parameter: Parameter) -> str:
-    """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks."""
-    return "residual_sequence" if "router" in parameter.axes else "sequence"
+    """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks.
+
+    So do positions, which are looked up for it.
+    """
+    return "residual_sequence" if {"router", "positions"} & {*parameter.axes} else "sequence"
 
 
 def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
     """The weights as products use them."""
 
     def whole(array: Array, parameter: Parameter) -> Array:
-        return _layout_of(parameter, layout, workload, strategy).weight(array, *parameter.axes, dtype=dtype)
+        own = _layout_of(parameter, layout, workload, strategy)
+        return own.weight(array, *parameter.axes, dtype=dtype, along=_along(parameter))
 
     return _map(whole, shards, workload)
 
@@ -165,9 +169,9 @@ def _unchanged(gradients: Any) -> tuple[Any]:
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """A tree like the parameters with all changed but norm scales."""
+    """A tree like the parameters with all changed but scales and biases."""
     return jax.tree.map(
-        lambda array, parameter: array if "norm" in parameter.axes else change(array, parameter),
+        lambda array, parameter: array if parameter.role == "vector" else change(array, parameter),
         arrays,
         parameters(workload.model),
     )

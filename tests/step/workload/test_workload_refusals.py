@@ -10,7 +10,7 @@ from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import as_run, make_plan
 from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, RULES, Experts, Strategy, Workload, check_mesh
+from meshwright.step import DEFAULT, RULES, Experts, FrameworkProfile, Strategy, Workload, check_mesh
 
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))
@@ -206,6 +206,8 @@ def test_a_value_that_cannot_be_is_refused_where_it_is_said(make, said):
 def test_what_a_plan_says_beyond_what_runs_is_refused_and_not_left_out():
     """Once verify and train took such a plan for one without it."""
     workload = Workload(model=TINY, batch=16, seq_len=64, compute_dtype="f32")
-    plan = make_plan(workload, MeshShape(fsdp=4), parse_system("cpu:4"), Strategy(flat_buffers=True))
+    plan = make_plan(
+        workload, MeshShape(fsdp=4), parse_system("cpu:4"), Strategy(profile=FrameworkProfile(flat_buffers=True))
+    )
     with pytest.raises(MeshwrightError, match="flat_buffers=True can be planned, but what runs has flat_buffers=False"):
         as_run(plan)

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import is_summed_whole
+from meshwright.cost import planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
-from meshwright.planner.waits import move_seconds
 from meshwright.record import Collective
 from meshwright.step import Workload
 
@@ -30,18 +29,28 @@ COMPILED = {
 """Whether the compiler makes an all-reduce of a sum over a whole slice: docs/verify.md, benchmarks/verify_matrix.py."""
 
 
+def scatter(axes=("fsdp",)):
+    return Collective(kind="reduce-scatter", axes=axes, phase="backward", bytes=1 << 30, count=4)
+
+
+def runs_as_all_reduce(hardware, **degrees):
+    """Whether the compiler makes an all-reduce of a sum onto shards over fsdp, over all devices where none are said."""
+    system = parse_system(hardware)
+    mesh = MeshShape(**(degrees or {"fsdp": system.num_devices}))
+    return reduce_scatter_runs_as_all_reduce(scatter(), lay_mesh(system, mesh.layout))
+
+
 @pytest.mark.parametrize(("hardware", "expected"), COMPILED.items())
 def test_a_sum_over_a_whole_slice_is_what_its_compiler_makes_of_it(hardware, expected):
-    system = parse_system(hardware)
-    assert is_summed_whole(system, system.num_devices) == expected
+    assert runs_as_all_reduce(hardware) == expected
 
 
 def test_a_sum_over_a_part_of_a_slice_is_onto_shards():
-    assert not is_summed_whole(parse_system("v5e:4x4"), 4)
+    assert not runs_as_all_reduce("v5e:4x4", fsdp=4, tp=4)
 
 
 def test_each_of_several_slices_is_whole():
-    assert is_summed_whole(parse_system("2*v5e:4x4"), 16)
+    assert runs_as_all_reduce("2*v5e:4x4", dp=2, fsdp=16)
 
 
 def scatters(hardware, mesh):
@@ -64,5 +73,5 @@ def test_a_plan_hides_sums_onto_shards():
 
 def test_a_sum_that_is_made_whole_takes_as_long_as_an_all_reduce():
     layout = lay_mesh(parse_system("v5e:4x4"), MeshShape(fsdp=16).layout)
-    scatter = Collective(kind="reduce-scatter", axes=("fsdp",), phase="backward", bytes=1 << 30, count=4)
-    assert move_seconds(scatter, layout) == move_seconds(replace(scatter, kind="all-reduce"), layout)
+    assert planned_seconds(scatter(), layout) == planned_seconds(replace(scatter(), kind="all-reduce"), layout)
+    assert planned_seconds(replace(scatter(), kind="all-gather"), layout) < planned_seconds(scatter(), layout)

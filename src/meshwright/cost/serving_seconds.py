@@ -1,0 +1,195 @@
+"""The time of one step of a server on a mesh, term by term: a token of every sequence, or the prompts of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.cost.achieved import HBM_SHARE
+from meshwright.cost.attention import attention_share
+from meshwright.cost.collective_time import planned_seconds
+from meshwright.cost.efficiency import gpu_figures, product_efficiency
+from meshwright.cost.elementwise import FUSED
+from meshwright.cost.kv_cache import cache_bytes, mean_cache_bytes
+from meshwright.cost.roofline import OpTime, critical_batch, matmul_bytes
+from meshwright.cost.serving_bytes import weight_bytes
+from meshwright.hardware import Layout, System, dtype_bytes
+from meshwright.record import Bound, Collective
+from meshwright.step import Serving, ServingLayout
+from meshwright.step.ir import AttentionOp, Extents, Matmul, Step
+from meshwright.step.serve import model_step, serve_step
+
+BUSY_ROWS = 512
+"""Rows from which the estimates of products with bf16 weights are those of their arithmetic.
+
+With fewer they are times of reading the weights, which are counted here on their own, in the dtype they are kept in.
+"""
+
+BOUNDS: Mapping[str, Bound] = {
+    "weights": "memory",
+    "cache": "memory",
+    "elementwise": "memory",
+    "products": "compute",
+    "attention": "compute",
+    "communication": "communication",
+}
+"""What each term of a step waits for."""
+
+
+@dataclass(frozen=True)
+class ServingStep:
+    """The time of a step, and each of its collectives with its time; every term of `BOUNDS` is in the breakdown.
+
+    `weights`: products that wait for reading them; `products`: those that wait for arithmetic; `cache` and `attention`
+    the same of attention. Nothing hides a collective: the next product needs what it brings.
+    """
+
+    breakdown_seconds: Mapping[str, float]
+    moves: tuple[tuple[Collective, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all terms."""
+        return sum(self.breakdown_seconds.values())
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives with their times, all of them exposed."""
+        return tuple(replace(move, seconds=time, exposed_seconds=time) for move, time in self.moves)
+
+    @property
+    def bound(self) -> Bound:
+        """What most of the step waits for."""
+        waits: dict[Bound, float] = {}
+        for name, seconds in self.breakdown_seconds.items():
+            waits[BOUNDS[name]] = waits.get(BOUNDS[name], 0.0) + seconds
+        return max(waits, key=waits.__getitem__)
+
+
+def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Layout) -> ServingStep:
+    """The time of a step of `batch` sequences, all as long as they get.
+
+    laid: the mesh of the layout laid on its system (`hardware.lay_mesh`).
+    """
+    step, system = serve_step(serving, layout, batch), laid.system
+    terms = dict.fromkeys(BOUNDS, 0.0)
+    for shape, times in _matmul_shapes(step).items():
+        time = product_time(*shape, system=system, serving=serving)
+        terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
+    attention = _attention_time(step, serving, system)
+    terms["attention" if attention.bound == "compute" else "cache"] += attention.seconds
+    terms["elementwise"] = _elementwise_seconds(step, serving, system)
+    moves = tuple((move, planned_seconds(move, laid)) for move in _collectives(step, serving))
+    terms["communication"] = sum(seconds for _, seconds in moves)
+    return ServingStep(terms, moves)
+
+
+def serving_collectives(serving: Serving, layout: ServingLayout, batch: int) -> tuple[Collective, ...]:
+    """Every collective of a step with more than one device in its group, in bytes per device and step."""
+    return tuple(_collectives(serve_step(serving, layout, batch), serving))
+
+
+def serving_flops(serving: Serving, batch: int) -> float:
+    """The flops that a step of the model needs over all devices: 2 for each weight that works on a token, and pairs.
+
+    The logits are those of each sequence's last token; of a prompt, attention is counted as far as it is not masked.
+    """
+    step = model_step(serving, batch)
+    products = sum(step.repeats[op.region.name].mean * _matmul_flops(op, step.extents) for op in step.ops.matmuls)
+    return products + sum(
+        step.repeats[op.region.name].mean * _attention_flops(op, step.extents) for op in step.ops.attention
+    )
+
+
+def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
+    """The batch from which a device reads as many bytes of cache as of weights."""
+    return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)
+
+
+def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System) -> float:
+    """The batch from which products with weights take longer than reading them, both at their full rate.
+
+    s_w C / (2 W) for each group of devices that reads its weights, times E / k of experts, which ep shares out
+    (`critical_batch`).
+    """
+    rows = critical_batch(system, weight_dtype=serving.weight_dtype, compute_dtype=serving.compute_dtype)
+    sizes = model_step(serving, 1).extents.sizes
+    if "R" not in sizes:
+        return rows * layout.num_groups
+    return max(rows * sizes["B"] * sizes["S"] / sizes["R"] * layout.mesh.dp, rows * layout.num_groups)
+
+
+def product_time(
+    rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
+) -> OpTime:
+    """The time of `count` products at the efficiency of their size, and of reading what they multiply.
+
+    HBM gives what it achieves. On a GPU reading begins with a launch, one for all `count`; the efficiency of arithmetic
+    has it in it.
+    """
+    dtype = serving.compute_dtype
+    share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
+    flops_seconds = count * 2 * rows * inner * columns / (system.peak(dtype) * share)
+    moved = matmul_bytes(
+        rows, inner, columns, weight_dtype=serving.weight_dtype, activation_dtype=serving.activation_dtype
+    )
+    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
+
+
+def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]:
+    """The products with weights on a device as rows, inner, columns and experts, and how often a step has each."""
+    local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
+    for op in step.ops.matmuls:
+        shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        counts[shape] = counts.get(shape, 0.0) + step.repeats[op.region.name].mean
+    return counts
+
+
+def _matmul_flops(op: Matmul, extents: Extents) -> float:
+    """The flops of a product."""
+    local = extents.local_dims
+    return 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
+
+
+def _attention_flops(op: AttentionOp, extents: Extents) -> float:
+    """The flops of attention: of each query with the keys that it attends to."""
+    return 2 * extents.local(op.query) / op.qk_dim * (op.qk_dim + op.value_dim) * extents.sizes["keys"]
+
+
+def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
+    """The time of attention over all layers: its products, and of single tokens reading the cache.
+
+    Prompts are in a fused kernel that skips what is masked.
+    """
+    flops = read = 0.0
+    for op in step.ops.attention:
+        times = step.repeats[op.region.name].mean
+        flops += times * _attention_flops(op, step.extents)
+        read += times * cache_bytes(op, step.extents, serving) if serving.phase == "decode" else 0.0
+    peak = attention_share(system) * system.peak(serving.activation_dtype)
+    return OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
+
+
+def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
+    """Norms, residual sums, rotation and activation, each chain of them in one pass over memory.
+
+    Launches are not counted: what a server runs over and over is launched as a whole, and products count theirs.
+    """
+    # Passes are counted in narrow elements, of two bytes.
+    narrow = sum(
+        step.repeats[op.region.name].mean * FUSED[op.kind].forward_bytes * sum(map(step.extents.local, op.arrays))
+        for op in step.ops.elementwise
+    )
+    return narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)
+
+
+def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:
+    """The collectives of a step."""
+    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    for op in step.communication:
+        count = step.repeats[op.region.name].useful
+        size = sum(widths[array.width] * step.extents.local(array) for array in (op.array, *op.beside))
+        yield Collective(
+            kind=op.kind, axes=op.axes, phase=op.phase, bytes=int(size) * count, count=count, array=op.name
+        )

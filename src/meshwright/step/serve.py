@@ -1,0 +1,175 @@
+"""The step of a server on a mesh: whole prompts (prefill) or one token of every sequence (decode), as one `Step`.
+
+Its symbols beside `B` sequences and `S` tokens of each in a step: `A` experts of a device that some token is sent to,
+`R` rows of each, `C` devices of ep that a token is sent to, `P` parts of the vocab; `Q` sequences of which a device
+holds some cache, `T` tokens of each that it reads; `keys`, which no array has, those that a query attends to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from meshwright.mesh import MeshShape
+from meshwright.step.blocks import program
+from meshwright.step.ir import Array, Extents, Repeat, Step
+from meshwright.step.layer import Attention, Dispatch, Program
+from meshwright.step.model import ModelConfig
+from meshwright.step.serve_ops import EMBEDDING, LOGITS, serving_ops
+from meshwright.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeStep(Step):
+    """The step of a server. live: by region, the activations that a device has at once.
+
+    paged_tokens: the tokens that the pages of one sequence on the fullest device have room for.
+    """
+
+    live: Mapping[str, tuple[Array, ...]]
+    paged_tokens: int
+
+
+def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
+    """The step of `batch` sequences on the fullest device, all as long as they get."""
+    mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
+    own = math.ceil(batch / layout.num_groups)
+    split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
+    sizes = {
+        **one.extents.sizes,
+        "B": own * layout.num_groups,
+        "Q": math.ceil(own / split),
+    }
+    if dispatch:
+        sizes |= _expert_sizes(dispatch, mesh, own * step_length(serving))
+    return ServeStep(
+        ops=one.ops,
+        live=one.live,
+        repeats=one.repeats,
+        extents=Extents(sizes=sizes, mesh=mesh),
+        paged_tokens=one.paged_tokens,
+    )
+
+
+@lru_cache(maxsize=1 << 10)
+def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
+    """What of a step does not depend on its batch, and how its model sends tokens to experts."""
+    mesh, found = layout.mesh, program(serving.model)
+    live = frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
+    ops, arrays = serving_ops(serving.model, serving.phase, layout.cache, live)
+    kept, pages = kept_tokens(serving), paged_tokens(serving) // serving.page_size
+    if layout.cache == "sequence":
+        pages = math.ceil(pages / mesh.degree(cache_axes(serving.model)))
+        kept = min(kept, pages * serving.page_size)
+    sizes = {
+        "S": step_length(serving),
+        "P": mesh.degree(SERVING_RULES["vocab"]),
+        "T": kept,
+        "keys": keys_of_query(serving) if serving.phase == "prefill" else kept,
+    }
+    step = ServeStep(
+        ops=ops,
+        live=arrays,
+        repeats=_repeats(found),
+        extents=Extents(sizes=sizes, mesh=mesh),
+        paged_tokens=pages * serving.page_size,
+    )
+    return step, _dispatch(found)
+
+
+def model_step(serving: Serving, batch: int) -> Step:
+    """The step of `batch` sequences on one device, each token with its own experts and heads: what the model needs."""
+    found, length = program(serving.model), step_length(serving)
+    sizes = {"B": batch, "S": length, "keys": keys_of_query(serving)}
+    if dispatch := _dispatch(found):
+        sizes |= {"A": dispatch.num_experts, "R": batch * length * dispatch.num_active / dispatch.num_experts}
+    ops, _ = serving_ops(serving.model, "prefill", "heads", frozenset())
+    return Step(ops=ops, repeats=_repeats(found), extents=Extents(sizes=sizes, mesh=MeshShape()))
+
+
+def step_length(serving: Serving) -> int:
+    """The tokens of a sequence in a step."""
+    return serving.prompt_len if serving.phase == "prefill" else 1
+
+
+def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
+    """The mean over layers of a figure that depends on a layer's window; None where it attends to all keys."""
+    windows = _windows(model)
+    return sum(count * of_window(window) for window, count in windows.items()) / sum(windows.values())
+
+
+@cache
+def _windows(model: ModelConfig) -> Mapping[int | None, int]:
+    """How many layers have each window."""
+    counts: dict[int | None, int] = {}
+    for stack in program(model).stacks:
+        for op in stack.ops:
+            if isinstance(op, Attention):
+                for layer in range(stack.num_layers):
+                    window = op.windows[layer % len(op.windows)]
+                    counts[window] = counts.get(window, 0) + 1
+    return counts
+
+
+def kept_tokens(serving: Serving) -> int:
+    """The tokens of a sequence at its end whose keys and values are still read, the mean over layers."""
+    context = serving.context
+    return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context)))
+
+
+def keys_of_query(serving: Serving) -> float:
+    """The keys that a query attends to: of a prompt the mean over its queries and layers, half of all without windows.
+
+    Of a sliding window those inside it.
+    """
+    length = serving.prompt_len
+
+    def pairs(window: int | None) -> float:
+        keys = min(window or length, length)
+        return length * keys - keys * keys / 2
+
+    if serving.phase == "decode":
+        return kept_tokens(serving)
+    return mean_over_layers(serving.model, pairs) / length
+
+
+def paged_tokens(serving: Serving) -> int:
+    """The tokens that the pages of a sequence at its end have room for."""
+    return math.ceil(kept_tokens(serving) / serving.page_size) * serving.page_size
+
+
+def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:
+    """The experts of a device that some of `tokens` tokens are sent to, as expected where each is as likely.
+
+    E (1 - (1 - k / E)^T): one token reads k experts, many read all of them.
+    """
+    return num_local * (1 - (1 - num_active / num_experts) ** tokens)
+
+
+def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
+    """The sizes of what experts do for `tokens` tokens of each group; as many come from other devices as go to them.
+
+    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, where each is as likely.
+    """
+    count, active = dispatch.num_experts, dispatch.num_active
+    activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)
+    return {
+        "A": activated,
+        "R": tokens * active / activated,
+        "C": mesh.ep * (1 - (1 - 1 / mesh.ep) ** active),
+    }
+
+
+@cache
+def _dispatch(found: Program) -> Dispatch | None:
+    """How a model sends tokens to experts; None of one without."""
+    return next((op for stack in found.stacks for op in stack.ops if isinstance(op, Dispatch)), None)
+
+
+@cache
+def _repeats(found: Program) -> Mapping[str, Repeat]:
+    """How often a server runs each region in a step."""
+    counts = {EMBEDDING.name: 1, LOGITS.name: 1} | {stack.name: stack.num_layers for stack in found.stacks}
+    return {name: Repeat(useful=n, executed=n, static=n, mean=n) for name, n in counts.items()}
