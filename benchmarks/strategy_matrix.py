@@ -24,7 +24,8 @@ from verify_matrix import show
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.inspection import Finding
-from meshwright.inspection.inspection import read
+from meshwright.inspection.inspection import read_inspection
+from meshwright.inspection.words import evidence
 from meshwright.planner import Plan, make_plan
 from meshwright.step import ModelConfig, Workload
 from meshwright.verification import Verification, verify_all
@@ -55,7 +56,7 @@ def plans(on: str, only: list[str]) -> Iterator[tuple[Row, Plan]]:
 def findings(found: Verification) -> tuple[Finding, ...]:
     """What is wrong with the program of a plan, whose collectives are expected to be there."""
     plan = found.plan
-    inspection = read(
+    inspection = read_inspection(
         "step",
         found.program.hlo,
         plan.mesh.layout,
@@ -84,7 +85,7 @@ def main() -> int:
             continue
         unnamed += show(outcome)
         for finding in findings(outcome):
-            print(f"  found {finding.kind}: {finding.evidence}  {finding.source}")
+            print(f"  found {finding.kind}: {evidence(finding)}  {finding.source}")
             wrong += 1
     print(f"\n{len(todo)} rows: {unnamed} differences without a name, {wrong} findings")
     return int(unnamed + wrong > 0)

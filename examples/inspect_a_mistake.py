@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright
+from meshwright.inspection.words import evidence, fix
 
 
 def program() -> tuple:
@@ -38,7 +39,7 @@ def main() -> None:
             f"{collective.kind} over {'*'.join(collective.axes)}: {collective.bytes:,} bytes, from {collective.source}"
         )
     for finding in report.findings:
-        print(f"\n{finding.kind}: {finding.evidence}\n  from {finding.source}\n  fix: {finding.fix}")
+        print(f"\n{finding.kind}: {evidence(finding)}\n  from {finding.source}\n  fix: {fix(finding)}")
 
 
 if __name__ == "__main__":

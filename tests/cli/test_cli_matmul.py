@@ -7,9 +7,9 @@ import sys
 import jax
 import pytest
 
-from meshwright.cli.collective import KINDS, formula_of
+from meshwright.cli.collective import KINDS
 from meshwright.cli.main import main
-from meshwright.cost import collective_seconds
+from meshwright.cost import collective_formula, collective_seconds
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.notation import parse_numbers
 
@@ -115,7 +115,7 @@ def test_a_formula_as_printed_gives_the_time_it_explains(on, mesh, axes, kind):
     found = collective_seconds(kind, 64e6, placement)
     assert found.terms
     for term in found.terms:
-        formula, numbers = formula_of(kind, term, placement)
+        formula, numbers = collective_formula(kind, term, placement)
         assert eval(formula, {"V": 64e6, **numbers}) == pytest.approx(term.seconds, rel=1e-12)
 
 

@@ -33,7 +33,17 @@ def test_maxtexts_product_has_its_intensity_the_hardwares_and_the_verdict(capsys
 def test_matmul_answers_in_its_schema(capsys):
     assert main([*FSDP, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    wanted = ["case", "result", "collectives", "local_shapes", "flops_per_device", "intensity", "bound", "threshold"]
+    wanted = [
+        "case",
+        "cases",
+        "result",
+        "collectives",
+        "local_shapes",
+        "flops_per_device",
+        "intensity",
+        "bound",
+        "threshold",
+    ]
     assert list(answer) == [*wanted, "alternatives"]
     assert answer["case"] == 2
     assert answer["result"] == "C[B_X, F]"

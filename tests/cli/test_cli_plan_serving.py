@@ -44,7 +44,7 @@ def test_a_line_is_never_wider_than_the_screen(capsys):
 
 def test_json_is_one_object_that_plans_are_read_from(capsys):
     data = json.loads(printed([*DECODE, *NARROW, "--latency", "12ms", "--json"], capsys))
-    assert set(data) == {"candidates", "frontier", "thresholds", "prefill_systems"}
+    assert set(data) == {"candidates", "why", "frontier", "thresholds", "prefill_systems"}
     best, *_ = (serving_plan_from_data(plan, name="it") for plan in data["candidates"])
     assert best.seconds <= 0.012
     assert data["thresholds"]["compute_bound_batch"] == pytest.approx(120.12, abs=0.01)

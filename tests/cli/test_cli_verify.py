@@ -74,7 +74,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES)
 def test_a_mistake_is_found_before_anything_is_compiled(words, said, capsys, monkeypatch):
-    monkeypatch.setattr("meshwright.compiler.compile.Child", None)
+    monkeypatch.setattr("meshwright.compiler.compile.CompileProcess", None)
     assert main(words) == 2
     printed = capsys.readouterr().err
     assert all(word in printed for word in said)

@@ -44,7 +44,7 @@ def test_a_program_is_compiled_for_other_devices_than_this_process_has(cache):
     program = compile_in_child(request(hardware="cpu:16", mesh=mesh))
     assert program.hlo.startswith("HloModule jit_step")
     assert program.compiler.startswith("jaxlib")
-    assert (program.laid_by, program.cached) == ("jax.make_mesh", False)
+    assert (program.mesh_method, program.cached) == ("jax.make_mesh", False)
     # The weights of 3 layers and a row of the input, in float32.
     weights = 4 * 3 * 2 * toys.EMBED * toys.MLP // 16
     assert program.memory_bytes["arguments"] == weights + 4 * toys.BATCH * toys.SEQ_LEN * toys.EMBED // 16
@@ -215,7 +215,7 @@ def test_mesh_axes_that_no_whole_physical_axes_make_split_them():
     pytest.importorskip("libtpu")
     mesh = MeshShape(fsdp=8, tp=2)
     program = compile_in_child(request(hardware="v6e:4x4", mesh=mesh))
-    assert program.laid_by == "mesh_utils.create_device_mesh, physical axes split"
+    assert program.mesh_method == "mesh_utils.create_device_mesh, physical axes split"
 
 
 def test_a_request_is_plain_data():
@@ -264,7 +264,7 @@ class Pretended:
 @pytest.mark.parametrize(("free", "cores", "at_once"), [(64 << 30, 2, 2), (5 << 30, 8, 1), (0, 8, 1), (64 << 30, 8, 5)])
 def test_as_many_compile_at_once_as_there_are_cores_and_memory_for(free, cores, at_once, monkeypatch):
     Pretended.alive = Pretended.most = 0
-    monkeypatch.setattr("meshwright.compiler.compile.Child", Pretended)
+    monkeypatch.setattr("meshwright.compiler.compile.CompileProcess", Pretended)
     monkeypatch.setattr("meshwright.compiler.compile._free_bytes", lambda: free)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     outcomes = dict(compile_all([request("matmuls", "cpu:1", MeshShape(), number=n) for n in range(5)]))

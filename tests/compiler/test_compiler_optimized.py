@@ -3,6 +3,7 @@
 import pytest
 
 from meshwright.compiler import CompiledProgram, read_optimized
+from meshwright.compiler.program import MeshMethod
 from meshwright.hlo import describe, parse_hlo
 
 BACKWARD = "jit(step)/transpose(jvp(layers))/while/body/eval_jaxpr"
@@ -57,7 +58,7 @@ def test_what_the_partitioner_left_says_what_a_gather_is_for():
         messages="",
         compile_seconds=0.0,
         compiler="",
-        laid_by="",
+        mesh_method=MeshMethod.MAKE_MESH,
         partitioned=text(f"{BACKWARD}/remat2", used=f"{BACKWARD}/checkpoint/mlp", copied=asked),
     )
     assert gather_of(parse_hlo(program.hlo))[1] == "backward"

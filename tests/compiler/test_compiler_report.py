@@ -5,6 +5,7 @@ import pytest
 import toy_programs as toys
 
 from meshwright.compiler import CompiledProgram, read_program
+from meshwright.compiler.program import MeshMethod
 from meshwright.errors import MeshwrightError
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
@@ -21,7 +22,7 @@ def hlo() -> str:
 
 def program(hlo: str, **changes) -> CompiledProgram:
     fields = {"hlo": hlo, "memory_bytes": MEMORY, "messages": "", "compile_seconds": 1.0, "compiler": "jaxlib"}
-    return CompiledProgram(**(fields | {"laid_by": "jax.make_mesh"} | changes))
+    return CompiledProgram(**(fields | {"mesh_method": MeshMethod.MAKE_MESH} | changes))
 
 
 def test_a_compiled_program_becomes_the_record_of_its_flops_memory_and_collectives(hlo):
@@ -47,7 +48,7 @@ def test_a_program_fits_where_its_peak_is_within_what_a_chip_can_give(hlo, peak,
 
 
 def test_a_mesh_that_splits_physical_axes_is_noted(hlo):
-    compiled = program(hlo, laid_by="mesh_utils.create_device_mesh, physical axes split")
+    compiled = program(hlo, mesh_method=MeshMethod.SPLIT_PHYSICAL_AXES)
     assert any("physical axes split" in note for note in read_program(compiled, MESH, "v6e:2x4").notes)
 
 

@@ -5,10 +5,13 @@ import pytest
 from meshwright.cost.attention import attention_share, fused_attention_time, tpu_block, tpu_kernel, tpu_kernel_share
 from meshwright.cost.collective import collective_seconds
 from meshwright.cost.efficiency import layer_shares
-from meshwright.cost.elementwise import layer_passes, softmax_passes
+from meshwright.cost.elementwise import pass_of, softmax_passes
 from meshwright.cost.links import RINGS, TREE, collective_efficiency
 from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
+from meshwright.mesh import MeshShape
+from meshwright.step import Workload
+from meshwright.step.train import train_step
 
 H100 = parse_system("h100:8")
 
@@ -80,11 +83,18 @@ def test_the_kernels_of_a_measured_layer_take_about_as_long():
 
 
 def test_op_by_op_moves_more_than_fused():
-    model = PRESETS["llama3-8b"]
-    fused, alone = (
-        sum(each.forward_bytes + each.backward_bytes for _, each in layer_passes(model, fuses=fuses, dropout=False))
-        for fuses in (True, False)
-    )
+    step = train_step(Workload(model=PRESETS["llama3-8b"], batch=8, seq_len=2048, remat="none"), MeshShape())
+    passes = [op for op in step.ops.elementwise if op.region.name == "layers"]
+
+    def moved(*, fuses):
+        each = ((op, pass_of(op.kind, fuses=fuses)) for op in passes)
+        return sum(
+            (one.forward_bytes if op.phase == "forward" else one.backward_bytes)
+            * sum(step.extents.local(array) for array in op.arrays)
+            for op, one in each
+        )
+
+    fused, alone = moved(fuses=True), moved(fuses=False)
     assert alone > 2 * fused
     masked, plain = (
         sum(each.forward_bytes for each in softmax_passes(fuses=True, dropout=dropout)) for dropout in (True, False)

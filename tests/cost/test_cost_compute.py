@@ -14,7 +14,8 @@ from meshwright.cost import (
     update_seconds,
 )
 from meshwright.cost.efficiency import gpu_figures
-from meshwright.cost.seconds import layer_parts, products
+from meshwright.cost.seconds import layer_parts
+from meshwright.cost.table import op_table
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
@@ -38,12 +39,13 @@ H100 = parse_system("h100:64")
 )
 def test_the_products_of_a_device_are_its_share_of_the_models(workload, mesh):
     """Forward flops of the products with weights, of all devices: those that MFU counts, less the scores."""
-    tokens = workload.tokens / mesh.degree(("dp", "fsdp", "ep", "sp"))
-    each = sum(2 * p.rows * p.inner * p.columns * p.count * p.num_layers for p in products(workload, mesh, tokens))
+    system = parse_system(f"cpu:{mesh.num_devices}")
+    rows = op_table(workload, mesh, system, Strategy(lockstep=False))
+    each = sum(row.times * row.flops for row in rows if row.phase == "forward" and not row.is_attention)
     scores = 2 * workload.model.num_heads * (workload.model.query_key_dim + workload.model.value_dim)
     scores *= workload.tokens * workload.seq_len * workload.model.num_layers
     # Latents are made whole on every device of tp; here only ep and fsdp split such a model.
-    assert each * mesh.num_devices / mesh.pp == pytest.approx(model_flops(workload) / 3 - scores)
+    assert each * mesh.num_devices == pytest.approx(model_flops(workload) / 3 - scores)
     again = step_flops(workload, mesh, Strategy(lockstep=False))
     assert again.forward * mesh.num_devices == pytest.approx(model_flops(workload) / 3)
 

@@ -38,6 +38,7 @@ def test_the_answer_as_data_has_the_fields_of_the_command():
     data = priced(TENSOR_PARALLEL, "x=4", "B=1024,M=32768,E=8192", "v6e:4x4").to_json()
     assert list(data) == [
         "case",
+        "cases",
         "result",
         "collectives",
         "local_shapes",

@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from meshwright.cost.ticks import Runs, all_runs, told_runs, worked_runs
 
-from meshwright.cost import KEPT_INPUTS, step_collectives, step_flops, untaken_branch_collectives, untaken_branch_flops
+from meshwright.cost import step_collectives, step_flops, untaken_branch_collectives, untaken_branch_flops
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
 from meshwright.step import Strategy, Workload
+from meshwright.step.blocks import program
+from meshwright.step.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")
@@ -19,23 +20,27 @@ FOUR = Strategy(num_microbatches=4)
 TWICE = replace(FOUR, virtual_stages=2)
 TWO = MeshShape(pp=2)
 
+REGIONS = ("layers", EMBEDDING, LOGITS, STAGES)
+
 RUNS = [
-    (8, MeshShape(), FOUR, Runs(layers=32, first=4, last=4, ticks=4), {}),
-    (8, MeshShape(pp=2), replace(FOUR, lockstep=False), Runs(layers=16, first=4, last=4, ticks=4), {}),
-    (8, MeshShape(pp=2), FOUR, Runs(layers=20, first=5, last=4, ticks=5), {}),
-    (7, MeshShape(pp=4), FOUR, Runs(layers=14, first=7, last=4, ticks=7), {}),
-    (8, TWO, TWICE, Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
-    (5, TWO, TWICE, Runs(layers=18, first=4, last=4, ticks=9), {"first": 9, "last": 6}),
-]  # fmt: skip
+    (8, MeshShape(), FOUR, (32, 4, 4, 4), {}),
+    (8, MeshShape(pp=2), replace(FOUR, lockstep=False), (16, 4, 4, 4), {}),
+    (8, MeshShape(pp=2), FOUR, (20, 5, 4, 5), {}),
+    (7, MeshShape(pp=4), FOUR, (14, 7, 4, 7), {}),
+    (8, TWO, TWICE, (18, 4, 4, 9), {EMBEDDING: 9, LOGITS: 6}),
+    (5, TWO, TWICE, (18, 4, 4, 9), {EMBEDDING: 9, LOGITS: 6}),
+]
+"""How often a device executes `REGIONS`, and the regions that stand more often in the program's text."""
 
 
-@pytest.mark.parametrize(("layers", "mesh", "strategy", "runs", "told"), RUNS)
-def test_a_step_runs_its_parts_in_every_tick(layers, mesh, strategy, runs, told):
-    assert all_runs(layers, mesh, strategy) == runs
-    assert told_runs(layers, mesh, strategy) == replace(runs, **told)
-    worked = worked_runs(layers, mesh, strategy)
-    assert worked.first == worked.last == 4
-    assert worked.ticks == 4 * strategy.virtual_stages
+@pytest.mark.parametrize(("layers", "mesh", "strategy", "executed", "in_text"), RUNS)
+def test_a_step_runs_its_parts_in_every_tick(layers, mesh, strategy, executed, in_text):
+    found = repeats(program(replace(MODEL, num_layers=layers)), mesh, strategy)
+    runs = dict(zip(REGIONS, executed, strict=True))
+    assert {name: found[name].executed for name in REGIONS} == runs
+    assert {name: found[name].static for name in REGIONS} == runs | in_text
+    assert found[EMBEDDING].useful == found[LOGITS].useful == 4
+    assert found[STAGES].useful == 4 * strategy.virtual_stages
 
 
 def over_pp(strategy, mesh=TWO):
@@ -111,7 +116,7 @@ def test_a_stream_that_stages_share_is_scattered_and_gathered_over_pp():
         ("all-gather", "forward", "first stage's stream"),
         ("reduce-scatter", "recompute", "embedding"),
         ("reduce-scatter", "backward", "first stage's gradient"),
-        ("all-gather", "backward", "embedding"),
+        ("all-gather", "backward", "embedding gradient"),
     ):
         assert found[kind, phase, array] == stream
     whole = over_pp_alone(TWO, 16)

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from meshwright.families import PUBLISHED
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 
 
 def draw(model):

@@ -7,7 +7,7 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.families import FAMILIES, PRESETS, PUBLISHED, model_from_hugging_face
 from meshwright.step.layer import LinearRopeScaling, RopeScaling
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 
 LLAMA = {
     "model_type": "llama",

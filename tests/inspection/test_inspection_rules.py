@@ -7,6 +7,7 @@ from jax import P
 from jax.sharding import AxisType
 
 import meshwright
+from meshwright.inspection.words import evidence
 from meshwright.record import Collective
 
 
@@ -39,7 +40,8 @@ def findings(split, **given):
 def test_an_argument_that_its_rule_splits_and_the_program_does_not_is_told_with_its_bytes():
     (found,) = findings(False, rules=RULES)
     assert found.kind == "replicated parameter"
-    assert "params['w_out'] f32[128,64]" in found.evidence
+    assert (found.name, str(found.shape), found.axes) == ("params['w_out']", "f32[128,64]", ("tp",))
+    assert "params['w_out'] f32[128,64] has a copy on each of 4 devices along tp" in evidence(found)
     assert found.bytes == 128 * 64 * 4 * 3 // 4
     assert "test_inspection_rules.py" in found.source
 
@@ -60,7 +62,7 @@ def test_what_is_expected_is_no_finding_and_what_is_not_is_one():
     (found,) = findings(True, expected=[])
     assert (found.kind, found.bytes) == ("unplanned collective", 16 * 64 * 4)
     assert found.seconds > 0
-    assert "all-reduce of f32[16,64] over tp in forward" in found.evidence
+    assert (found.collective, found.array, found.axes) == ("all-reduce", "f32[16,64]", ("tp",))
 
 
 def test_an_all_reduce_over_two_axes_is_expected_where_one_over_each_is():

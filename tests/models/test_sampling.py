@@ -1,5 +1,7 @@
 """Decoding with a cache against the whole forward pass, on every kind of mesh."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,31 +19,31 @@ MODEL = PRESETS["tiny"]
 PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)
 
 
-def greedy_without_cache(num_tokens):
+def greedy_without_cache(num_tokens, model=MODEL):
     """The likeliest continuation, the whole text read again for every token."""
     layout = ShardingContext(MeshShape())
     mesh = build_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        params = initialise(parameters(MODEL), jax.random.key(0), mesh, layout, "f32")
+        params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         text = PROMPT
         for _ in range(num_tokens):
-            positions = position_info(jnp.arange(len(text)), MODEL)
-            x, table = embed(params, jnp.asarray(text[None]), positions, MODEL, layout, jnp.float32)
-            (stack,) = blocks.layers(MODEL)
+            positions = position_info(jnp.arange(len(text)), model)
+            x, table = embed(params, jnp.asarray(text[None]), positions, model, layout, jnp.float32)
+            (stack,) = blocks.layers(model)
             x, _ = layers(stack, params["layers"], x, positions, layout, "block", DEFAULT)
-            scores = logits(params, x, table, MODEL, layout)
+            scores = logits(params, x, table, model, layout)
             text = np.append(text, int(scores[0, -1].argmax()))
     return text[len(PROMPT) :]
 
 
-def sampled(mesh_shape, num_samples, **options):
+def sampled(mesh_shape, num_samples, model=MODEL, **options):
     """The tokens [steps, samples] drawn on a mesh."""
     mesh = build_mesh(mesh_shape, jax.devices()[: mesh_shape.num_devices])
     with jax.set_mesh(mesh):
-        params = initialise(parameters(MODEL), jax.random.key(0), mesh, ShardingContext(mesh_shape), "f32")
+        params = initialise(parameters(model), jax.random.key(0), mesh, ShardingContext(mesh_shape), "f32")
         prompts = np.tile(PROMPT, (num_samples, 1))
         layout = sampling_layout(mesh_shape, num_samples)
-        return np.stack(list(sample(params, prompts, MODEL, layout, dtype=jnp.float32, **options)))
+        return np.stack(list(sample(params, prompts, model, layout, dtype=jnp.float32, **options)))
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,18 @@ def test_what_is_drawn_depends_on_the_seed_alone():
     one, same, other = (sampled(MeshShape(tp=2), 2, num_tokens=12, temperature=1.0, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("tiny-gemma2", {"sliding_window": 4}),
+        ("tiny-gemma3", {"sliding_window": 4, "full_attention_every": 3}),
+        ("tiny-gpt2", {"max_positions": 12}),
+        ("tiny-qwen3", {}),
+    ],
+)
+def test_a_cache_honours_windows_caps_and_learned_positions(preset, changes):
+    model = replace(PRESETS[preset], **changes)
+    found = sampled(MeshShape(fsdp=2, tp=2), 1, model, num_tokens=4, temperature=0.0)
+    np.testing.assert_array_equal(found[:, 0], greedy_without_cache(4, model))

@@ -7,13 +7,14 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
+from meshwright.planner import say
 from meshwright.planner.images import (
     COSTLY,
     costly_degree,
+    image_gap,
     plan_image_mesh,
     predict_images,
     rank_images,
-    reason_images,
     why_images,
 )
 from meshwright.step import RESNETS, ImageWorkload
@@ -32,7 +33,7 @@ def test_resnet50_on_eight_gpus_is_data_parallel():
         "dp=2,fsdp=4",
         "dp=4,fsdp=2",
     ]
-    assert {reason_images(record, best).split(" +")[0] for record in ranking.candidates} == {"-", "contention"}
+    assert {say(image_gap(record, best)).split(" +")[0] for record in ranking.candidates} == {"-", "contention"}
 
 
 @pytest.mark.parametrize("hardware", ["a100-80gb:8", "h100:64", "v5e:4x4", "cpu:8"])
@@ -80,13 +81,12 @@ def test_with_few_images_a_device_the_sums_are_not_hidden_any_more():
 
 
 def test_the_reasons_have_numbers():
-    lines = why_images(rank_images(RESNET50, A100), RESNET50, A100)
-    assert lines[0].startswith("why: 25.6 M parameters with gradients and momentum are 307 MB, 0.37%")
+    lines = [say(fact) for fact in why_images(rank_images(RESNET50, A100), RESNET50, A100)]
+    assert lines[0].startswith("25.6 M parameters with gradients and momentum are 307 MB, 0.37%")
     assert "only the batch has to be split: data parallel" in lines[0]
     assert any("32 images a device" in line for line in lines)
     degree, _ = costly_degree(RESNET50, A100)
     assert any(f"exposed from {degree} devices on, {256 // degree} images each" in line for line in lines)
-    assert lines[-1].startswith("note: planned only")
 
 
 def test_a_copy_on_every_device_is_named_where_shards_are_better():
@@ -94,15 +94,17 @@ def test_a_copy_on_every_device_is_named_where_shards_are_better():
     system = parse_system("v5e:4x4")
     ranking = rank_images(workload, system)
     assert MeshShape(**ranking.candidates[0].mesh) == MeshShape(fsdp=16)
-    assert any("a copy on every device (dp=16) would do" in line for line in why_images(ranking, workload, system))
+    assert any(
+        "a copy on every device (dp=16) would do" in line for line in map(say, why_images(ranking, workload, system))
+    )
 
 
 def test_images_that_do_not_fit_are_the_reason_and_not_the_model():
     workload = replace(RESNET50, batch=20_480)
     ranking = rank_images(workload, A100)
     assert ranking.num_fit == 0
-    assert reason_images(ranking.candidates[-1], ranking.candidates[0]).startswith("wants ")
-    assert "it is the images that do not fit" in why_images(ranking, workload, A100)[0]
+    assert say(image_gap(ranking.candidates[-1], ranking.candidates[0])).startswith("wants ")
+    assert "it is the images that do not fit" in say(why_images(ranking, workload, A100)[0])
 
 
 def test_no_legal_mesh_is_told_with_one_reason():

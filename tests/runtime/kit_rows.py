@@ -9,6 +9,7 @@ remat policy of the table, on 1, 2, 4 and 8 devices. `make matrix` trains the ot
 
 from dataclasses import asdict, dataclass, replace
 
+from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
 
@@ -203,3 +204,37 @@ REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"
 """Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
 
 ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]
+
+
+def narrow(preset: str, **more: object) -> ModelConfig:
+    """A preset of a family at the width of the rows above."""
+    return replace(PRESETS[preset], embed=64, mlp=128, **more)
+
+
+NEOX = narrow(
+    "gpt-neox-20b",
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=8,
+    vocab=256,
+    rotary_dims=2,
+    qkv_bias=False,
+    output_bias=False,
+)
+QWEN3 = narrow("tiny-qwen3")
+GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
+GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
+GPT2 = narrow("tiny-gpt2", max_positions=64)
+
+FAMILIES = [
+    Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING, core=True),
+    Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
+]
+"""Families with other ops than Llama's."""

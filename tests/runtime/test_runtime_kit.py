@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from kit_rows import REPEATED, ROWS, Row
+from kit_rows import FAMILIES, REPEATED, ROWS, Row
 
 from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
@@ -131,7 +131,7 @@ def text(row: Row, layout: ShardingContext) -> dict[str, np.ndarray]:
 alone = cache(run)
 
 
-PARAMS = [pytest.param(row, marks=[] if row.core else [pytest.mark.matrix]) for row in (*ROWS, *REPEATED)]
+PARAMS = [pytest.param(row, marks=[] if row.core else [pytest.mark.matrix]) for row in (*ROWS, *REPEATED, *FAMILIES)]
 
 
 def test_the_core_rows_have_everything_that_any_row_has():

@@ -210,7 +210,7 @@ def test_a_dim_that_the_ring_cannot_share_out_is_an_error():
         jax.eval_shape(ring, *arrays)
 
 
-COMPILED = [("v5e:4x4", "two ways"), ("h100:8", "one way")]
+COMPILED = [pytest.param("v5e:4x4", "two ways", marks=pytest.mark.matrix), ("h100:8", "one way")]
 
 
 @pytest.mark.slow

@@ -22,35 +22,44 @@ from meshwright.mesh import MeshShape
 from meshwright.simulate import read_buffers
 from meshwright.step.schedule import Schedule
 
-CASES = {
-    # mesh, schedule, virtual stages, microbatches, layers: m = p and 4 p, layers that p v divides and others
+MATRIX = pytest.mark.matrix
+
+CORE = {
+    # mesh, virtual stages, microbatches, layers: m = p and 4 p, layers that p v divides and others
     "gpipe": [
         (MeshShape(pp=2), 1, 2, 4),
-        (MeshShape(pp=4), 1, 16, 7),
-        (MeshShape(pp=8), 1, 8, 9),
-        (MeshShape(pp=4, dp=2), 1, 4, 4),
         (MeshShape(pp=2, fsdp=2, tp=2), 1, 8, 5),
-        (MeshShape(pp=2, tp=2), 2, 2, 4),
         (MeshShape(pp=4, fsdp=2), 2, 16, 9),
     ],
     "1f1b": [
-        (MeshShape(pp=2), 1, 8, 4),
         (MeshShape(pp=4), 1, 4, 7),
         (MeshShape(pp=8), 1, 32, 9),
         (MeshShape(pp=3), 1, 7, 6),
+        (MeshShape(pp=2), 3, 8, 7),
+        (MeshShape(pp=4, tp=2), 2, 4, 8),
+    ],
+}
+MORE = {
+    "gpipe": [
+        (MeshShape(pp=4), 1, 16, 7),
+        (MeshShape(pp=8), 1, 8, 9),
+        (MeshShape(pp=4, dp=2), 1, 4, 4),
+        (MeshShape(pp=2, tp=2), 2, 2, 4),
+    ],
+    "1f1b": [
+        (MeshShape(pp=2), 1, 8, 4),
         (MeshShape(pp=4), 1, 2, 4),
         (MeshShape(pp=2, dp=4), 1, 8, 2),
         (MeshShape(pp=4, fsdp=2), 1, 16, 5),
         (MeshShape(pp=2, tp=4), 1, 2, 3),
         (MeshShape(pp=2, fsdp=2, tp=2), 1, 8, 4),
-        (MeshShape(pp=2), 3, 8, 7),
-        (MeshShape(pp=4, tp=2), 2, 4, 8),
     ],
 }
 TABLE = [
-    pytest.param(kind, *case, marks=[pytest.mark.slow] if case[0].num_devices > 4 else [])
-    for kind, cases in CASES.items()
-    for case in cases
+    pytest.param(kind, *case, marks=marks)
+    for cases, marks in ((CORE, [pytest.mark.slow]), (MORE, [pytest.mark.slow, pytest.mark.matrix]))
+    for kind, of_kind in cases.items()
+    for case in of_kind
 ]
 
 
@@ -108,7 +117,7 @@ def streams(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("stages", [pytest.param(2, marks=MATRIX), 4, pytest.param(8, marks=MATRIX)])
 def test_1f1b_holds_as_many_microbatches_as_stages_and_gpipe_all(stages):
     microbatches = 2 * stages + 1, 4 * stages
     few, many = (compiled("1f1b", MeshShape(pp=stages), 1, m)[0] for m in microbatches)
@@ -130,8 +139,10 @@ def test_interleaved_1f1b_holds_the_chunks_of_the_last_ticks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("stages", [2, 4, 8])
-@pytest.mark.parametrize("virtual_stages", [1, 2])
+@pytest.mark.parametrize(
+    ("virtual_stages", "stages"),
+    [(1, 4), (2, 2), *(pytest.param(*case, marks=MATRIX) for case in [(1, 2), (1, 8), (2, 4), (2, 8)])],
+)
 def test_the_work_of_a_device_is_that_of_its_microbatches_and_the_bubble(kind, stages, virtual_stages):
     m = 4 * stages if virtual_stages == 1 else 2 * stages
     text, _ = compiled(kind, MeshShape(pp=stages), virtual_stages, m)

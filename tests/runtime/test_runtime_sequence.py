@@ -74,9 +74,20 @@ def sharded(shape, method, mask):
     return mesh, run, lay
 
 
-@pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(
-    ("method", "shape"), [(m, s) for m, shapes in MESHES.items() for s in shapes], ids=lambda v: str(v)
+    ("method", "shape", "name"),
+    [
+        pytest.param(
+            method,
+            shape,
+            name,
+            marks=[] if shape is shapes[0] or name == "packed with a window" else pytest.mark.matrix,
+        )
+        for method, shapes in MESHES.items()
+        for shape in shapes
+        for name in MASKS
+    ],
+    ids=str,
 )
 def test_every_method_equals_dense_attention(method, shape, name):
     mask, packed = MASKS[name]
@@ -108,7 +119,9 @@ TOKENS_OF_A_ROW = 48
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [MeshShape(sp=4), MeshShape(fsdp=2, sp=2, tp=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(MeshShape(sp=4), marks=pytest.mark.matrix), MeshShape(fsdp=2, sp=2, tp=2)], ids=str
+)
 @pytest.mark.parametrize("method", ["gather", "ring", "ulysses"])
 def test_no_device_ever_has_the_stream_of_a_whole_sequence(method, mesh):
     """Of all arrays of a compiled step only those of heads, and places, may have all tokens of a row."""

@@ -47,7 +47,7 @@ def test_there_is_a_lane_for_the_ops_and_one_for_the_network_of_each_axis(schedu
 def test_slices_come_in_order_and_nest_or_follow_each_other_in_every_lane(schedule, most_events):
     open_ends: dict[int, list[float]] = {}
     last = 0.0
-    for event in slices(schedule, most_events=most_events):
+    for event in slices(schedule, max_events=most_events):
         assert event["ts"] >= last
         last, end = event["ts"], event["ts"] + event["dur"]
         ends = open_ends.setdefault(event["tid"], [])
@@ -66,8 +66,8 @@ def test_loops_are_unrolled_so_that_the_slices_add_up_to_the_step(schedule):
 
 
 def test_a_trace_of_fewer_slices_shows_the_first_trips_and_says_how_many_there_are(schedule):
-    assert len(slices(schedule, most_events=10_000)) > len(slices(schedule, most_events=500)) <= 500
-    shortened = trace(schedule, most_events=500)
+    assert len(slices(schedule, max_events=10_000)) > len(slices(schedule, max_events=500)) <= 500
+    shortened = trace(schedule, max_events=500)
     assert 1 <= shortened["otherData"]["trips_shown"] < 12
     assert any(event["name"].endswith(": 12 trips") for event in shortened["traceEvents"])
 

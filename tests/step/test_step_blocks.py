@@ -10,7 +10,7 @@ from meshwright.models.layer import LOWERINGS
 from meshwright.step.blocks import layers, program
 from meshwright.step.layer import Attention, Combine, Lookup, Rotary
 from meshwright.step.legality import WITHOUT_LOWERING
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.serve import mean_over_layers
 
 TINY = PRESETS["tiny"]

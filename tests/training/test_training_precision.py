@@ -67,7 +67,7 @@ both ends, and backward twice as many."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_gradients_of_bf16_microbatches_are_near_those_in_float32(zero_stage):
     """As near as so many roundings of up to 2^-8 each in random directions take them."""
     strategy = Strategy(num_microbatches=2, zero_stage=zero_stage, gradient_dtype="f32")
@@ -99,8 +99,8 @@ def test_narrow_sums_of_float32_gradients_are_off_by_their_rounding():
 
 SUMMED = [
     (MeshShape(dp=2, fsdp=2, tp=2), DEFAULT),
-    (MeshShape(dp=2, fsdp=2), Strategy(zero_stage=0)),
-    (MeshShape(dp=2, fsdp=2, sp=2), Strategy(zero_stage=1, num_microbatches=2)),
+    pytest.param(MeshShape(dp=2, fsdp=2), Strategy(zero_stage=0), marks=pytest.mark.matrix),
+    pytest.param(MeshShape(dp=2, fsdp=2, sp=2), Strategy(zero_stage=1, num_microbatches=2), marks=pytest.mark.matrix),
     (MeshShape(dp=2, fsdp=2, tp=2), Strategy(zero_stage=2, num_microbatches=2)),
 ]
 
@@ -158,7 +158,12 @@ def test_a_run_with_dropout_that_is_resumed_drops_what_an_unbroken_one_does(tmp_
 
 NARROW = [
     ("v5e:2x2", "int8", {("s8", "s8"): 7 + 6 + 7}),
-    ("h100:4", "fp8", {("f8e4m3fn", "f8e4m3fn"), ("f8e5m2", "f8e4m3fn"), ("f8e4m3fn", "f8e5m2")}),
+    pytest.param(
+        "h100:4",
+        "fp8",
+        {("f8e4m3fn", "f8e4m3fn"), ("f8e5m2", "f8e4m3fn"), ("f8e4m3fn", "f8e5m2")},
+        marks=pytest.mark.matrix,
+    ),
 ]
 """Of int8 the seven products of a layer forward, what backward reads of them again, and the seven gradients of what
 each reads. The GPU compiler makes one of those that read the same, so that of fp8 there are some of each kind."""

@@ -55,8 +55,8 @@ def test_an_all_reduce_is_a_reduce_scatter_and_then_an_all_gather():
     reduced, scattered = run_ring("all-reduce"), run_ring("reduce-scatter")
     assert reduced.frames[: len(scattered.frames)] == scattered.frames
     gathered = run_ring("all-gather", [22, 20, 12, 17])
-    assert [frame.held for frame in reduced.frames[len(scattered.frames) - 1 :]] == [
-        frame.held for frame in gathered.frames
+    assert [frame.slots for frame in reduced.frames[len(scattered.frames) - 1 :]] == [
+        frame.slots for frame in gathered.frames
     ]
 
 
@@ -64,15 +64,15 @@ def test_every_hop_moves_only_what_the_neighbour_before_held():
     for before, after in zip(run_ring("all-gather").frames, run_ring("all-gather").frames[1:], strict=False):
         for device in range(4):
             slot = after.arrived[device]
-            assert before.held[device][slot] is None
-            assert after.held[device][slot] == before.held[device - 1][slot]
+            assert before.slots[device][slot] is None
+            assert after.slots[device][slot] == before.slots[device - 1][slot]
 
 
 def test_an_all_to_all_hands_on_each_block_until_it_arrives():
     start, first, *_ = run_ring("all-to-all").frames
-    assert start.passing[0] == ((1,), (4,), (1,))
-    assert first.held[1] == ((1,), (9,), None, None)
-    assert first.passing[1] == ((4,), (1,))
+    assert start.to_pass_on[0] == ((1,), (4,), (1,))
+    assert first.slots[1] == ((1,), (9,), None, None)
+    assert first.to_pass_on[1] == ((4,), (1,))
     assert (start.sent, first.sent) == (0, 3)
 
 

@@ -12,11 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "compiled"))
 import toy_programs as toys
 
 from meshwright.compiler import CompiledProgram
+from meshwright.compiler.program import MeshMethod
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.hardware import parse_system
-from meshwright.hlo import parse_hlo, read_hlo
-from meshwright.inspection import Finding, inspect_text
+from meshwright.hlo import Shape, parse_hlo, read_hlo
+from meshwright.inspection import inspect_text
+from meshwright.inspection.checks.duplicate_gathers import GatheredTwice
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.record import Record
@@ -25,14 +27,22 @@ from meshwright.step import Workload
 from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render, write_page
-from meshwright.viz.found import findings_section
-from meshwright.viz.inspected import inspection_page
+from meshwright.viz.findings_section import findings_section
+from meshwright.viz.inspection_page import inspection_page
 from meshwright.viz.timeline import timeline_section
-from meshwright.viz.verified import verify_page
+from meshwright.viz.verify_page import verify_page
 
 MESH = MeshShape(fsdp=2, tp=4)
-FINDING = Finding(
-    kind="gathered twice", evidence="w <is> gathered", bytes=2_000_000, seconds=0.25, source="a.py:3", fix="do not"
+FINDING = GatheredTwice(
+    tensor="w <is>",
+    shape=Shape("f32", (8, 4)),
+    axes=("tp",),
+    phase="forward",
+    num_gathers=2,
+    iterations=1,
+    bytes=2_000_000,
+    seconds=0.25,
+    source="a.py:3",
 )
 FETCHES = ("src", "href", "xlink:href", "action", "data", "poster", "srcset")
 
@@ -75,7 +85,12 @@ def found() -> Verification:
     text = toys.train_step(toys.cpu_mesh(fsdp=2, tp=4)).compile().as_text()
     schedule = simulate(parse_hlo(text), MESH.layout, plan.system)
     program = CompiledProgram(
-        hlo=text, memory_bytes={}, messages="", compile_seconds=1.0, compiler="<b>xla & co</b>", laid_by="jax.make_mesh"
+        hlo=text,
+        memory_bytes={},
+        messages="",
+        compile_seconds=1.0,
+        compiler="<b>xla & co</b>",
+        mesh_method=MeshMethod.MAKE_MESH,
     )
     compiled = read_hlo(text, MESH.layout, hardware="cpu:8")
     compiled = Record(**(vars(compiled) | {"memory_bytes": {"arguments": 10, "temporaries": 30, "peak": 40}}))
@@ -127,7 +142,13 @@ def test_a_section_with_nothing_to_say_is_left_out():
 
 def test_a_finding_is_said_with_its_cost_its_place_and_its_cure():
     text = Reader(findings_section((FINDING,)).body).text
-    for words in ("1. gathered twice", "costs 250 ms and 2.00 MB a step", "w <is> gathered", "a.py:3", "fix: do not"):
+    for words in (
+        "1. gathered twice",
+        "costs 250 ms and 2.00 MB a step",
+        "w <is> f32[8,4] is gathered",
+        "a.py:3",
+        "fix: gather",
+    ):
         assert words in text
 
 

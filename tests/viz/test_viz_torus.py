@@ -8,7 +8,7 @@ from jax.experimental import mesh_utils
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
-from meshwright.viz import Picture, device_places
+from meshwright.viz import Picture, device_coordinates
 from meshwright.viz.torus import torus_sketch
 
 AXES = ("dp", "fsdp", "tp")
@@ -72,26 +72,26 @@ def test_each_device_has_the_coordinates_that_jax_gives_it(name, kind, cores):
             for index in itertools.product(*map(range, degrees))
             for device in [mesh[index]]
         }
-        assert device_places(lay_mesh(system, dict(zip(AXES, degrees, strict=True)))) == expected, degrees
+        assert device_coordinates(lay_mesh(system, dict(zip(AXES, degrees, strict=True)))) == expected, degrees
 
 
 def test_over_slices_the_outermost_axis_counts_them_first():
-    places = device_places(lay_mesh(parse_system("2*v5e:4x4"), {"dp": 4, "tp": 8}))
+    places = device_coordinates(lay_mesh(parse_system("2*v5e:4x4"), {"dp": 4, "tp": 8}))
     assert {place.slice for place, at in places.items() if at["dp"] < 2} == {0}
     assert {place.slice for place, at in places.items() if at["dp"] >= 2} == {1}
     assert len({tuple(at.values()) for at in places.values()}) == 32
 
 
 def test_slices_laid_by_hand_are_each_laid_so():
-    one = device_places(lay_mesh(parse_system("v5e:2x4"), {"tp": 8}))
-    two = device_places(lay_mesh(parse_system("2*v5e:2x4"), {"dp": 2, "tp": 8}))
+    one = device_coordinates(lay_mesh(parse_system("v5e:2x4"), {"tp": 8}))
+    two = device_coordinates(lay_mesh(parse_system("2*v5e:2x4"), {"dp": 2, "tp": 8}))
     assert two == {
         place._replace(slice=number): {"dp": number, **at} for number in range(2) for place, at in one.items()
     }
 
 
 def test_idle_devices_have_no_coordinates():
-    places = device_places(lay_mesh(parse_system("v5p:4x4x4"), {"tp": 16}))
+    places = device_coordinates(lay_mesh(parse_system("v5p:4x4x4"), {"tp": 16}))
     assert sorted(at["tp"] for at in places.values() if at) == list(range(16))
     assert sum(not at for at in places.values()) == 48
 

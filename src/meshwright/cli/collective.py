@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cost import CollectiveTime, Term, collective_seconds
+from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Crossing, Placement, System, lay_mesh, parse_system
+from meshwright.hardware import Placement, System, lay_mesh, parse_system
 from meshwright.notation import parse_numbers
 from meshwright.record import Kind, wire_bytes
 from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
@@ -117,51 +116,13 @@ def _print(args: Args, found: CollectiveTime, placement: Placement, notes: tuple
         f" bytes      {show_bytes(found.bytes)}, {COUNTED[found.kind]}; in a ring each device sends {show_bytes(sent)}"
     )
     for number, term in enumerate(found.terms):
-        formula, numbers = formula_of(found.kind, term, placement)
+        formula, numbers = collective_formula(found.kind, term, placement)
         values = "".join(f", {name} = {show_rate(n, 'B/s') if name in 'BW' else n}" for name, n in numbers.items())
         print(f" {'' if number else 'bandwidth':<10} {show_seconds(term.seconds)} in {term.text}")
         print(f"            {formula}, V the bytes{values}")
     print(f" latency    {show_seconds(found.latency_seconds)}, all hops however small the array")
     for note in notes:
         print(f" note: {note}")
-
-
-def formula_of(kind: Kind, term: Term, placement: Placement) -> tuple[str, dict[str, float]]:
-    """The formula of a term of a collective's time, in Python's signs, and its numbers by name but V, the bytes.
-
-    n: devices (chips, on a torus), D: units of a level, s: groups that share its links, m: devices of a group in one
-    unit. B: the links of the device worst placed on a torus, W: those of a unit; bytes a second one way. Source: as
-    `cost.collective`.
-    """
-    crossing = next((crossing for crossing in placement.crossings if crossing.level == term.link), None)
-    text, numbers = _on_level(kind, placement, crossing) if crossing else _on_torus(kind, placement)
-    return ("2 * " if kind == "all-reduce" else "") + text, numbers
-
-
-def _on_level(kind: Kind, placement: Placement, crossing: Crossing) -> tuple[str, dict[str, float]]:
-    """The formula at one level of switches."""
-    bytes_sent, shared = ("V * s", {"s": crossing.sharers}) if crossing.sharers > 1 else ("V", {})
-    rate = {"W": crossing.link_bytes_per_second}
-    if kind == "collective-permute":
-        return f"{bytes_sent} / W", shared | rate
-    if kind == "all-to-all":
-        numbers = {"m": crossing.members, "n": placement.degree}
-        return f"{bytes_sent} * m * (n - m) / (n * W)", numbers | shared | rate
-    return f"{bytes_sent} * (D - 1) / (D * W)", {"D": crossing.degree} | shared | rate
-
-
-def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
-    """The formula on a torus: an open line has one link where a ring has two, and an all-to-all its slowest axis."""
-    rates = {ring: ring.link_bytes_per_second * (2 if ring.is_wrapped else 1) for ring in placement.rings}
-    if kind == "collective-permute":
-        return "V / B", {"B": min(ring.link_bytes_per_second for ring in rates)}
-    if kind == "all-to-all":
-        slowest = max(rates, key=lambda ring: (ring.size**2 // 4) / ring.size / rates[ring])
-        many = {"m": placement.chip_members} if placement.chip_members > 1 else {}
-        return f"V{' * m' if many else ''} * (n**2 // 4) / (n * B)", {"n": slowest.size} | many | {"B": rates[slowest]}
-    size, rate = math.prod(ring.size for ring in rates), sum(rates.values())
-    is_ring = len(rates) == 1 and placement.rings[0].is_wrapped
-    return "V * 2 * (n // 2) / (n * B)" if is_ring else "V * (n - 1) / (n * B)", {"n": size, "B": rate}
 
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:

@@ -73,14 +73,22 @@ def run(args: Args) -> int:
     found = _inspection(args)
     if args.html is not None:
         from meshwright.viz.document import write_page
-        from meshwright.viz.inspected import inspection_page
+        from meshwright.viz.inspection_page import inspection_page
 
         write_page(args.html, inspection_page(found))
     if args.json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(_json(found), indent=2))
     else:
         _print(found)
     return int(bool(found.findings))
+
+
+def _json(found: Inspection) -> dict[str, Any]:
+    """All of it as plain data, each finding with its sentences."""
+    from meshwright.inspection.words import evidence, fix
+
+    findings = [one.to_json() | {"evidence": evidence(one), "fix": fix(one)} for one in found.findings]
+    return found.to_json() | {"findings": findings}
 
 
 def _inspection(args: Args) -> Inspection:
@@ -196,12 +204,18 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """A finding in full."""
+    from meshwright.inspection.words import evidence, fix
+
     costs = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
     costs += [show_bytes(finding.bytes)] if finding.bytes else []
     head = f" finding {number}  {finding.kind}"
     price = f"costs {', '.join(costs)}" if costs else ""
     lines = [f"{head}{price:>{max(len(price) + 2, WIDTH - len(head))}}"]
-    for words in (finding.evidence, f"from {_short(finding.source)}" if finding.source else "", f"fix: {finding.fix}"):
+    for words in (
+        evidence(finding),
+        f"from {_short(finding.source)}" if finding.source else "",
+        f"fix: {fix(finding)}",
+    ):
         lines += textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ from meshwright.cli.plan_screen import candidate, headline
 from meshwright.cli.tables import console, folded, show, speed
 from meshwright.planner import Plan, gap_to, how, say
 
-ABREAST = 3
+COLUMNS = 3
 """The meshes that fit beside each other on a screen."""
 
 
@@ -20,9 +20,9 @@ def print_compared(plans: Sequence[Plan]) -> None:
     print(f"{headline(best)}\n")
     fits = "" if best.predicted.fits else "   NONE FITS"
     show(console(), f"  {best.mesh}   {speed(best.predicted)}   {best.predicted.bound} bound{fits}", style="bold")
-    for start in range(0, len(plans), ABREAST):
+    for start in range(0, len(plans), COLUMNS):
         print()
-        show(console(), comparison(plans[start : start + ABREAST]))
+        show(console(), comparison(plans[start : start + COLUMNS]))
     print()
     for plan in plans:
         loses = "the best of these" if plan == best else f"loses because: {say(gap_to(plan, best))}"

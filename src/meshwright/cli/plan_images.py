@@ -8,8 +8,8 @@ from typing import Any
 from meshwright.cli.plan_args import ImageArgs
 from meshwright.cli.tables import collective_table, console, folded, mesh_name, show, speed, table, terms
 from meshwright.hardware import System
-from meshwright.planner import IMAGE_OPTIONS, read_count, read_images, read_mesh
-from meshwright.planner.images import ImageRanking, plan_image_mesh, rank_images, reason_images, why_images
+from meshwright.planner import IMAGE_OPTIONS, fact_data, read_count, read_images, read_mesh, say
+from meshwright.planner.images import ImageRanking, image_gap, plan_image_mesh, rank_images, why_images
 from meshwright.record import Record
 from meshwright.step import ImageWorkload
 from meshwright.units import show_bytes, show_percent, show_seconds
@@ -25,8 +25,13 @@ def plan_images(args: ImageArgs) -> int:
         mesh = read_mesh(args.mesh, system.num_devices)
         ranking = ImageRanking((plan_image_mesh(workload, mesh, system),), 1)
     if args.json:
-        candidates = [_data(record, workload) for record in ranking.candidates]
-        print(json.dumps({"candidates": candidates}, indent=2))
+        best = ranking.candidates[0]
+        candidates = [
+            _data(record, workload) | {"gap_to_best": fact_data(image_gap(record, best))}
+            for record in ranking.candidates
+        ]
+        why = [fact_data(fact) for fact in why_images(ranking, workload, system)]
+        print(json.dumps({"candidates": candidates, "why": why}, indent=2))
     else:
         _print(ranking, workload, system, top)
     return 0
@@ -48,8 +53,10 @@ def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: 
     fits = "" if best.fits else "   DOES NOT FIT"
     answer = f"{mesh_name(best)}   {speed(best)}   {_rate(best, workload)}   {room}   {best.bound} bound{fits}"
     show(out, f"  {answer}", style="bold")
-    for line in why_images(ranking, workload, system):
-        print(folded(line))
+    for index, line in enumerate(map(say, why_images(ranking, workload, system))):
+        print(folded(f"why: {line}" if not index else f"     {line}"))
+    for note in best.notes:
+        print(folded(f"note: {note}"))
     print()
     columns = ("", "mesh", "step", "MFU", "", "memory", "bound by", "loses because")
     rows = [_row(place, record, best, workload) for place, record in enumerate(ranking.candidates[:top], start=1)]
@@ -73,4 +80,4 @@ def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> t
     step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
     rate = _rate(record, workload)
     memory = show_bytes(record.memory_bytes["peak"])
-    return str(place), mesh_name(record), step, mfu, rate, memory, record.bound or "", reason_images(record, best)
+    return str(place), mesh_name(record), step, mfu, rate, memory, record.bound or "", say(image_gap(record, best))

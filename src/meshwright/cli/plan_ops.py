@@ -1,92 +1,76 @@
-"""`meshwright plan --ops`: every op of the best mesh's step in the notation, its sizes and flops, and what binds it."""
+"""`meshwright plan --ops`: every op of a plan's step in the notation, its sizes and flops, and what binds it."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
 from meshwright.cli.tables import WIDTH, terms
-from meshwright.cost import Intensity, PricedWay, hardware_intensity, price
-from meshwright.hardware import System
-from meshwright.mesh import MeshShape
-from meshwright.notation import Multiply
+from meshwright.cost import hardware_intensity, step_flops
+from meshwright.cost.table import LETTERS, LocalProduct, OpRow, op_table
+from meshwright.planner import Plan
 from meshwright.record import Collective
-from meshwright.step import Op, Workload, flops_by_phase, halves_queries, step_ops
+from meshwright.step import halves_queries
 from meshwright.units import show_bytes, show_flops
 
-LETTERS = (
-    "B batch, S sequence, T sequence of keys, D stream, K kv heads, G query heads a kv head, H head dim, F mlp,"
-    " V vocab, E experts, C tokens of an expert, L and R latents, P positions; d before a name: its gradient"
-)
+
+def ops_data(plan: Plan) -> list[dict[str, Any]]:
+    """The table of ops as plain data, flops and bytes those of one device and one run."""
+    return [_row_data(row) for row in _rows(plan)]
 
 
-@dataclass(frozen=True)
-class PricedOp:
-    """An op priced on a system; again: how often backward runs it once more."""
-
-    op: Op
-    priced: PricedWay
-    again: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The op as plain data, bytes and flops of one device and of one time that it runs."""
-        op, way = self.op, self.priced
-        products = way.way.products
-        return {
-            "name": op.name,
-            "phase": op.phase,
-            "op": str(op.expression),
-            "times": op.count,
-            "times_again": self.again,
-            "local": [list(op.sizes.local_shape(array)) for product in products for array in product.operands],
-            "flops": op.flops,
-            "collectives": [
-                {"kind": c.kind, "axes": list(c.axes), "array": c.array, "bytes": c.bytes, "seconds": c.seconds}
-                for c in way.collectives
-            ],
-            "memory_intensity": _value(way.memory),
-            "network_intensity": _value(way.network),
-            "bound": way.bound,
-        }
+def _rows(plan: Plan) -> tuple[OpRow, ...]:
+    """The table of the step that a plan is priced from."""
+    return op_table(plan.workload, plan.mesh, plan.system, plan.strategy)
 
 
-def price_ops(workload: Workload, mesh: MeshShape, system: System) -> tuple[PricedOp, ...]:
-    """Every op of a step with its price."""
-    return _priced(step_ops(workload, mesh), system, workload.compute_dtype)
+def _row_data(row: OpRow) -> dict[str, Any]:
+    """One row as plain data."""
+    product = row.product
+    return {
+        "name": row.name,
+        "phase": row.phase,
+        "op": row.notation,
+        "times": _whole(row.times),
+        "times_again": _whole(row.times_recomputed),
+        "local": [[_whole(size) for size in sizes] for sizes in _operands(product)] if product else [],
+        "flops": _whole(row.flops),
+        "collectives": [
+            {"kind": c.kind, "axes": list(c.axes), "array": c.array, "bytes": c.bytes, "seconds": c.seconds,
+             "times": c.count}
+            for c in row.single_collectives
+        ],
+        "memory_intensity": row.memory,
+        "network_intensity": row.network,
+        "bound": row.bound,
+    }  # fmt: skip
 
 
-def _priced(ops: Iterable[Op], system: System, dtype: str) -> tuple[PricedOp, ...]:
-    """Ops with their prices, what backward makes again counted with the first of its kind."""
-    found: dict[tuple[str, str, bool], PricedOp] = {}
-    for op in ops:
-        key = op.name, str(op.expression), op.phase == "backward"
-        if key in found:
-            found[key] = replace(found[key], again=found[key].again + op.count)
-        else:
-            priced = price(op.inference, system, dtype=dtype).chosen
-            found[key] = PricedOp(op, priced, again=0)
-    return tuple(found.values())
+def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The shapes of a product's operands, as many as there are in front."""
+    many = (product.count,) if product.count > 1 else ()
+    return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
 
 
-def print_ops(workload: Workload, mesh: MeshShape, system: System) -> None:
+def print_ops(plan: Plan) -> None:
     """Print every op of a step: its text in the notation, then a line of figures, then its collectives."""
-    ops = step_ops(workload, mesh)
+    workload, mesh, system = plan.workload, plan.mesh, plan.system
+    rows = _rows(plan)
     print(f"\nops of a step on {mesh}, of one device, at the peaks of {system};")
-    print("the batch taken as one and weights gathered for each use, as train does it\n")
-    print(_row("", "sizes", "times", "flops", "HBM", "bound by"))
-    priced = _priced(ops, system, workload.compute_dtype)
-    for name, items in groupby(priced, key=lambda item: item.op.name):
+    parts = plan.strategy.num_microbatches
+    print(f"times: how often a step runs each, of {parts} microbatch{'es' if parts > 1 else ''}, + how often again\n")
+    print(_line("", "sizes", "times", "flops", "HBM", "bound by"))
+    for name, items in groupby(rows, key=lambda row: row.name):
         print(f" {name}")
-        for item in items:
-            print("\n".join(_lines(item)))
+        for row in items:
+            print("\n".join(_lines(row)))
     print()
-    print(terms("flops", {phase: show_flops(total) for phase, total in flops_by_phase(ops, mesh).items() if total}))
-    masked = sum(op.flops * op.count for op in ops if op.has_mask) / mesh.pp
-    hidden = "a third" if halves_queries(workload, mesh) else "half"
+    flops = vars(step_flops(workload, mesh, plan.strategy))
+    print(terms("flops", {phase: show_flops(total) for phase, total in flops.items() if total}))
+    masked = sum(row.step_flops for row in rows if row.is_attention)
+    hidden = "a third" if plan.strategy.attention == "scores" and halves_queries(workload, mesh) else "half"
     wanted = hardware_intensity(system, dtype=workload.compute_dtype)
     print(_note(" letters ", LETTERS))
     print(
@@ -100,43 +84,41 @@ def print_ops(workload: Workload, mesh: MeshShape, system: System) -> None:
     )
 
 
-def _lines(item: PricedOp) -> Iterator[str]:
+def _lines(row: OpRow) -> Iterator[str]:
     """The lines of an op: its text, the figures of its product, its collectives."""
-    op, way = item.op, item.priced
-    yield from textwrap.wrap(str(op.expression), WIDTH, initial_indent="   ", subsequent_indent="     ")
-    phase = f"{op.phase}, again" if item.again else op.phase
-    times = f"{op.count}+{item.again}" if item.again else str(op.count)
-    moves = [f"{_collective(move)}{_network(way, move)}" for move in way.collectives]
-    if not way.way.products:
-        yield f"     {phase:<15}{times:<8}{moves[0]}"
-        yield from (f"{'':<28}{move}" for move in moves[1:])
+    yield from textwrap.wrap(row.notation, WIDTH, initial_indent="   ", subsequent_indent="     ")
+    phase = f"{row.phase}, again" if row.times_recomputed else row.phase
+    times = f"{row.times:g}+{row.times_recomputed:g}" if row.times_recomputed else f"{row.times:g}"
+    moves = row.single_collectives
+    if row.product is None:
+        first, *others = _merged(moves)
+        yield f"     {phase:<15}{times:<8}{first}"
+        yield from (f"{'':<28}{move}" for move in others)
         return
-    memory = f"{way.memory.value:,.0f}" if way.memory else ""
-    yield _row(phase, _sizes(way.way.products[0], op), times, show_flops(op.flops), memory, way.bound or "")
-    yield from (f"       {move}" for move in moves)
+    memory = f"{row.memory:,.0f}" if row.memory else ""
+    yield _line(phase, _sizes(row.product), times, show_flops(row.flops), memory, row.bound or "")
+    yield from (f"       {_collective(move)}{_network(row, move)}" for move in moves)
 
 
-def _row(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:
+def _merged(moves: tuple[Collective, ...]) -> list[str]:
+    """Collectives that are alike but for what they move as one line: the sums of the update."""
+    found: dict[str, int] = {}
+    for move in moves:
+        text = f"{move.kind} over {'*'.join(move.axes)} of {'{}'}, {show_bytes(move.bytes)}"
+        found[text] = found.get(text, 0) + 1
+    arrays = {f"{m.kind} over {'*'.join(m.axes)} of {'{}'}, {show_bytes(m.bytes)}": m.array for m in moves}
+    return [text.format(arrays[text] if count == 1 else f"{count} arrays") for text, count in found.items()]
+
+
+def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:
     """One line of figures."""
     return f"     {phase:<15}{sizes:<34}{times:>7}{flops:>12}{memory:>8}  {bound}".rstrip()
 
 
-def _sizes(product: Multiply, op: Op) -> str:
+def _sizes(product: LocalProduct) -> str:
     """A local product as matrices: how many, and [rows, inner] @ [inner, columns] of each."""
-    left, right = product.operands
-    made = product.result.dims
-    local = {dim: op.sizes.local_size(array, dim) for array in product.operands for dim in array.dims}
-
-    def size(dims: Iterable[str]) -> int:
-        return math.prod(local[dim] for dim in dims)
-
-    shared = [dim for dim in left.dims if dim in right.dims]
-    many = size(dim for dim in shared if dim in made)
-    inner = size(dim for dim in shared if dim not in made)
-    rows, columns = (size(d for d in array.dims if d not in shared) for array in (left, right))
-    summed = size(d for array in (left, right) for d in array.dims if d not in shared and d not in made)
-    assert summed == 1, product
-    return f"{f'{many} × ' if many > 1 else ''}[{rows}, {inner}] @ [{inner}, {columns}]"
+    count, rows, inner, columns = (f"{size:.0f}" for size in product)
+    return f"{f'{count} × ' if product.count > 1 else ''}[{rows}, {inner}] @ [{inner}, {columns}]"
 
 
 def _collective(move: Collective) -> str:
@@ -144,11 +126,12 @@ def _collective(move: Collective) -> str:
     return f"{move.kind} over {'*'.join(move.axes)} of {move.array}, {show_bytes(move.bytes)}"
 
 
-def _network(way: PricedWay, move: Collective) -> str:
+def _network(row: OpRow, move: Collective) -> str:
     """The flops for each byte of the longest collective of an op, and what the links want."""
-    if way.network is None or not way.way.products or move is not max(way.collectives, key=lambda c: c.seconds or 0.0):
+    longest = max(row.single_collectives, key=lambda each: each.seconds or 0.0)
+    if row.network is None or move != longest:
         return ""
-    return f": {way.network.value:,.0f} flops a byte, of {way.network.here:,.0f} wanted"
+    return f": {row.network:,.0f} flops a byte, of {row.network_wanted:,.0f} wanted"
 
 
 def _note(title: str, text: str) -> str:
@@ -156,6 +139,6 @@ def _note(title: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title))
 
 
-def _value(found: Intensity | None) -> float | None:
-    """The flops a byte of an intensity."""
-    return found.value if found else None
+def _whole(value: float) -> float:
+    """A number without its fraction where that is 0."""
+    return int(value) if value == int(value) else value

@@ -54,10 +54,10 @@ def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
             for fix in _fixes(best)
         ]
     if with_ops:
-        from meshwright.cli.plan_ops import price_ops
+        from meshwright.cli.plan_ops import ops_data
 
         shown = asked or best
-        data["ops"] = [op.to_json() for op in price_ops(shown.workload, shown.mesh, shown.system)]
+        data["ops"] = ops_data(shown)
     print(json.dumps(data, indent=2))
 
 
@@ -93,7 +93,7 @@ def print_plan(ranking: Ranking, asked: Plan | None, *, top: int, output: Path |
     if with_ops:
         from meshwright.cli.plan_ops import print_ops
 
-        print_ops(shown.workload, shown.mesh, shown.system)
+        print_ops(shown)
     print(_next(best, asked, output))
 
 

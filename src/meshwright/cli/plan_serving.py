@@ -10,18 +10,21 @@ from meshwright.cli.plan_args import ServeArgs
 from meshwright.cli.tables import collective_table, console, folded, show, table, terms
 from meshwright.hardware import System
 from meshwright.planner import (
+    TERMS,
     ServingPlan,
     ServingPoint,
     ServingRanking,
-    bound_in_words,
     check_output,
+    fact_data,
+    longest_term,
     prefill_share,
     rank_serving,
     read_count,
     read_mesh,
     read_serving,
+    say,
+    serving_gap,
     serving_plan_to_data,
-    serving_reason,
     thresholds,
     why_serving,
     write_serving_plan,
@@ -58,7 +61,11 @@ def _data(ranking: ServingRanking, system: System) -> dict[str, object]:
     """The ranking as plain data: plans, the frontier, and of the best plan its thresholds and prefill systems."""
     best = ranking.candidates[0]
     data: dict[str, object] = {
-        "candidates": [serving_plan_to_data(plan) for plan in ranking.candidates],
+        "candidates": [
+            serving_plan_to_data(plan) | {"gap_to_best": fact_data(serving_gap(plan, best, system))}
+            for plan in ranking.candidates
+        ],
+        "why": [fact_data(fact) for fact in why_serving(best, system)],
         "frontier": [
             {
                 "mesh": point.layout.mesh.degrees,
@@ -95,8 +102,10 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
         f"   {best.tokens_per_second:,.0f} tok/s   {room}{verdict}"
     )
     show(console(), answer, style="bold")
-    for line in why_serving(best, system):
-        print(folded(line))
+    for index, line in enumerate(map(say, why_serving(best, system))):
+        print(folded(f"why: {line}" if not index else f"     {line}"))
+    for note in best.predicted.notes:
+        print(folded(f"note: {note}"))
     print()
 
 
@@ -113,8 +122,8 @@ def _print_candidates(ranking: ServingRanking, system: System, top: int) -> None
             show_seconds(plan.seconds),
             f"{plan.tokens_per_second:,.0f}",
             show_bytes(plan.predicted.memory_bytes["peak"]),
-            bound_in_words(plan.predicted),
-            serving_reason(plan, best, system),
+            TERMS[longest_term(plan).term],
+            say(serving_gap(plan, best, system)),
         )
         for place, plan in enumerate(ranking.candidates[:top], start=1)
     ]

@@ -14,7 +14,7 @@ from meshwright.cli.tables import console
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.notation import ShardedArray, Sizes
-from meshwright.viz import device_places, every_sharding, holdings_of, read_text, show
+from meshwright.viz import device_coordinates, every_sharding, holdings_of, read_text, show
 
 EXAMPLES = (
     'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',
@@ -66,7 +66,7 @@ def _data(array: ShardedArray, sizes: Sizes, args: Args) -> dict[str, Any]:
     if args.all:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
     if args.on:
-        places = device_places(lay_mesh(parse_system(args.on), sizes.degrees))
+        places = device_coordinates(lay_mesh(parse_system(args.on), sizes.degrees))
         data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
     return data
 

@@ -1,4 +1,4 @@
-"""Compile programs for hardware that is not there: in child processes that have its compiler, cached on disk."""
+"""Compile programs in child processes that have the target's compiler environment, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from importlib.metadata import version
 from pathlib import Path
 
 import meshwright
-from meshwright.compiler.children import Child
+from meshwright.compiler.process import CompileProcess
 from meshwright.compiler.program import CompiledProgram, CompileRequest, program_from_json
 from meshwright.compiler.targets import check_compiler, compiler_name
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, parse_system
 
 _CHILD_BYTES = 4 << 30
-"""What a process that compiles may take; the largest measured are in docs/verify.md."""
+"""Memory a compiling process may need; docs/verify.md has the largest measured."""
 
 _POLL_SECONDS = 0.05
 
 
 def compile_in_child(request: CompileRequest) -> CompiledProgram:
-    """The compiled program of a request, from the cache where the same one was compiled before.
+    """Compile a request, or read its program from the cache.
 
-    The same: equal request, versions of JAX and the compiler, sources of meshwright and of the function's module (not
-    of what that module imports in turn). Raises MeshwrightError where the compiler is not installed, the function
-    fails, or the program does not fit the memory of the TPUs (the GPU compiler does not check). An interrupt ends the
-    child.
+    The cache key is the request, the versions of JAX and the compiler, the sources of meshwright and of the function's
+    module (not of modules that it imports). Raises MeshwrightError where the compiler is not installed, the function
+    fails, or the program does not fit a TPU's memory (the GPU compiler does not check). An interrupt ends the child.
     """
     ((_, outcome),) = compile_all([request])
     if isinstance(outcome, MeshwrightError):
@@ -47,73 +46,73 @@ def compile_in_child(request: CompileRequest) -> CompiledProgram:
 
 
 def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, CompiledProgram | MeshwrightError]]:
-    """The number of each request and its program, or why there is none, as `compile_in_child` has it, as they are done.
+    """Compile requests in parallel; yields (index, program or error) as each is done, cached ones first.
 
-    Those in the cache come first. As many are compiled at once as this machine has cores and free memory for.
+    As many run at once as this machine has cores and free memory for. Errors are those of `compile_in_child`.
     """
-    waiting: deque[tuple[int, _Wanted]] = deque()
+    waiting: deque[tuple[int, _Job]] = deque()
     for number, request in enumerate(requests):
         try:
-            wanted = _wanted(request)
+            job = _job(request)
         except MeshwrightError as error:
             yield number, error
             continue
-        if (found := _read(wanted.file)) is not None:
+        if (found := _read(job.file)) is not None:
             yield number, found
         else:
-            waiting.append((number, wanted))
+            waiting.append((number, job))
     at_once = _num_children()
-    running: dict[int, tuple[_Wanted, Child]] = {}
+    running: dict[int, tuple[_Job, CompileProcess]] = {}
     with ExitStack() as children:
         while waiting or running:
             while waiting and len(running) < at_once:
-                number, wanted = waiting.popleft()
-                running[number] = wanted, children.enter_context(Child(wanted.request, wanted.system))
+                number, job = waiting.popleft()
+                running[number] = job, children.enter_context(CompileProcess(job.request, job.system))
             for number in [number for number, (_, child) in running.items() if child.is_done]:
                 yield number, _outcome(*running.pop(number))
             time.sleep(_POLL_SECONDS if running else 0)
 
 
 def cache_directory() -> Path:
-    """Where compiled programs are kept: meshwright/programs in $XDG_CACHE_HOME, or in ~/.cache."""
+    """Where compiled programs are cached: meshwright/programs in $XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "meshwright" / "programs"
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A request, its hardware, and the file that keeps its program."""
+class _Job:
+    """A request, its hardware, and its cache file."""
 
     request: CompileRequest
     system: System
     file: Path
 
 
-def _wanted(request: CompileRequest) -> _Wanted:
-    """A request that can be compiled here. Raises where it cannot."""
+def _job(request: CompileRequest) -> _Job:
+    """A job that can be compiled here. Raises where it cannot."""
     system = parse_system(request.hardware)
     check_compiler(system)
-    return _Wanted(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
+    return _Job(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
 
 
-def _outcome(wanted: _Wanted, child: Child) -> CompiledProgram | MeshwrightError:
-    """What a child that is done made, which is kept, or why it made nothing."""
+def _outcome(job: _Job, child: CompileProcess) -> CompiledProgram | MeshwrightError:
+    """The program of a finished process, which is cached, or its error."""
     with child:
         try:
             program = child.program()
         except MeshwrightError as error:
             return error
-    _write(wanted.file, program)
+    _write(job.file, program)
     return program
 
 
 def _num_children() -> int:
-    """How many processes may compile at once on this machine, at least one."""
+    """How many processes may compile at once, at least one."""
     return max(1, min(os.cpu_count() or 1, _free_bytes() // _CHILD_BYTES))
 
 
 def _free_bytes() -> int:
-    """The memory that new processes can have; where the system does not say, enough for one."""
+    """Memory available to new processes; 0 where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -122,7 +121,7 @@ def _free_bytes() -> int:
 
 
 def _key(request: CompileRequest, system: System) -> str:
-    """The name of a program in the cache, by everything that decides what it is."""
+    """The cache key of a request."""
     try:
         asked = json.dumps(request.to_json())
     except TypeError as error:
@@ -148,7 +147,7 @@ def _own_sources() -> str:
 
 
 def _source_of(function: str) -> str:
-    """A hash of the file that a function's module is in; '' of one that has none, or is not to be found."""
+    """A hash of the file of a function's module; '' where there is none."""
     try:
         spec = importlib.util.find_spec(function.partition(":")[0])
     except (ImportError, ValueError):
@@ -158,7 +157,7 @@ def _source_of(function: str) -> str:
 
 
 def _read(file: Path) -> CompiledProgram | None:
-    """The program in a cache file; None where there is none, or none that can be read."""
+    """The program in a cache file; None where there is none that can be read."""
     try:
         return program_from_json(json.loads(gzip.decompress(file.read_bytes())), cached=True)
     except (OSError, EOFError, zlib.error, ValueError, TypeError):
@@ -166,7 +165,7 @@ def _read(file: Path) -> CompiledProgram | None:
 
 
 def _write(file: Path, program: CompiledProgram) -> None:
-    """Keep a program, whole or not at all; a directory that cannot be written keeps nothing."""
+    """Cache a program atomically; a read-only directory caches nothing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:

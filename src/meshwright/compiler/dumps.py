@@ -1,4 +1,4 @@
-"""What a compiler dumps of a program while it partitions it. To be used in the process that compiles."""
+"""Dumps of the partitioner's passes; used in the process that compiles."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TEXTS = {
 
 
 def dump_options(directory: str) -> dict[str, Any]:
-    """What `lowered.compile` takes to leave the module before and after the partitioner's passes in a directory."""
+    """Options for `lowered.compile` that dump the module before and after the partitioner's passes."""
     return {"xla_dump_to": directory, "xla_dump_hlo_pass_re": _PASSES}
 
 
 def read_dumps(directory: str) -> dict[str, str]:
-    """The texts of `CompiledProgram` by name, all '' where the program was not partitioned, as for one device."""
+    """The module texts of `CompiledProgram`, all '' where the program was not partitioned, as for one device."""
     files = sorted(Path(directory).glob("*.txt"))
     found = {name: [file for file in files if part.search(file.name)] for name, part in _TEXTS.items()}
     was_partitioned = all(found.values())

@@ -1,4 +1,8 @@
-"""The module of a compiled program, with the names that XLA's partitioner did not give to what it made."""
+"""The optimized module of a compiled program, with op_names restored on data movement.
+
+XLA's partitioner names the collectives it inserts after the value they move, not after the op that needs it. The phase
+of such a collective could not be told.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ _MOVES = ("all-gather", "all-to-all", "collective-permute")
 
 
 def read_optimized(program: CompiledProgram) -> Module:
-    """The optimized module of a program, in which data is moved by the name of what it is moved for.
+    """Parse a program's optimized module; inserted data movement gets the op_name and source of its consumer.
 
-    The module that the partitioner left still has that right behind what moves the data; the optimized one often has
-    not. A collective is the same in both where channel, kind and name are.
+    The consumer is found in the partitioned module, where it is still next to the collective. A collective is matched
+    between the two modules by opcode, channel and op_name.
     """
     module = parse_hlo(program.hlo)
     if not program.partitioned or not any(map(is_partitioner_generated, module.instructions())):
@@ -32,12 +36,11 @@ def read_optimized(program: CompiledProgram) -> Module:
 
 
 def _named(instruction: Instruction, wanted: Mapping[tuple[str, ...], Instruction]) -> Instruction:
-    """An instruction by the name and the source of what it is for, where that is known."""
     use = wanted.get(_channel(instruction))
     return instruction if use is None else replace(instruction, op_name=use.op_name, source=use.source)
 
 
 def _channel(instruction: Instruction) -> tuple[str, ...]:
-    """What tells a collective from all others, before it is optimized and after."""
+    """What identifies a collective before and after optimization."""
     opcode = instruction.opcode.removesuffix("-start")
     return opcode, instruction.attributes.get("channel_id", ""), instruction.op_name

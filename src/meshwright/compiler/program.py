@@ -1,21 +1,71 @@
-"""A program to compile, and what is kept of it once it is: values that go between processes and onto the disk."""
+"""A compile request and a compiled program: plain data, passed between processes and cached on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from meshwright.compiler.targets import Effort
 
 
+class MeshMethod(StrEnum):
+    """How a mesh was arranged on devices."""
+
+    MAKE_MESH = "jax.make_mesh"
+    SPLIT_PHYSICAL_AXES = "mesh_utils.create_device_mesh, physical axes split"
+    OVER_SLICES = "mesh_utils.create_hybrid_device_mesh"
+    OWN = "the function's own mesh"
+
+
+class UnusedConstraint(NamedTuple):
+    """A `with_sharding_constraint` whose result nothing uses: JAX drops it when it lowers. source: file:line."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    source: str
+
+
+class LoweredProgram(NamedTuple):
+    """A `jax.stages.Lowered`, and what tracing it showed."""
+
+    lowered: Any
+    unused_constraints: tuple[UnusedConstraint, ...] = ()
+
+
+class FailureKind(StrEnum):
+    """Why a child process has no program."""
+
+    REFUSED = "refused"
+    """A MeshwrightError: its message is for users."""
+    OUT_OF_MEMORY = "out of memory"
+    """The program does not fit a device."""
+    FAILED = "failed"
+    """The user's function or the compiler failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failed compilation, as the child process reports it.
+
+    message: of the error. needed, available: the compiler's figures, and `memory` which memory they are of.
+    """
+
+    kind: FailureKind
+    message: str
+    needed: str = ""
+    available: str = ""
+    memory: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """A program to compile in a process of its own.
+    """A program to compile in a child process.
 
-    function: `module:function`. It is called there as `function(mesh, **arguments)`, the mesh a `jax.sharding.Mesh` of
-    explicit axes over the hardware's devices, and returns a `jax.stages.Lowered`. arguments: plain data, as JSON has.
-    mesh: every axis and its degree, outermost first (`MeshShape.layout`).
+    function: `module:function`. It is called in the child as `function(mesh, **arguments)` with a `jax.sharding.Mesh`
+    of explicit axes over the target's devices, and returns a `jax.stages.Lowered` or a `LoweredProgram`. arguments:
+    plain data, as in JSON. mesh: every axis and its degree, outermost first (`MeshShape.layout`).
     """
 
     function: str
@@ -33,14 +83,15 @@ class CompileRequest:
 class CompiledProgram:
     """What a compiler made of a program.
 
-    hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias` (what
-    outputs share with arguments), `code` and `peak`, arguments + outputs - alias + temporaries. On TPUs temporaries are
-    what the compiler's peak leaves for them. messages: the warnings it wrote. laid_by: how the mesh was laid over the
-    devices. cached: read from disk; compile_seconds is then the time it took then.
-    annotated, propagated, partitioned: the module as the partitioner's passes found and left it: with global shapes and
-    the shardings that the program asks for; with those of every value; with a device's shapes and one collective for
-    each move, as yet the same for every backend. All three are '' where there was nothing to partition. output_names:
-    the path of each result.
+    hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
+    (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
+    temporaries are what the compiler's peak leaves for them. messages: warnings on the compiler's stderr.
+    unused_constraints: found when the program was traced. mesh_method: how the mesh was arranged on the devices.
+    cached: read from disk; compile_seconds is then that of the original compilation.
+
+    annotated, propagated, partitioned: the module before, between and after the partitioner's passes: with global
+    shapes and the requested shardings; with the shardings of every value; with per-device shapes and collectives, still
+    equal for every backend. All three are '' where nothing was partitioned. output_names: the path of each result.
     """
 
     hlo: str
@@ -48,11 +99,12 @@ class CompiledProgram:
     messages: str
     compile_seconds: float
     compiler: str
-    laid_by: str
+    mesh_method: MeshMethod
     annotated: str = ""
     propagated: str = ""
     partitioned: str = ""
     output_names: tuple[str, ...] = ()
+    unused_constraints: tuple[UnusedConstraint, ...] = ()
     cached: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -61,5 +113,14 @@ class CompiledProgram:
 
 
 def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgram:
-    """The program that `CompiledProgram.to_json` wrote."""
-    return replace(CompiledProgram(**data), output_names=tuple(data.get("output_names", ())), cached=cached)
+    """The inverse of `CompiledProgram.to_json`."""
+    unused = (
+        UnusedConstraint(dtype, tuple(dims), source) for dtype, dims, source in data.get("unused_constraints", ())
+    )
+    return replace(
+        CompiledProgram(**data),
+        mesh_method=MeshMethod(data["mesh_method"]),
+        output_names=tuple(data.get("output_names", ())),
+        unused_constraints=tuple(unused),
+        cached=cached,
+    )

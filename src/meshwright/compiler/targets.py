@@ -1,4 +1,4 @@
-"""What a compiler needs to compile for hardware that is not there: its package, its environment, its options."""
+"""What a compiler needs for hardware that is not present: package, environment, options, topology."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def compiler_name(system: System) -> str:
 
 
 def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process that compiles for a system.
+    """The environment of a process that compiles for a system.
 
-    Those of this process, without what steers JAX and its compilers: a compilation is the same wherever it is asked
-    for. JAX itself runs on the CPU; a topology stands for the devices.
+    Inherits this process's variables except those that configure JAX and its compilers, so that results do not depend
+    on where a program is compiled. JAX itself runs on the CPU; a topology stands for the devices.
     """
     ours = {"JAX_PLATFORMS": "cpu"}
     if system.chip.kind == "cpu":
@@ -72,10 +72,10 @@ def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def compiler_options(system: System, effort: Effort) -> dict[str, Any]:
-    """What `lowered.compile` takes for an effort; only the TPU compiler has a fast one.
+    """Options for `lowered.compile`; only the TPU compiler has a fast effort.
 
-    Fast compiles in a fraction of the time and shows the same collectives, but not the schedule or the memory of the
-    default. For CPUs LLVM need not optimize what nobody runs: XLA's program is the same, text and memory.
+    `fast` compiles in a fraction of the time and gives the same collectives, but not the schedule or memory of
+    `default`. On CPUs LLVM need not optimize code that nobody runs; XLA's program is the same, text and memory.
     """
     if system.chip.kind == "cpu":
         return {"xla_backend_optimization_level": 0}

@@ -1,64 +1,88 @@
 """The process that compiles one program: `python -m meshwright.compiler.worker REQUEST RESPONSE`, two JSON files.
 
-`compile.py` starts it with the environment of the target's compiler. The response is {"program": ...} or
-{"error": message, "known": whether the message is for users as it stands}.
+`process.CompileProcess` starts it with the environment of the target's compiler. The response is {"program": ...} or
+{"error": ...}, the fields of `Failure`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import time
 import traceback
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from meshwright.compiler.devices import lay_devices
+from meshwright.compiler.devices import make_device_mesh
 from meshwright.compiler.dumps import dump_options, read_dumps
-from meshwright.compiler.named import load_function
-from meshwright.compiler.program import CompiledProgram, CompileRequest
+from meshwright.compiler.load import load_function
+from meshwright.compiler.program import (
+    CompiledProgram,
+    CompileRequest,
+    Failure,
+    FailureKind,
+    LoweredProgram,
+    MeshMethod,
+)
 from meshwright.compiler.targets import compiler_name, compiler_options
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.hlo.text import hlo_text
 
+# As the TPU and the GPU compiler write it.
+_OUT_OF_MEMORY = (
+    re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
+    re.compile(r"(Used) ([\d.]+\w?) of ([\d.]+\w?)"),
+)
+
 
 def main(request_file: str, response_file: str) -> int:
-    """Compile what a request asks for, write the response; the exit status, 1 after an error."""
+    """Compile a request and write the response; the exit status is 1 after an error."""
     try:
         request = CompileRequest(**json.loads(Path(request_file).read_text()))
         response: dict[str, Any] = {"program": run(request).to_json()}
     except MeshwrightError as error:
-        response = {"error": str(error), "known": True}
+        response = {"error": asdict(Failure(kind=FailureKind.REFUSED, message=str(error)))}
     except Exception as error:  # of the user's function or of the compiler: the other process tells it
         traceback.print_exc()
-        response = {"error": _told(error), "known": False}
+        response = {"error": asdict(_failure(error))}
     Path(response_file).write_text(json.dumps(response))
     return int("error" in response)
 
 
 def run(request: CompileRequest) -> CompiledProgram:
-    """The compiled program of a request; this process must have the environment of the request's hardware."""
+    """Compile a request. This process must have the environment of the request's hardware."""
     system = parse_system(request.hardware)
-    mesh, laid_by = lay_devices(system, request.mesh)
+    mesh, mesh_method = make_device_mesh(system, request.mesh)
     lowered = load_function(request.function)(mesh, **request.arguments)
-    if not isinstance(lowered, jax.stages.Lowered):
+    if isinstance(lowered, jax.stages.Lowered):
+        lowered = LoweredProgram(lowered)
+    if not isinstance(lowered, LoweredProgram):
         raise MeshwrightError(
             f"{request.function} returned {type(lowered).__name__}; it must return jax.jit(...).lower(...)"
         )
     options = compiler_options(system, request.effort)
-    return compile_lowered(lowered, options=options, compiler=compiler_name(system), laid_by=laid_by)
+    program = compile_lowered(lowered.lowered, options=options, compiler=compiler_name(system), mesh_method=mesh_method)
+    return replace(program, unused_constraints=lowered.unused_constraints)
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, *, options: dict[str, Any], compiler: str, laid_by: str
+    lowered: jax.stages.Lowered, *, options: dict[str, Any], compiler: str, mesh_method: MeshMethod
 ) -> CompiledProgram:
-    """The program of a lowered function, compiled in this process with some of XLA's options; without messages.
+    """Compile a lowered function in this process, with XLA options.
 
-    What the compiler writes goes to this process's stderr.
+    Warnings of the compiler go to this process's stderr.
+
+    Args:
+      lowered: the lowered function.
+      options: XLA's compiler options.
+      compiler: name and version, to be recorded.
+      mesh_method: how the mesh was arranged, to be recorded.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
@@ -70,7 +94,7 @@ def compile_lowered(
         messages="",
         compile_seconds=time.perf_counter() - start,
         compiler=compiler,
-        laid_by=laid_by,
+        mesh_method=mesh_method,
         annotated=dumps["annotated"],
         propagated=dumps["propagated"],
         partitioned=dumps["partitioned"],
@@ -84,7 +108,7 @@ def _paths(tree: Any) -> tuple[str, ...]:
 
 
 def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
-    """The memory of a program, per device; the peak as `CompiledProgram` defines it."""
+    """Memory per device; the peak as `CompiledProgram` defines it."""
     stats: Any = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "temporaries": "temp", "alias": "alias"}
     terms = {ours: int(getattr(stats, f"{theirs}_size_in_bytes")) for ours, theirs in names.items()}
@@ -99,8 +123,24 @@ def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
     return terms | {"code": int(stats.generated_code_size_in_bytes), "peak": peak}
 
 
-def _told(error: Exception) -> str:
-    """An error with its type, and the place in the user's code that it comes from."""
+def _failure(error: Exception) -> Failure:
+    """What went wrong in the user's function or in the compiler, with the compiler's figures where memory is short."""
+    message = _error_text(error)
+    for pattern in _OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in message else ():
+        if found := pattern.search(message):
+            memory, needed, available = found.groups()
+            return Failure(
+                kind=FailureKind.OUT_OF_MEMORY,
+                message=message,
+                needed=needed,
+                available=available,
+                memory="" if memory == "Used" else memory,
+            )
+    return Failure(kind=FailureKind.FAILED, message=message)
+
+
+def _error_text(error: Exception) -> str:
+    """The error with its type and the place in the user's code."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -4,7 +4,6 @@ from meshwright.cost.achieved import contention_seconds, straggling_seconds
 from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
 from meshwright.cost.collective import (
     CollectiveTime,
-    Term,
     collective_seconds,
     gather_bytes_per_second,
     pipeline_transfer_seconds,
@@ -19,13 +18,8 @@ from meshwright.cost.comm_volume import (
     weight_collectives,
 )
 from meshwright.cost.efficiency import product_efficiency
-from meshwright.cost.flops import (
-    attention_flops,
-    dropless_padding_flops,
-    model_flops,
-    step_flops,
-    untaken_branch_flops,
-)
+from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
+from meshwright.cost.formulas import collective_formula
 from meshwright.cost.hbm import hbm_bytes
 from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
@@ -59,7 +53,7 @@ from meshwright.cost.kv_cache import (
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
 from meshwright.cost.model_states import states_bytes
-from meshwright.cost.product import Intensity, PricedProduct, PricedWay, price
+from meshwright.cost.product import PricedProduct, PricedWay, price
 from meshwright.cost.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
     critical_batch,
@@ -99,13 +93,11 @@ __all__ = [
     "IMAGE_AXES",
     "STATISTICS",
     "CollectiveTime",
-    "Intensity",
     "PassSeconds",
     "PricedProduct",
     "PricedWay",
     "RingWork",
     "ServingStep",
-    "Term",
     "achieved_seconds",
     "activation_collectives",
     "argument_bytes",
@@ -116,6 +108,7 @@ __all__ = [
     "borrowed_notes",
     "buffer_seconds",
     "collective_efficiency",
+    "collective_formula",
     "collective_seconds",
     "compute_bound_batch",
     "contention_seconds",

@@ -76,7 +76,7 @@ def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: St
     def untaken(op: Communicate, repeat: Repeat) -> int:
         return _runs(op, repeat, "static") - _runs(op, repeat, "executed")
 
-    return tuple(_priced(step.communication, step, workload, strategy, untaken))
+    return tuple(move for _, move in _priced(step.communication, step, workload, strategy, untaken))
 
 
 def is_of_weights(move: Collective) -> bool:
@@ -88,7 +88,14 @@ def _collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
     """Some of a step's collectives, counted one way."""
-    return tuple(_priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted)))
+    return tuple(move for _, move in priced_collectives(ops, step, workload, strategy, counted))
+
+
+def priced_collectives(
+    ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
+) -> Iterator[tuple[Communicate, Collective]]:
+    """The ops that communicate anything, each with its bytes and runs in a step, counted one way."""
+    return _priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted))
 
 
 def _priced(
@@ -97,7 +104,7 @@ def _priced(
     workload: Workload,
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
-) -> Iterator[Collective]:
+) -> Iterator[tuple[Communicate, Collective]]:
     """Collectives in bytes, each as often as counted."""
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else compute
@@ -110,7 +117,7 @@ def _priced(
         if runs and any(degrees[axis] > 1 for axis in op.axes):
             # One run of a microbatch may have a part of a byte, where stages sum the losses of all of them first.
             size = int(widths[op.array.width] * step.extents.local(op.array) * runs + 1e-6)
-            yield Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
+            yield op, Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
 
 
 def _runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:

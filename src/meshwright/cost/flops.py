@@ -8,17 +8,14 @@ goes block by block, the blocks that it skips are counted like the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Strategy, Workload, device_blocks, dropless_padding, halves_queries
-from meshwright.step.ir import AttentionOp, Matmul, Repeat, Step
+from meshwright.step.ir import AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.step.train import train_step
-
-FUSED_BACKWARD = 2.5
-"""The products of a fused attention backward, five, for two forward: it makes its scores again (arXiv:2307.08691,
-section 4.1)."""
 
 HALVED = 0.75
 """The share of scores that halves of a sequence make: the first queries see no key of the second half."""
@@ -60,10 +57,36 @@ def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
     return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
 
 
-def pair_flops(op: AttentionOp, step: Step) -> float:
-    """The flops of attention forward on one device: every query with every key of its sequence."""
-    queries = step.extents.local(op.query) / op.qk_dim
-    return 2 * queries * (op.qk_dim + op.value_dim) * step.extents.sizes["S"]
+@dataclass(frozen=True, kw_only=True)
+class AttentionProduct:
+    """One of attention's products on one device: of every query with every key of its sequence, a sum or not over dims.
+
+    kind: queries with keys makes `scores`, these with `values` what attention returns. role: the product itself or the
+    gradient of its left or right operand. flops: those of one run.
+    """
+
+    kind: Literal["scores", "values"]
+    role: Literal["result", "left_gradient", "right_gradient"]
+    flops: float
+
+
+def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterator[AttentionProduct]:
+    """The products of attention in one of its phases.
+
+    A fused kernel's backward makes its scores again (arXiv:2307.08691, section 4.1).
+    """
+    pairs = step.extents.local(op.query) / op.qk_dim * step.extents.sizes["S"]
+    scores, values = 2 * pairs * op.qk_dim, 2 * pairs * op.value_dim
+    if op.phase != "backward" or is_fused:
+        yield AttentionProduct(kind="scores", role="result", flops=scores)
+    if op.phase != "backward":
+        if not op.is_scores_alone:
+            yield AttentionProduct(kind="values", role="result", flops=values)
+        return
+    yield AttentionProduct(kind="values", role="left_gradient", flops=values)
+    yield AttentionProduct(kind="values", role="right_gradient", flops=values)
+    yield AttentionProduct(kind="scores", role="left_gradient", flops=scores)
+    yield AttentionProduct(kind="scores", role="right_gradient", flops=scores)
 
 
 def model_flops(workload: Workload) -> float:
@@ -78,8 +101,11 @@ def model_flops(workload: Workload) -> float:
         sizes["R"] = workload.tokens * experts.num_active / experts.count
     step = replace(step, extents=replace(step.extents, sizes=sizes))
     forward = _matmuls(step, step.ops.matmuls, _mean).forward
-    pairs = (op for op in step.ops.attention if op.phase == "forward")
-    return 3 * (forward + sum(step.repeats[op.region.name].mean * pair_flops(op, step) for op in pairs))
+    for op in step.ops.attention:
+        if op.phase == "forward":
+            products = attention_products(op, step, is_fused=False)
+            forward += step.repeats[op.region.name].mean * sum(product.flops for product in products)
+    return 3 * forward
 
 
 def dropless_padding_flops(
@@ -120,6 +146,17 @@ def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy
     return _matmuls(step, step.ops.matmuls, untaken).total + attention.total
 
 
+def scores_share(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The share of all scores that attention through memory makes."""
+    return HALVED if strategy.attention == "scores" and halves_queries(workload, mesh) else 1.0
+
+
+def matmul_flops(op: Matmul, extents: Extents) -> float:
+    """The flops of a product on one device, once."""
+    local = extents.local_dims
+    return 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
+
+
 def _mean(repeat: Repeat) -> float:
     """The mean over pipeline stages."""
     return repeat.mean
@@ -130,19 +167,17 @@ def _attention(
 ) -> StepFlops:
     """The flops of attention, as often as its regions repeat."""
     is_fused = strategy.attention != "scores"
-    made = HALVED if not is_fused and halves_queries(workload, mesh) else 1.0
+    made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in step.ops.attention:
-        passes = 1.0 if op.phase != "backward" else FUSED_BACKWARD if is_fused else 2.0
-        sums[op.phase] += count(step.repeats[op.region.name]) * passes * op.share * made * pair_flops(op, step)
+        flops = sum(product.flops for product in attention_products(op, step, is_fused=is_fused))
+        sums[op.phase] += count(step.repeats[op.region.name]) * made * flops
     return StepFlops(**sums)
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
     """The flops of products, each as often as its region repeats."""
-    local = step.extents.local_dims
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
-        each = 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
-        sums[op.phase] += count(step.repeats[op.region.name]) * each
+        sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)
     return StepFlops(**sums)

@@ -90,6 +90,7 @@ class PricedProduct:
         inference, chosen = self.inference, self.chosen
         return {
             "case": inference.case,
+            "cases": [asdict(found) for found in inference.cases],
             "result": str(inference.result),
             "collectives": _collectives_json(chosen),
             "local_shapes": {

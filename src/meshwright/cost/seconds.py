@@ -287,7 +287,9 @@ class OpTimer:
             head_dim = (op.qk_dim + op.value_dim) / 2
             time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
             forward, backward = time.forward, time.backward
-        return backward if op.phase == "backward" else op.share * forward
+        if op.phase == "backward":
+            return backward
+        return forward * op.qk_dim / (op.qk_dim + op.value_dim) if op.is_scores_alone else forward
 
     def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
         """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""

@@ -3,7 +3,6 @@
 What its layers are follows from the features of its models (`step.blocks`), or from a `Family` of its own.
 """
 
-from meshwright.families.fields import Config, Fields
 from meshwright.families.load import SEQ_LENS, load_model, usual_seq_len
 from meshwright.families.registry import (
     FAMILIES,
@@ -20,8 +19,6 @@ __all__ = [
     "PRESETS",
     "PUBLISHED",
     "SEQ_LENS",
-    "Config",
-    "Fields",
     "load_model",
     "model_from_data",
     "model_from_hugging_face",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from meshwright.families import gemma
+from meshwright.families import gemma, llama
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
 from meshwright.step.model import Family
@@ -46,6 +46,17 @@ FAMILY = PublishedFamily(
     readers={"gemma2": read},
     names=NAMES,
     presets=(
+        gemma.preset(
+            "tiny-gemma2",
+            llama.TINY,
+            GEMMA2,
+            head_dim=16,
+            post_norms=True,
+            sliding_window=32,
+            full_attention_every=2,
+            attention_softcap=50.0,
+            logits_softcap=30.0,
+        ),
         # Gemma 2: arXiv:2408.00118, table 1, and the config.json of google/gemma-2-9b.
         gemma.preset(
             "gemma2-9b",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.families import gemma, gemma2
 from meshwright.families.family import Features, PublishedFamily
 from meshwright.families.fields import Fields
+from meshwright.step.layer import LinearRopeScaling
 from meshwright.step.model import Family
 
 GEMMA3 = Family("gemma3")
@@ -29,6 +30,19 @@ FAMILY = PublishedFamily(
     readers={"gemma3_text": read},
     names=gemma2.NAMES,
     presets=(
+        gemma.preset(
+            "tiny-gemma3",
+            (6, 128, 384, 8, 8, 256),
+            GEMMA3,
+            head_dim=16,
+            post_norms=True,
+            qk_norm=True,
+            sliding_window=32,
+            full_attention_every=6,
+            rope_theta=1_000_000.0,
+            rope_theta_local=10_000.0,
+            rope_scaling=LinearRopeScaling(factor=8.0),
+        ),
         # Gemma 3: arXiv:2503.19786, table 1, and the config.json of google/gemma-3-1b-pt.
         gemma.preset(
             "gemma3-1b",

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.families.family import Features, Published, PublishedFamily
 from meshwright.families.fields import Fields
-from meshwright.families.llama import preset
+from meshwright.families.llama import TINY, preset
 from meshwright.step.model import Family
 
 GPT2 = Family("gpt2")
@@ -78,6 +78,7 @@ FAMILY = PublishedFamily(
     readers={"gpt2": read},
     names=_names(),
     presets=(
+        preset("tiny-gpt2", TINY, GPT2, **(_FEATURES | {"head_dim": 16, "max_positions": 256})),
         # GPT-2: the config.json of openai-community/gpt2 and gpt2-xl.
         preset("gpt2", (12, 768, 3072, 12, 12, 50_257), GPT2, **_FEATURES, max_positions=1024),
         preset("gpt2-xl", (48, 1600, 6400, 25, 25, 50_257), GPT2, **_FEATURES, max_positions=1024),

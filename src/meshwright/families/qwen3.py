@@ -28,6 +28,7 @@ FAMILY = PublishedFamily(
     readers={"qwen3": read, "qwen3_moe": read_moe},
     names=names_of({**LLAMA_NAMES, **EXPERT_NAMES}),
     presets=(
+        llama.preset("tiny-qwen3", llama.TINY, QWEN3, head_dim=16, qk_norm=True, norm_epsilon=1e-6),
         # Qwen3: arXiv:2505.09388, table 1, and the config.json of Qwen/Qwen3-8B.
         llama.preset(
             "qwen3-8b",

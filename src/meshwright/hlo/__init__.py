@@ -1,14 +1,14 @@
 """HLO text as data: instructions, loops, dataflow, collectives by mesh axis, flops. Imports no JAX."""
 
 from meshwright.hlo.canonical import canonicalize_collective
-from meshwright.hlo.collectives import ProgramCollectives, each_collective, groups_of, read_collectives
+from meshwright.hlo.collectives import each_collective, groups_of, read_collectives
 from meshwright.hlo.dataflow import VIEWS, origin, uses
-from meshwright.hlo.dcn import dcn_collectives, dcn_kind
+from meshwright.hlo.dcn import dcn_kind
 from meshwright.hlo.evaluation import evaluate
 from meshwright.hlo.flops import count_flops, flops_of
 from meshwright.hlo.groups import axes_of_groups
 from meshwright.hlo.loops import ExecutionCounts, count_executions
-from meshwright.hlo.module import CALL_KEYS, Computation, Instruction, Module, contradictions_as_errors
+from meshwright.hlo.module import CALL_KEYS, Instruction, Module, contradictions_as_errors
 from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.phases import Description, describe, scope_of, split_op_name
 from meshwright.hlo.records import read_hlo, read_module
@@ -19,12 +19,10 @@ from meshwright.hlo.tally import Tally
 __all__ = [
     "CALL_KEYS",
     "VIEWS",
-    "Computation",
     "Description",
     "ExecutionCounts",
     "Instruction",
     "Module",
-    "ProgramCollectives",
     "Shape",
     "Spec",
     "Tally",
@@ -33,7 +31,6 @@ __all__ = [
     "contradictions_as_errors",
     "count_executions",
     "count_flops",
-    "dcn_collectives",
     "dcn_kind",
     "describe",
     "each_collective",

@@ -25,6 +25,7 @@ class ProgramCollectives:
     """The collectives of a program, and notes on transfers that are not among them or could not be read."""
 
     collectives: tuple[Collective, ...]
+    uncounted: Mapping[str, int]
     notes: tuple[str, ...]
 
 
@@ -44,8 +45,7 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollecti
         opcode, times = instruction.opcode.removesuffix("-start"), runs.times[instruction.computation]
         if opcode in _NOT_COUNTED and times:
             left_out[opcode] += times
-    notes = [f"{opcode}: {count} a step, not among the collectives" for opcode, count in left_out.items()]
-    return ProgramCollectives(collectives=tuple(collectives), notes=(*runs.notes, *notes))
+    return ProgramCollectives(collectives=tuple(collectives), uncounted=dict(left_out), notes=runs.notes)
 
 
 def each_collective(

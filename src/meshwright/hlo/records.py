@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.collectives import ProgramCollectives, read_collectives
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.dcn import dcn_collectives
 from meshwright.hlo.flops import count_flops
 from meshwright.hlo.groups import MAX_DEVICES
 from meshwright.hlo.module import Module, contradictions_as_errors
 from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.tally import Tally
 from meshwright.record import Record
 
 
@@ -24,19 +24,40 @@ def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
     return read_module(parse_hlo(text), mesh, hardware=hardware)
 
 
-def read_module(module: Module, mesh: Mapping[str, int], *, hardware: str) -> Record:
-    """`read_hlo` of a parsed module."""
+def read_module(
+    module: Module, mesh: Mapping[str, int], *, hardware: str, across: Mapping[str, int] | None = None
+) -> Record:
+    """`read_hlo` of a parsed module.
+
+    across: the part of each axis's degree between slices. The module is then the program of one slice, and `mesh` has
+    the degrees inside it; its sends and receives are collectives between slices.
+    """
     with contradictions_as_errors(module):
         _check_devices(module, mesh)
-        flops, traffic = count_flops(module), read_collectives(module, mesh)
+        flops, found = count_flops(module), read_collectives(module, mesh)
         total = float(flops.total)
+        between = tuple(dcn_collectives(module, across)) if across else ()
+    recomputed = flops.by_phase.get("recompute", 0)
     return Record(
         origin="compiled",
         mesh=dict(mesh),
         hardware=hardware,
         flops=total,
-        collectives=traffic.collectives,
-        notes=_notes(flops, traffic),
+        collectives=(*found.collectives, *between),
+        notes=tuple(
+            dict.fromkeys(
+                (
+                    *([f"{recomputed:.4g} of the flops are recomputed"] if recomputed else []),
+                    *flops.notes,
+                    *found.notes,
+                    *(
+                        f"{opcode}: {count} a step, not among the collectives"
+                        for opcode, count in found.uncounted.items()
+                        if across is None or opcode not in ("send", "recv")
+                    ),
+                )
+            )
+        ),
     )
 
 
@@ -49,10 +70,3 @@ def _check_devices(module: Module, mesh: Mapping[str, int]) -> None:
         raise MeshwrightError(
             f"HLO module {module.name} runs on {module.num_devices} devices; mesh {shown} has {num_devices}"
         )
-
-
-def _notes(flops: Tally, traffic: ProgramCollectives) -> tuple[str, ...]:
-    """Notes on flops and collectives, each once; recomputed flops, as a record has no field for them."""
-    again = flops.by_phase.get("recompute", 0)
-    recomputed = (f"{again:.4g} of the flops are recomputed",) if again else ()
-    return tuple(dict.fromkeys((*recomputed, *flops.notes, *traffic.notes)))

@@ -1,4 +1,4 @@
-"""What is wrong with a compiled program, and the inspection of any JAX function that finds it."""
+"""Inspect any JAX function or HLO text: what its compiled program does, and what is wrong with it."""
 
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.functions import inspect, inspect_text

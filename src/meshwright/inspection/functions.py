@@ -1,4 +1,4 @@
-"""Any JAX function, compiled for the devices that are here or for a target that is not, read and looked over."""
+"""Compile and inspect any JAX function, for the devices of this process or for a target that is not present."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from meshwright.compiler import CompiledProgram, CompileRequest, Effort, compile_in_child
-from meshwright.compiler.named import load_function
+from meshwright.compiler import CompiledProgram, CompileRequest, Effort, MeshMethod, compile_in_child
+from meshwright.compiler.load import load_function
 from meshwright.compiler.worker import compile_lowered
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, chip_names, parse_system
-from meshwright.inspection.inspection import Inspection, read
+from meshwright.inspection.context import Rules
+from meshwright.inspection.inspection import Inspection, read_inspection
 from meshwright.inspection.lower import (
     LOWER_NAMED,
     LOWER_PICKLED,
     abstract,
+    function_name,
     lower,
     meshes_in,
-    name_of,
     pack,
     source_hash,
     trace,
     unused_constraints,
 )
-from meshwright.inspection.subject import Rules
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.planner import read_system
 from meshwright.record import Collective
@@ -69,7 +69,7 @@ def inspect(
             mesh in the function and its arguments stands for the one of the target. By default the devices here.
         types: of the mesh's axes, for `module:function`.
         effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run.
-        rules, expected: see `Subject`.
+        rules, expected: see `ProgramContext`.
 
     Raises:
         MeshwrightError: where the compiler is not installed, the function cannot go to the other process, or does not
@@ -88,19 +88,23 @@ def inspect(
             f"{function!r} is no function; inspect takes a JAX function and its arguments, 'module:function', or the"
             f" path of an HLO dump"
         )
-    found = mesh if mesh is not None else next(meshes_in(args), _ambient())
+    found = mesh if mesh is not None else next(meshes_in(args), _current_mesh())
     given = {"rules": rules, "expected": expected}
     if on is None:
-        return _here(function, args, _concrete(found), given)
+        return _inspect_in_process(function, args, _concrete(found), given)
     degrees = _degrees(found) if found is not None else {"dp": 1}
     request = CompileRequest(
         function=LOWER_PICKLED,
         hardware=on,
         mesh=degrees,
-        arguments={"payload": pack(function, args), "types": _types(found, args, degrees), "sources": source_hash()},
+        arguments={
+            "payload": pack(function, args),
+            "types": _axis_types(found, args, degrees),
+            "sources": source_hash(),
+        },
         effort=effort,
     )
-    return _in_child(name_of(function), request, given)
+    return _inspect_in_child(function_name(function), request, given)
 
 
 def _inspect_by_name(
@@ -138,7 +142,7 @@ def read_dump(file: Path) -> str:
 def inspect_named(
     name: str, *, mesh: Mapping[str, int], on: str, types: AxisType = AxisType.Explicit, effort: Effort = "default"
 ) -> Inspection:
-    """The inspection of what `module:function` makes for a mesh, compiled in a process of its own.
+    """Inspect what `module:function` makes for a mesh, compiled in a child process.
 
     The function takes a mesh and returns what `jax.jit(…).lower(…)` does, or (function, arguments).
     """
@@ -150,7 +154,7 @@ def inspect_named(
         arguments={"function": name, "types": [types.name] * len(mesh), "sources": source_hash()},
         effort=effort,
     )
-    return _in_child(name, request, {})
+    return _inspect_in_child(name, request, {})
 
 
 def inspect_text(
@@ -162,60 +166,57 @@ def inspect_text(
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
 ) -> Inspection:
-    """The inspection of a compiled program from its HLO text alone, as `compiled.as_text()` or an XLA dump has it.
+    """Inspect a compiled program from HLO text alone, as printed by `compiled.as_text()` or dumped by XLA.
 
-    mesh: every axis and its degree in the order the devices are laid out in, outermost first. on: the hardware that it
-    is for, for times; memory and what the partitioner did are not in the text.
+    mesh: every axis and its degree in device order, outermost first. on: its hardware, for times. Memory and the
+    partitioner's decisions are not in the text.
     """
     system = parse_system(on) if on else None
     is_scheduled = "is_scheduled=true" in text[:4096] and system is not None and system.chip.kind != "cpu"
-    return read(
+    return read_inspection(
         name, text, mesh, hardware=on or "", system=system, is_scheduled=is_scheduled, rules=rules, expected=expected
     )
 
 
-def _here(function: Any, args: Sequence[Any], mesh: Mesh | None, given: Mapping[str, Any]) -> Inspection:
-    """The inspection of a function compiled in this process."""
-    args = abstract(tuple(args)) if mesh is None else _rebased(abstract(tuple(args)), mesh)
-    with _stderr() as said:
+def _inspect_in_process(function: Any, args: Sequence[Any], mesh: Mesh | None, given: Mapping[str, Any]) -> Inspection:
+    args = abstract(tuple(args)) if mesh is None else _with_mesh(abstract(tuple(args)), mesh)
+    with _capture_stderr() as said:
         traced = trace(function, args, mesh)
         program = compile_lowered(
-            lower(traced, mesh), options={}, compiler=f"jaxlib {version('jaxlib')}", laid_by="its own mesh"
+            lower(traced, mesh), options={}, compiler=f"jaxlib {version('jaxlib')}", mesh_method=MeshMethod.OWN
         )
     if mesh is None and (count := _PARTITIONS.search(program.hlo)):
         raise MeshwrightError(
-            f"{name_of(function)} runs on {count[1]} devices, and nothing says as which mesh;"
+            f"{function_name(function)} runs on {count[1]} devices, and nothing says as which mesh;"
             f" give it as mesh={{'dp': {count[1]}}}"
         )
-    messages = "\n".join((*unused_constraints(traced), said()))
     devices = list(mesh.devices.flat) if mesh is not None else jax.devices()[:1]
     system = _system(devices)
-    return read(
-        name_of(function),
+    return read_inspection(
+        function_name(function),
         program.hlo,
         _degrees(mesh) if mesh is not None else {"dp": 1},
         hardware=str(system) if system else devices[0].device_kind,
         system=system,
-        program=replace(program, messages=messages),
+        program=replace(program, messages=said(), unused_constraints=unused_constraints(traced)),
         is_scheduled=system is not None and system.chip.kind != "cpu",
         **given,
     )
 
 
-def _ambient() -> Mesh | None:
-    """The mesh of `jax.set_mesh`, where there is one."""
+def _current_mesh() -> Mesh | None:
+    """The mesh of `jax.set_mesh`, or None."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
 
-def _in_child(name: str, request: CompileRequest, given: Mapping[str, Any]) -> Inspection:
-    """The inspection of a request, compiled in a process of its own."""
+def _inspect_in_child(name: str, request: CompileRequest, given: Mapping[str, Any]) -> Inspection:
     system = parse_system(request.hardware)
     try:
         program: CompiledProgram = compile_in_child(request)
     except MeshwrightError as error:
         raise MeshwrightError(str(error).replace(request.function, name)) from None
-    return read(
+    return read_inspection(
         name,
         program.hlo,
         request.mesh,
@@ -228,7 +229,7 @@ def _in_child(name: str, request: CompileRequest, given: Mapping[str, Any]) -> I
 
 
 def _concrete(mesh: MeshLike | None) -> Mesh | None:
-    """A mesh over devices that are here."""
+    """A mesh over devices of this process."""
     if mesh is None or isinstance(mesh, Mesh):
         return mesh
     degrees = _degrees(mesh)
@@ -244,8 +245,8 @@ def _degrees(mesh: MeshLike) -> dict[str, int]:
     return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else dict(mesh)
 
 
-def _types(mesh: MeshLike | None, args: Any, degrees: Mapping[str, int]) -> list[str]:
-    """The type of each axis: of the mesh, else of the arguments' meshes, else explicit, as `jax.make_mesh` has it."""
+def _axis_types(mesh: MeshLike | None, args: Any, degrees: Mapping[str, int]) -> list[str]:
+    """The type of each axis: of the mesh, else of the arguments' meshes, else explicit, as in `jax.make_mesh`."""
     for one in (mesh, *meshes_in(args)):
         if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
             by_name = dict(zip(one.axis_names, one.axis_types, strict=True))
@@ -253,8 +254,8 @@ def _types(mesh: MeshLike | None, args: Any, degrees: Mapping[str, int]) -> list
     return [AxisType.Explicit.name] * len(degrees)
 
 
-def _rebased(args: Any, mesh: Mesh) -> Any:
-    """The arguments with their specs on the devices of a mesh, where theirs has no devices."""
+def _with_mesh(args: Any, mesh: Mesh) -> Any:
+    """The arguments with their specs on the devices of a mesh, where their own mesh is abstract."""
 
     def rebase(leaf: Any) -> Any:
         sharding = getattr(leaf, "sharding", None)
@@ -266,15 +267,15 @@ def _rebased(args: Any, mesh: Mesh) -> Any:
 
 
 def _system(devices: Sequence[Any]) -> System | None:
-    """The system that devices are of: simulated ones, or GPUs of a known name; None of any other."""
+    """The system of some devices: simulated CPU devices, or GPUs of a known name; None for others."""
     kind = devices[0].device_kind.lower()
     chip = "cpu" if devices[0].platform == "cpu" else next((name for name in chip_names() if name in kind), None)
     return parse_system(f"{chip}:{len(devices)}") if chip and devices[0].platform in ("cpu", "gpu") else None
 
 
 @contextmanager
-def _stderr() -> Iterator[Any]:
-    """What this process's C++ writes to stderr meanwhile, as a function to call afterwards: the compiler's warnings."""
+def _capture_stderr() -> Iterator[Any]:
+    """Capture what C++ code writes to stderr: yields a function that returns the text afterwards."""
     with tempfile.TemporaryFile() as file:
         saved, text = os.dup(2), ""
         os.dup2(file.fileno(), 2)

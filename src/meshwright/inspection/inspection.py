@@ -1,4 +1,4 @@
-"""What an inspection says of a program: the record, what it is made of, and the findings."""
+"""The result of an inspection: record, flops by scope, findings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from meshwright.compiler import CompiledProgram, read_optimized
 from meshwright.hardware import System
 from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module, scope_of
+from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
-from meshwright.inspection.run_checks import find
-from meshwright.inspection.subject import Rules, Subject
+from meshwright.inspection.run_checks import run_checks
+from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
 from meshwright.runtime import within_slice
@@ -24,9 +25,9 @@ from meshwright.units import show_flops, show_seconds
 class Inspection:
     """What a compiled program is and does, per device and step.
 
-    record: as a plan has one; each collective with where it comes from, and with its time where the hardware is known.
-    flops_by_scope: of products, by the named scopes they stand in. schedule: the step as simulated; None where the
-    program is for simulated devices, or was compiled with little effort. program: None of a bare HLO text.
+    record: as a plan's; each collective with its source, and with its time where the hardware is known. flops_by_scope:
+    of products, by named scope. schedule: the simulated step; None for simulated devices and for the TPU compiler's
+    fast effort. program: None for a bare HLO text.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Inspection:
         record, count = self.record, len(self.findings)
         mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
         found = [
-            (finding.kind, show_seconds(finding.seconds) if finding.seconds else "", finding.evidence, finding.fix)
+            (finding.kind, show_seconds(finding.seconds) if finding.seconds else "", evidence(finding), fix(finding))
             for finding in self.findings[:MOST_SHOWN]
         ]
         scopes = [(scope or "(no scope)", show_flops(flops)) for scope, flops in self.flops_by_scope.items()]
@@ -68,12 +69,12 @@ class Inspection:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """The bytes of each term of the memory, and `peak`; empty for a bare HLO text."""
+        """Bytes of each term of the memory, and `peak`; empty for a bare HLO text."""
         return self.record.memory_bytes
 
     @property
     def flops(self) -> float:
-        """The flops of all products, recomputation included."""
+        """The flops of all products, including recomputation."""
         return self.record.flops or 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Inspection:
         }
 
 
-def read(
+def read_inspection(
     name: str,
     hlo: str,
     mesh: Mapping[str, int],
@@ -98,15 +99,24 @@ def read(
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
 ) -> Inspection:
-    """The inspection of a compiled program as HLO text, with all else that is known of it.
+    """Inspect a compiled program given as HLO text, with whatever else is known of it.
 
-    is_scheduled: whether its schedule is the one that will run, so that a simulated step says something.
+    Args:
+      name: shown to the user.
+      hlo: the optimized module.
+      mesh: every axis and its degree, outermost first.
+      hardware: recorded as it is.
+      system: for times; None where it is not known.
+      program: the compiled program of the text.
+      is_scheduled: its schedule is final, so that a simulated step is meaningful.
+      rules: see `ProgramContext`.
+      expected: see `ProgramContext`.
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
     within = within_slice(system, mesh) if system else dict(mesh)
     record = read_module(module, within, hardware=hardware)
     schedule = simulate(module, mesh, system) if system and is_scheduled else None
-    subject = Subject(
+    context = ProgramContext(
         module=module,
         mesh=within,
         system=replace(system, num_slices=1) if system else None,
@@ -118,9 +128,9 @@ def read(
     with contradictions_as_errors(module):
         return Inspection(
             name=name,
-            record=_with_times(_with_memory(record, mesh, system, program), subject),
-            findings=find(subject),
-            flops_by_scope=_flops_by_scope(subject),
+            record=_with_times(_with_memory(record, mesh, system, program), context),
+            findings=run_checks(context),
+            flops_by_scope=_flops_by_scope(context),
             module=module,
             program=program,
             schedule=schedule,
@@ -130,7 +140,7 @@ def read(
 def _with_memory(
     record: Record, mesh: Mapping[str, int], system: System | None, program: CompiledProgram | None
 ) -> Record:
-    """The record of a whole mesh, with the memory of its program."""
+    """The record of the whole mesh, with the memory of its program."""
     if program is None:
         return replace(record, mesh=dict(mesh))
     is_limited = system is not None and system.chip.kind != "cpu"
@@ -138,32 +148,32 @@ def _with_memory(
     return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits)
 
 
-def _with_times(record: Record, subject: Subject) -> Record:
-    """The record with the time of each collective; as the schedule has it where there is one."""
+def _with_times(record: Record, context: ProgramContext) -> Record:
+    """The record with the time of each collective, and its exposed time where there is a schedule."""
     timed = []
-    for instruction, entries in subject.communicating:
+    for instruction, entries in context.communicating_instructions:
         whole = sum(entry.bytes for entry in entries)
         for entry in entries:
-            seconds, exposed = subject.seconds_of(entry), None
-            if subject.schedule is not None:
+            seconds, exposed = context.seconds_of(entry), None
+            if context.schedule is not None:
                 share = entry.bytes / whole if whole else 1.0
-                exposed = share * subject.exposed_seconds.get(instruction.name, 0.0)
+                exposed = share * context.exposed_seconds.get(instruction.name, 0.0)
             timed.append(replace(entry, seconds=seconds, exposed_seconds=exposed))
-    if subject.schedule is None:
+    if context.schedule is None:
         return replace(record, collectives=tuple(timed))
     return replace(
         record,
         collectives=tuple(timed),
-        step_seconds=subject.schedule.step_seconds,
-        breakdown_seconds=dict(subject.schedule.breakdown_seconds),
-        notes=tuple(dict.fromkeys((*record.notes, *subject.schedule.notes))),
+        step_seconds=context.schedule.step_seconds,
+        breakdown_seconds=dict(context.schedule.breakdown_seconds),
+        notes=tuple(dict.fromkeys((*record.notes, *context.schedule.notes))),
     )
 
 
-def _flops_by_scope(subject: Subject) -> dict[str, int]:
-    """The flops of products by the scopes they stand in, most first; the formula of an einsum is no scope."""
+def _flops_by_scope(context: ProgramContext) -> dict[str, int]:
+    """Flops of products by named scope, largest first. An einsum's formula is not a scope."""
     flops: Counter[str] = Counter()
-    for work in subject.products:
-        *scopes, _ = ("", *scope_of(describe(subject.module, work.instruction)[0].op_name).split("/"))
+    for work in context.products:
+        *scopes, _ = ("", *scope_of(describe(context.module, work.instruction)[0].op_name).split("/"))
         flops["/".join(scope for scope in scopes if scope and "->" not in scope)] += work.flops
     return dict(flops.most_common())

@@ -1,7 +1,7 @@
-"""A function lowered for a mesh, in this process or in the one that compiles for devices that are not here.
+"""Lower a function for a mesh, in this process or in a child process that compiles.
 
-What goes to that process is pickled by value (cloudpickle), closures included; every mesh in it stands for the mesh
-that the program is compiled for, axis by axis.
+Functions are pickled by value for the child (cloudpickle), closures included. Every mesh in them stands for the mesh of
+the target, axis by axis.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import pickle
 import site
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,81 +23,80 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
 import meshwright
-from meshwright.compiler.named import load_function
+from meshwright.compiler import LoweredProgram, UnusedConstraint
+from meshwright.compiler.load import load_function
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import canonical_dtype
-from meshwright.inspection.checks.constraints import UNUSED
 
 LOWER_PICKLED = "meshwright.inspection.lower:lower_pickled"
 LOWER_NAMED = "meshwright.inspection.lower:lower_named"
 
 
 def trace(function: Any, args: Sequence[Any], mesh: Mesh | None) -> jax.stages.Traced:
-    """A function traced on some arguments, under the mesh where there is one."""
+    """Trace a function under the mesh, if there is one."""
     jitted = function if hasattr(function, "trace") else jax.jit(function)
-    with _under(mesh):
+    with _mesh_context(mesh):
         return jitted.trace(*args)
 
 
 def lower(traced: jax.stages.Traced, mesh: Mesh | None) -> jax.stages.Lowered:
-    """A traced function lowered, under the mesh where there is one."""
-    with _under(mesh):
+    """Lower a traced function under the mesh, if there is one."""
+    with _mesh_context(mesh):
         return traced.lower()
 
 
-def unused_constraints(traced: jax.stages.Traced) -> tuple[str, ...]:
-    """A line, as compilers log it, on each constraint whose result nothing takes: JAX drops it when it lowers."""
-    now = time.strftime("W%m%d %H:%M:%S")
-    return tuple(dict.fromkeys(f"{now} {line}" for line in _unused(traced.jaxpr.jaxpr)))
+def unused_constraints(traced: jax.stages.Traced) -> tuple[UnusedConstraint, ...]:
+    """The sharding constraints whose results nothing uses: JAX drops them when it lowers."""
+    return tuple(dict.fromkeys(_unused(traced.jaxpr.jaxpr)))
 
 
-def lower_pickled(mesh: Mesh, *, payload: str, types: Sequence[str], sources: str) -> jax.stages.Lowered:
-    """The function and arguments that `pack` made a payload of, lowered for a mesh with some axis types.
+def lower_pickled(mesh: Mesh, *, payload: str, types: Sequence[str], sources: str) -> LoweredProgram:
+    """Lower the function and arguments of `pack` for a mesh with given axis types.
 
-    sources: what they import, hashed; only so that another program is not taken for the same.
+    sources: a hash of what they import; only distinguishes cache entries.
     """
     del sources
     mesh = _with_types(mesh, types)
     function, args = _Unpickler(io.BytesIO(base64.b64decode(payload)), mesh).load()
-    return _lower_aloud(function, args, mesh)
+    return _lower_program(function, args, mesh)
 
 
-def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str) -> jax.stages.Lowered:
-    """What `module:function` makes for a mesh, lowered: it takes the mesh and returns a Lowered or (function, args)."""
+def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str) -> LoweredProgram:
+    """Lower what `module:function` makes for a mesh: a Lowered, or (function, args)."""
     del sources
     mesh = _with_types(mesh, types)
     made = load_function(function)(mesh)
     if isinstance(made, jax.stages.Lowered):
-        return made
+        return LoweredProgram(made)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
         raise MeshwrightError(
             f"{function} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
         )
-    return _lower_aloud(made[0], made[1], mesh)
+    return _lower_program(made[0], made[1], mesh)
 
 
 def pack(function: Any, args: Sequence[Any]) -> str:
-    """A function and its arguments as text, for `lower_pickled`; arrays become shapes with their shardings.
+    """Pickle a function and its abstract arguments as text, for `lower_pickled`.
 
-    Raises where they hold something of this process, as a device or an open file.
+    Raises where they hold an object of this process, as a device or an open file.
     """
     out = io.BytesIO()
     try:
         _Pickler(out).dump((function, tuple(abstract(args))))
     except (TypeError, pickle.PicklingError, AttributeError) as error:
-        raise MeshwrightError(f"{name_of(function)} cannot go to the process that compiles: {error}") from None
+        raise MeshwrightError(f"{function_name(function)} cannot go to the process that compiles: {error}") from None
     return base64.b64encode(out.getvalue()).decode()
 
 
 def abstract(tree: Any) -> Any:
-    """A tree with its arrays as shapes, dtypes and shardings; one on a single device has none."""
+    """A tree with arrays replaced by shape, dtype and sharding; single-device shardings are dropped."""
     return jax.tree.map(_abstract_leaf, tree)
 
 
 def source_hash() -> str:
-    """A hash over the Python files that this process has imported, those of installed packages left out.
+    """A hash over the Python files this process has imported, without installed packages.
 
-    A function is pickled by name where its module can be imported, so the name alone does not say what it does.
+    Functions of importable modules are pickled by name, so the pickle alone does not identify the code.
     """
     own, library = Path(meshwright.__file__).parent, sysconfig.get_paths()["stdlib"]
     installed = [Path(path).resolve() for path in (*site.getsitepackages(), library, own)]
@@ -118,29 +116,25 @@ def meshes_in(args: Any) -> Iterator[Mesh | AbstractMesh]:
             yield sharding.mesh
 
 
-def name_of(function: Any) -> str:
-    """What a function is called."""
+def function_name(function: Any) -> str:
+    """The name of a function, for messages."""
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _lower_aloud(function: Any, args: Sequence[Any], mesh: Mesh) -> jax.stages.Lowered:
-    """A function lowered, what there is to say of it written to stderr, which the other process reads."""
+def _lower_program(function: Any, args: Sequence[Any], mesh: Mesh) -> LoweredProgram:
     traced = trace(function, args, mesh)
-    for line in unused_constraints(traced):
-        print(line, file=sys.stderr, flush=True)
-    return lower(traced, mesh)
+    return LoweredProgram(lower(traced, mesh), unused_constraints(traced))
 
 
-def _under(mesh: Mesh | None) -> AbstractContextManager[Any]:
-    """The context of a mesh, or none."""
+def _mesh_context(mesh: Mesh | None) -> AbstractContextManager[Any]:
     return nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Leaves meshes out: each is known by its axes, and is another in the process that compiles."""
+    """Replaces meshes by their axes: the compiling process has another mesh."""
 
     def persistent_id(self, obj: Any) -> Any:
-        """The names and types of a mesh's axes; None of anything else."""
+        """Names and types of a mesh's axes; None for anything else."""
         if isinstance(obj, (Mesh, AbstractMesh)):
             types = tuple(kind.name for kind in obj.axis_types)
             return type(obj).__name__, tuple(obj.axis_names), types
@@ -149,7 +143,7 @@ class _Pickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """A jitted function along with the two attributes that its own pickling forgets (JAX 0.10.2)."""
+        """A jitted function with the two attributes that its own pickling drops (JAX 0.10.2)."""
         if hasattr(obj, "_jit_info"):
             make, arguments, state, *_ = obj.__reduce_ex__(2)
             return _rejit, (make, arguments, state, obj._fun, obj._jit_info)
@@ -157,14 +151,14 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts the mesh that is compiled for in the place of every mesh."""
+    """Replaces every pickled mesh by the target's mesh."""
 
     def __init__(self, file: io.BytesIO, mesh: Mesh) -> None:
         super().__init__(file)
         self.mesh = mesh
 
     def persistent_load(self, pid: Any) -> Any:
-        """The mesh for the names and types of some axes."""
+        """The target's mesh for the names and types of some axes."""
         kind, names, types = pid
         if set(names) - set(self.mesh.axis_names):
             raise MeshwrightError(
@@ -179,7 +173,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> Any:
-    """The jitted function that `_Pickler` took apart."""
+    """The inverse of `_Pickler.reducer_override`."""
     jitted = make(*arguments)
     jitted.__setstate__(state)
     jitted._fun, jitted._jit_info = function, info
@@ -187,7 +181,6 @@ def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> A
 
 
 def _abstract_leaf(leaf: Any) -> Any:
-    """One argument without its data; what is no array stays as it is."""
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         return leaf
     sharding = getattr(leaf, "sharding", None)
@@ -199,25 +192,24 @@ def _abstract_leaf(leaf: Any) -> Any:
 
 
 def _with_types(mesh: Mesh, types: Sequence[str]) -> Mesh:
-    """The same devices with axes of some types: Auto, Explicit, Manual."""
+    """The same devices with other axis types: Auto, Explicit, Manual."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(AxisType[kind] for kind in types))
 
 
-def _unused(jaxpr: Any) -> Iterator[str]:
-    """A line on each constraint of a jaxpr, and of those inside it, whose result nothing takes."""
+def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
+    """Unused constraints of a jaxpr and of the jaxprs inside it."""
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:
             aval = eqn.outvars[0].aval
-            dims = ",".join(map(str, aval.shape))
-            yield f"{UNUSED} on {canonical_dtype(aval.dtype.name)}[{dims}] at {_place(eqn)}"
+            yield UnusedConstraint(canonical_dtype(aval.dtype.name), tuple(aval.shape), _place(eqn))
         for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
             if hasattr(inner, "eqns"):
                 yield from _unused(getattr(inner, "jaxpr", inner))
 
 
 def _place(eqn: Any) -> str:
-    """file:line of the user's code that an equation comes from."""
+    """file:line of the user code of an equation."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
     own = Path(jax.__file__).parent

@@ -1,6 +1,6 @@
-"""Along which mesh axes each value of a program may differ: where it does not, devices hold copies or repeat work.
+"""Along which mesh axes each value may differ between devices. Where it does not, devices hold replicas or repeat work.
 
-An axis is only left out where the program shows that devices along it hold the same: what cannot be told varies.
+An axis is left out only where the program shows that devices along it hold the same value.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MADE_EQUAL = ("all-gather", "all-reduce", "collective-broadcast")
 _SPREADS = ("reduce-scatter", "all-to-all", "ragged-all-to-all")
 _ANYTHING = ("rng", "infeed", "recv", "replica-id", "partition-id")
 _SMALL = 64
-"""Whole numbers of so few elements are indices: they are evaluated on every device."""
+"""Integer arrays of at most so many elements are indices, and evaluated on every device."""
 
 
 class Variance:
-    """The axes along which each instruction of a module may differ, over all its runs."""
+    """The axes along which each instruction of a module may differ, over all its executions."""
 
     def __init__(self, module: Module, mesh: Mapping[str, int]) -> None:
         self.module = module
@@ -38,26 +38,26 @@ class Variance:
         self._run(module.entry, tuple(self._argument(one) for one in self._parameters(module.entry)))
 
     def axes(self, instruction: Instruction) -> Axes:
-        """The axes along which an instruction's result may differ; every axis of one that never runs."""
+        """The axes along which a result may differ; all axes for an instruction that never runs."""
         return self._found.get((instruction.computation, instruction.name), self._every)
 
     def copies(self, instruction: Instruction) -> tuple[str, ...]:
-        """The axes along which all devices make the same of an instruction, in the mesh's order."""
+        """The axes along which all devices compute the same result, in the mesh's order."""
         return tuple(axis for axis in self.mesh if axis not in self.axes(instruction))
 
     def _parameters(self, computation: str) -> list[Instruction]:
-        """The parameters of a computation in order."""
+        """The parameters of a computation, in order."""
         return [one for _, one in sorted(self.module.computations[computation].parameters.items())]
 
     def _argument(self, parameter: Instruction) -> Value:
-        """The axes that split an argument of the program; every axis where its sharding does not say."""
+        """The axes that shard a program argument; all axes where its sharding is not known."""
         spec = parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh)
         if spec is None or parameter.shape.dtype == "tuple" or spec.unreduced:
             return self._every
         return frozenset(axis for dim in spec.dims for axis in dim or ())
 
     def _run(self, name: str, arguments: tuple[Value, ...]) -> Value:
-        """What a computation returns, and on the way what all in it is, given the axes of its arguments."""
+        """Propagate argument axes through a computation; returns those of its result."""
         if (name, arguments) in self._returned:
             return self._returned[name, arguments]
         computation = self.module.computations[name]
@@ -66,7 +66,7 @@ class Variance:
             operands = [values[operand] for operand in instruction.operands]
             values[instruction.name] = value = self._value(instruction, operands, arguments)
             key = (name, instruction.name)
-            self._found[key] = self._found.get(key, _SAME) | _joined(value)
+            self._found[key] = self._found.get(key, _SAME) | _flatten(value)
         self._returned[name, arguments] = values[computation.root]
         return values[computation.root]
 
@@ -99,14 +99,14 @@ class Variance:
             along = None if found is None else frozenset(found)
             if kind in _SPREADS:
                 return _union(operands) | (self._every if along is None else along)
-            equal = [_joined(operand) - (along or _SAME) for operand in operands]
+            equal = [_flatten(operand) - (along or _SAME) for operand in operands]
             started = instruction.opcode.endswith("-start")
             return _union(equal) if len(equal) == 1 or started else tuple(equal)
         axes = _union(operands)
         return self._of_index(instruction, axes) if axes and _is_index(instruction.shape) else axes
 
     def _permuted(self, permute: Instruction, axes: Axes) -> Axes:
-        """The axes along which devices receive from others that differ, or not all receive."""
+        """The axes along which devices receive from sources that differ, or some receive nothing."""
         degrees = tuple(self.mesh.values())
         sources = np.full(self.module.num_devices, -1)
         for source, target in groups_of(permute, self.mesh):
@@ -116,58 +116,55 @@ class Variance:
         return self._differing(np.where(sources[:, None] < 0, -1, seen))
 
     def _of_index(self, instruction: Instruction, axes: Axes) -> Axes:
-        """The axes along which a small whole number really differs, where the device's number alone decides it."""
+        """The axes along which a small integer really differs, if the device's id alone decides it."""
         values = evaluate(self.module, instruction, self.module.num_devices)
         if values is None:
             return axes
         return self._differing(np.asarray(values))
 
     def _differing(self, values: np.ndarray) -> Axes:
-        """The axes along which values, one row for each device, differ between any two devices."""
+        """The axes along which values, one row a device, differ between any two devices."""
         grid = values.reshape(*self.mesh.values(), -1)
         return frozenset(
             axis for number, axis in enumerate(self.mesh) if (grid != np.take(grid, [0], axis=number)).any()
         )
 
     def _loop(self, loop: Instruction, state: Value) -> Value:
-        """What a loop leaves: its state, joined with what each trip makes of it, until that adds nothing."""
+        """The axes of a loop's state: joined with those after an iteration, until nothing changes."""
         while True:
             trip = _join(state, self._run(loop.called("body")[0], (state,)))
             if trip == state:
                 break
             state = trip
-        going_on = _joined(self._run(loop.called("condition")[0], (state,)))
-        return _spread(state, going_on)
+        going_on = _flatten(self._run(loop.called("condition")[0], (state,)))
+        return _add_axes(state, going_on)
 
     def _branches(self, conditional: Instruction, operands: list[Value]) -> Value:
-        """What any branch makes, along with the axes along which devices take different ones."""
+        """The axes of any branch's result, and those along which devices take different branches."""
         names = conditional.called("branch_computations") or conditional.called("true_computation", "false_computation")
         made = [self._run(name, (operand,)) for name, operand in zip(names, operands[1:], strict=False)]
-        return _spread(reduce(_join, made), _joined(operands[0]))
+        return _add_axes(reduce(_join, made), _flatten(operands[0]))
 
 
 def _is_index(shape: Shape) -> bool:
-    """Whether a shape is that of an index or a few of them."""
     return shape.dtype[:1] in ("s", "u", "p") and shape.size <= _SMALL
 
 
-def _joined(value: Value) -> Axes:
+def _flatten(value: Value) -> Axes:
     """The axes along which anything in a value may differ."""
     return value if isinstance(value, frozenset) else _union(value)
 
 
 def _union(values: list[Value] | list[Axes] | tuple[Value, ...]) -> Axes:
-    """The axes along which any of some values may differ."""
-    return _SAME.union(*(_joined(value) for value in values))
+    return _SAME.union(*(_flatten(value) for value in values))
 
 
 def _join(left: Value, right: Value) -> Value:
-    """What is one of two values: each element may differ where either does."""
+    """The axes of a value that is one of two: each element may differ where either does."""
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
         return tuple(_join(one, other) for one, other in zip(left, right, strict=True))
-    return _joined(left) | _joined(right)
+    return _flatten(left) | _flatten(right)
 
 
-def _spread(value: Value, axes: Axes) -> Value:
-    """A value that moreover differs along some axes."""
-    return tuple(_spread(one, axes) for one in value) if isinstance(value, tuple) else value | axes
+def _add_axes(value: Value, axes: Axes) -> Value:
+    return tuple(_add_axes(one, axes) for one in value) if isinstance(value, tuple) else value | axes

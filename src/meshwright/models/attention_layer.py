@@ -14,6 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.attention import Scoring, attend
 from meshwright.models.context import Cache, LayerContext
 from meshwright.models.remat import INTERMEDIATE
+from meshwright.models.rotary import is_of_kind
 from meshwright.runtime import sequence
 from meshwright.runtime.segments import Mask, Segments
 from meshwright.step.layer import Attention
@@ -50,10 +51,10 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
 
     if len(set(op.windows)) == 1:
         return attend_within(op.windows[0], query, *new)
-    assert context.layer is not None, "layers that differ need their number"
     # Kernels take windows that are known as they are compiled.
     kinds = tuple(dict.fromkeys(op.windows))
-    kind = jnp.array([kinds.index(window) for window in op.windows])[jnp.int32(context.layer) % len(op.windows)]
+    of_kind = (is_of_kind(window, op.windows, context.layer).astype(jnp.int32) for window in kinds)
+    kind = sum(number * share for number, share in enumerate(of_kind))
     return jax.lax.switch(kind, [partial(attend_within, window) for window in kinds], query, *new)
 
 
@@ -78,5 +79,4 @@ def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> A
         return None
     if len(set(windows)) == 1:
         return windows[0]
-    assert layer is not None, "layers that differ need their number"
-    return jnp.array(windows, jnp.int32)[jnp.int32(layer) % len(windows)]
+    return sum(window * is_of_kind(window, windows, layer).astype(jnp.int32) for window in dict.fromkeys(windows))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -41,19 +41,33 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
 
     The two halves of what is rotated turn together, as in the published Llama weights.
     """
-    own = [tables[frequencies, op.size] for frequencies in op.by_layer]
-    by = own[0] if len(own) == 1 else _table_of_layer(own, layer)
+    by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size
     if op.size == x.shape[-1]:
         return _rotated(x, by)
     return jnp.concatenate([x[..., : op.start], _rotated(x[..., op.start : stop], by), x[..., stop:]], axis=-1)
 
 
-def _table_of_layer(own: list[RotaryTables], layer: Array | int | None) -> RotaryTables:
-    """The tables of one layer of a cycle."""
+def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:
+    """The tables of one layer of a stack."""
+    kinds = dict.fromkeys(op.by_layer)
+    if len(kinds) == 1:
+        return tables[op.by_layer[0], op.size]
+    shares = {kind: is_of_kind(kind, op.by_layer, layer).astype(jnp.float32) for kind in kinds}
+    own = [[share * array for array in tables[kind, op.size]] for kind, share in shares.items()]
+    cos, sin = (functools.reduce(jnp.add, arrays) for arrays in zip(*own, strict=True))
+    return RotaryTables(cos, sin)
+
+
+def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
+    """Whether a layer of a stack, whose layers differ in a cycle, is of one kind: a scalar.
+
+    Compared and not looked up: in the stages of a pipeline a layer's number is an array that these split.
+    """
     assert layer is not None, "layers that differ need their number"
-    which = jnp.int32(layer) % len(own)
-    return RotaryTables(*(jax.lax.select_n(which, *arrays) for arrays in zip(*own, strict=True)))
+    here = jnp.int32(layer) % len(cycle)
+    first, *others = (here == number for number, other in enumerate(cycle) if other == kind)
+    return functools.reduce(jnp.logical_or, others, first)
 
 
 def _rotated(x: Array, by: RotaryTables) -> Array:

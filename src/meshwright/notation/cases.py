@@ -15,11 +15,25 @@ Case = Literal[1, 2, 3, 4]
 
 @dataclass(frozen=True)
 class AxisCase:
-    """What one mesh axis does in a product, and which case that makes it."""
+    """What one mesh axis does in a product, and which case that makes it.
+
+    dims: those that it splits. operands: the arrays in which it splits a summed dim.
+    """
 
     axis: str
     case: Case
-    reason: str
+    dims: tuple[str, ...]
+    operands: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """The case as a phrase."""
+        dims, held = " and ".join(self.dims), " and ".join(self.operands)
+        if self.case == 4:
+            return f"{self.axis} splits {dims}, which the result would both have"
+        if self.case == 1:
+            return f"{self.axis} splits {dims}, which is not summed"
+        return f"{self.axis} splits the summed {dims} in {held}" + (" only" if self.case == 2 else "")
 
 
 def axis_cases(operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> tuple[AxisCase, ...]:
@@ -34,12 +48,12 @@ def _axis_case(axis: str, operands: tuple[ShardedArray, ...], result_dims: tuple
     kept = list(dict.fromkeys(dim for dim in places.values() if dim in result_dims))
     summed = list(dict.fromkeys(dim for dim in places.values() if dim not in result_dims))
     if len(kept) > 1:
-        return AxisCase(axis, 4, f"{axis} splits {' and '.join(kept)}, which the result would both have")
+        return AxisCase(axis, 4, tuple(kept))
     for dim in summed:
         holders = [operand.label for operand in operands if dim in operand.dims]
         if all(places.get(label) == dim for label in holders):
-            return AxisCase(axis, 3, f"{axis} splits the summed {dim} in {' and '.join(holders)}")
+            return AxisCase(axis, 3, (dim,), tuple(holders))
     for dim in summed:
         alone = [label for label, place in places.items() if place == dim]
-        return AxisCase(axis, 2, f"{axis} splits the summed {dim} in {' and '.join(alone)} only")
-    return AxisCase(axis, 1, f"{axis} splits {kept[0]}, which is not summed")
+        return AxisCase(axis, 2, (dim,), tuple(alone))
+    return AxisCase(axis, 1, (kept[0],))

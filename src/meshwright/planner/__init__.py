@@ -25,7 +25,7 @@ from meshwright.planner.rules import rules_of_thumb
 from meshwright.planner.search import Ranking, find_best, plan_mesh, plan_stages, rank, rank_space
 from meshwright.planner.sentences import fact_data, how, say
 from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
-from meshwright.planner.serving_explain import bound_in_words, prefill_share, serving_reason, thresholds, why_serving
+from meshwright.planner.serving_explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
 from meshwright.planner.serving_plan import (
     ServingPlan,
     make_serving_plan,
@@ -34,11 +34,13 @@ from meshwright.planner.serving_plan import (
     serving_plan_to_data,
     write_serving_plan,
 )
+from meshwright.planner.serving_sentences import TERMS
 from meshwright.planner.space import runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep
 
 __all__ = [
     "IMAGE_OPTIONS",
+    "TERMS",
     "Count",
     "Fix",
     "Plan",
@@ -51,7 +53,6 @@ __all__ = [
     "ServingRanking",
     "as_run",
     "best_prefill",
-    "bound_in_words",
     "check_output",
     "chips_that_fit",
     "fact_data",
@@ -60,6 +61,7 @@ __all__ = [
     "gap_to",
     "given",
     "how",
+    "longest_term",
     "make_plan",
     "make_serving_plan",
     "nearby",
@@ -89,9 +91,9 @@ __all__ = [
     "run_sweep",
     "runnable_space",
     "say",
+    "serving_gap",
     "serving_plan_from_data",
     "serving_plan_to_data",
-    "serving_reason",
     "thresholds",
     "ways_to_fit",
     "whole_space",

@@ -22,10 +22,18 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh, make_system
 from meshwright.mesh import MeshShape, divisors
+from meshwright.planner.facts import Gap, GapKind
 from meshwright.planner.prediction import SIMULATED
+from meshwright.planner.serving_facts import (
+    DataParallelLimit,
+    ImageActivations,
+    ImageCommunication,
+    ImageFact,
+    ImageStates,
+    ReplicaInstead,
+)
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
-from meshwright.units import show_bytes, show_percent, show_seconds
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 
@@ -101,12 +109,16 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
     )
 
 
-def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -> list[str]:
-    """What decides the step of the best mesh, a line each, with the numbers."""
+def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -> tuple[ImageFact, ...]:
+    """What decides the step of the best mesh, with the numbers."""
     best = ranking.candidates[0]
-    lines = [*_room(best, workload, system), _copies(ranking), _sums(best, workload), _scaling(workload, system)]
-    first, *others = filter(None, lines)
-    return [f"why: {first}", *(f"     {line}" for line in others), *(f"note: {note}" for note in best.notes)]
+    found = (
+        *_memory(best, workload, system),
+        _replica(ranking),
+        _communication(best, workload),
+        _scaling(workload, system),
+    )
+    return tuple(fact for fact in found if fact is not None)
 
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -142,69 +154,54 @@ def _doubled(system: System) -> System | None:
         return None
 
 
-def reason_images(record: Record, best: Record) -> str:
-    """The one reason why `record` loses against `best`, in a few words with its numbers."""
+def image_gap(record: Record, best: Record) -> Gap:
+    """The largest difference of a record from the best."""
     if not record.fits:
-        return f"wants {show_bytes(record.memory_bytes['peak'])}"
+        return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
+    if record is best:
+        return Gap(GapKind.BEST)
     gaps = {name: time - best.breakdown_seconds[name] for name, time in record.breakdown_seconds.items()}
     slowest = max(gaps, key=gaps.__getitem__)
-    if record is best or gaps[slowest] <= 0:
-        return "-" if record is best else "as fast, with less memory left"
-    return f"{slowest} +{show_seconds(gaps[slowest])}"
+    return Gap(GapKind.TERM, slowest, gaps[slowest]) if gaps[slowest] > 0 else Gap(GapKind.EQUAL)
 
 
-def _room(record: Record, workload: ImageWorkload, system: System) -> Iterator[str]:
+def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator[ImageFact]:
     """What a whole copy of the model takes of a device's memory, and what its images take."""
     memory, mesh = record.memory_bytes, MeshShape(**record.mesh)
     whole = image_memory(workload, MeshShape(dp=workload.batch))
     states = sum(whole[name] for name in STATES)
-    verdict = "only the batch has to be split: data parallel" if record.fits else "it is the images that do not fit"
-    yield (
-        f"{num_image_parameters(workload.model) / 1e6:,.1f} M parameters with gradients and momentum are"
-        f" {show_bytes(states)}, {show_percent(states / system.usable_bytes)} of a device's memory: {verdict}"
-    )
-    rest = memory["peak"] - sum(memory[name] for name in STATES)
-    yield f"{show_bytes(rest)} are for {_images(workload.batch // mesh.degree(IMAGE_AXES))} a device, kept for backward"
+    count = num_image_parameters(workload.model)
+    yield ImageStates(count, states, states / system.usable_bytes, bool(record.fits))
+    kept = memory["peak"] - sum(memory[name] for name in STATES)
+    yield ImageActivations(kept, workload.batch // mesh.degree(IMAGE_AXES))
 
 
-def _copies(ranking: ImageRanking) -> str:
+def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
     """What a copy of the model on every device would lose, where the best mesh stores shards."""
     best = ranking.candidates[0]
     copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
     if best.mesh["fsdp"] == 1 or copied is None:
-        return ""
-    mesh = MeshShape(**copied.mesh)
-    return f"a copy on every device ({mesh}) would do, but each would update all of it: {reason_images(copied, best)}"
+        return None
+    return ReplicaInstead(MeshShape(**copied.mesh), image_gap(copied, best))
 
 
-def _sums(record: Record, workload: ImageWorkload) -> str:
+def _communication(record: Record, workload: ImageWorkload) -> ImageCommunication | None:
     """What the collectives take, in images of backward, and what of it is exposed."""
     taken = sum(move.seconds or 0.0 for move in record.collectives)
     if not taken:
-        return ""
+        return None
     exposed, backward = record.breakdown_seconds["exposed communication"], record.breakdown_seconds["backward"]
     images = workload.batch // MeshShape(**record.mesh).degree(IMAGE_AXES)
-    return (
-        f"collectives take {show_seconds(taken)}, as long as the backward pass of {images * taken / backward:.2g}"
-        f" of its {_images(images)}; {show_seconds(exposed)} is exposed,"
-        f" {show_percent(exposed / (record.step_seconds or 1))} of the step"
-    )
+    share = exposed / (record.step_seconds or 1)
+    return ImageCommunication(taken, images * taken / backward, images, exposed, share)
 
 
-def _scaling(workload: ImageWorkload, system: System) -> str:
+def _scaling(workload: ImageWorkload, system: System) -> DataParallelLimit | None:
     """Until when data parallelism alone hides its sums."""
     if system.num_devices == 1 or system.chip.kind == "cpu":
-        return ""
+        return None
     costly, tried = costly_degree(workload, system)
-    if costly is None:
-        return f"on dp alone this batch keeps that under {COSTLY:.0%} of the step on up to {tried:,} devices at least"
-    each = _images(workload.batch // costly)
-    return f"on dp alone this batch has over {COSTLY:.0%} of the step exposed from {costly:,} devices on, {each} each"
-
-
-def _images(count: int) -> str:
-    """A number of images."""
-    return f"{count:,} image{'s' if count != 1 else ''}"
+    return DataParallelLimit(costly, tried, workload.batch // (costly or tried), COSTLY)
 
 
 def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:

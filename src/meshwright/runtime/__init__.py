@@ -8,7 +8,7 @@ from meshwright.runtime.mesh import abstract_mesh, across_slices, build_mesh, wi
 from meshwright.runtime.modes import MODES, Mode
 from meshwright.runtime.pipeline import Pipeline, pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
-from meshwright.runtime.product import CompiledProduct, compile_product, make_product_mesh, run_product
+from meshwright.runtime.product import compile_product, make_product_mesh, run_product
 from meshwright.runtime.sequence import attend, token_order
 from meshwright.runtime.sharding_context import ShardingContext, cotangent_spec
 from meshwright.runtime.single_collective import build_collective
@@ -16,7 +16,6 @@ from meshwright.runtime.single_collective import build_collective
 __all__ = [
     "DTYPES",
     "MODES",
-    "CompiledProduct",
     "Mode",
     "Pipeline",
     "Processes",

@@ -43,7 +43,7 @@ def plan_shardings(plan: Plan, tree: Any, axes: Mapping[str, Sequence[str | None
 
 def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[PartitionSpec]:
     """The specs of a declared model's parameters, layers in their own order or in the slots of a pipeline."""
-    model, layout = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
+    model, context = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
     declared = dict(leaves(parameters(model)))
     staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
     specs = []
@@ -57,8 +57,8 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
             )
         if shape not in (declared[path].shape, staged[path].shape):
             raise MeshwrightError(f"{path} has shape {shape}; in {model.name} it has {declared[path].shape}")
-        _check_divides(path, shape, declared[path].axes, plan.mesh, layout.rules)
-        specs.append(layout.spec(*declared[path].axes))
+        _check_divides(path, shape, declared[path].axes, plan.mesh, context.rules)
+        specs.append(context.spec(*declared[path].axes))
     return specs
 
 

@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 
 # Simulated devices share a few cores, so one may reach a collective long after the others; XLA gives up after 40 s.
-PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 # Of mallopt(3), and values that switch off what they name: a thread's heap, which is of 64 MiB at most (glibc's
 # HEAP_MAX_SIZE), is given back unless that would leave less at its end than the pad.
@@ -50,7 +50,7 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
     if system.chip.kind == "cpu":
         count = f"--xla_force_host_platform_device_count={here}"
         # Read when the backend starts; of two settings of one flag XLA takes the last.
-        os.environ["XLA_FLAGS"] = " ".join([PATIENCE, os.environ.get("XLA_FLAGS", ""), count])
+        os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, os.environ.get("XLA_FLAGS", ""), count])
         _keep_freed_memory()
     import jax
 

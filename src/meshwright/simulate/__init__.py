@@ -1,4 +1,4 @@
-"""A scheduled program of one device in time and in memory: events, live buffers, HBM traffic, a trace."""
+"""Simulate a compiled program on one device: a schedule in time, live buffers, HBM traffic, a trace."""
 
 from meshwright.simulate.buffers import read_buffers
 from meshwright.simulate.events import COMPUTE, Event

@@ -1,4 +1,4 @@
-"""Which buffers of a compiled program live when: the peak of a device's memory, and what it is made of."""
+"""Live buffers of a compiled program: the peak of a device's memory, and what it consists of."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Literal
 
 from meshwright.hlo import Module, Shape, contradictions_as_errors, describe, scope_of
 from meshwright.record import Phase
-from meshwright.simulate.buffers_lives import Liveness
-from meshwright.simulate.buffers_shared import Leaf
+from meshwright.simulate.aliasing import Leaf
+from meshwright.simulate.liveness import Liveness
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """One buffer in a device's main memory.
+    """A buffer in a device's main memory.
 
-    name: the instruction that makes what first lies in it. shape: with its layout. num_bytes: with its padding.
+    name: the instruction that first writes it. shape: with its layout. num_bytes: with padding.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The peak of a device's main memory in one run of a program.
+    """The peak of a device's main memory during one execution of a program.
 
-    moment: the instructions that run then, from that of the entry to the innermost of a loop. live: the buffers in use
-    at that moment, the largest first; their bytes add up to the peak. argument_bytes: those of all arguments.
+    moment: the instructions that run at the peak, from the entry's to the innermost loop's. live: the buffers in use
+    then, largest first; their bytes sum to the peak. argument_bytes: of all arguments.
     """
 
     peak_bytes: int
@@ -42,13 +42,13 @@ class Memory:
 
 
 def read_buffers(module: Module) -> Memory:
-    """The peak of a device's memory when a scheduled program runs, and the buffers that make it up.
+    """The peak memory of a scheduled program on one device, and its live buffers at that moment.
 
-    A buffer lives from the instruction that makes its array to the last that uses it, in the printed order; arguments
-    and what is returned live to the end, in one buffer where an argument is donated. Tuples, views and updates in place
-    take none of their own; what is made in a trip of a loop is added to what waits outside. An array takes its bytes
-    with their padding; one in another memory (VMEM, the host's) takes none. What it leaves out: constants, the program
-    itself, the scratch that collectives reserve, and what an allocator loses between buffers.
+    A buffer lives from the instruction that makes its array to the last that uses it, in printed order. Arguments and
+    results live to the end, in one buffer where an argument is donated. Tuples, views and in-place updates have no
+    buffer of their own. Buffers of a loop iteration add to what is live outside. Arrays count with their padding; those
+    in other memories (VMEM, host) do not count. Not included: constants, the program itself, scratch of collectives,
+    and allocator fragmentation.
     """
     with contradictions_as_errors(module):
         liveness = Liveness(module)
@@ -63,8 +63,11 @@ def read_buffers(module: Module) -> Memory:
 
 
 def _buffer(liveness: Liveness, leaf: Leaf, num_bytes: int) -> Buffer:
-    """What there is to say of a buffer, at the instruction that makes it: of a loop's state that may be outside."""
-    made = liveness.made(leaf)
+    """The buffer of a leaf, described by the instruction that makes it.
+
+    For a loop's state that may be outside the loop.
+    """
+    made = liveness.origin(leaf)
     instruction = liveness.module.computations[made.computation].instructions[made.instruction]
     said = describe(liveness.module, instruction)[0]
     kind = "output" if liveness.is_returned(made) else "temporary"

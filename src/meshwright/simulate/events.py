@@ -1,4 +1,4 @@
-"""What happens in a simulated run: one event for each run of an op or a move, those of a loop once."""
+"""Events of a simulated step: one for each execution of an op or a transfer, those of a loop once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from meshwright.record import KINDS, Phase
 
 COMPUTE = "compute"
-"""The lane of ops, and of the loops they stand in."""
+"""The lane of ops, and of the loops around them."""
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """An event comes `count` times, `period_seconds` apart."""
+    """An event occurs `count` times, `period_seconds` apart."""
 
     count: int
     period_seconds: float
@@ -21,11 +21,11 @@ class Repeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One run of an instruction, and how often it comes again.
+    """One execution of an instruction, and its repeats.
 
-    kind: `op`, `loop`, or that of a `Move`. lane: `compute`, `network` and its axes, `copies`, `host`, `network DCN`.
-    seconds: of one run. exposed_seconds: how long ops stood still for one run. basis: where the time of an op comes
-    from (`schedule_ops.Basis`). repeats: of the loops it is in, outermost first; start_seconds is that of the first.
+    kind: `op`, `loop`, or the kind of a `Transfer`. lane: `compute`, `network` and its axes, `copies`, `host`, `network
+    DCN`. seconds: of one execution. exposed_seconds: how long ops stalled for one execution. basis: source of an op's
+    time (`op_seconds.Basis`). repeats: of the enclosing loops, outermost first; start_seconds is that of the first.
     """
 
     name: str
@@ -45,15 +45,15 @@ class Event:
 
     @property
     def count(self) -> int:
-        """How often it happens in a step."""
+        """How often it occurs in a step."""
         return math.prod(repeat.count for repeat in self.repeats)
 
     @property
     def total_seconds(self) -> float:
-        """The time of all its runs in a step."""
+        """The time of all its executions in a step."""
         return self.seconds * self.count
 
     @property
     def is_communication(self) -> bool:
-        """Whether it is data on its way to other devices."""
+        """Whether it sends data to other devices."""
         return self.kind in KINDS

@@ -1,4 +1,4 @@
-"""What an instruction reads from the device's main memory and writes to it, in bytes as they lie there."""
+"""Bytes that an instruction reads from and writes to the device's main memory (HBM)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain"}
     | {"partition-id", "replica-id", "opt-barrier", "while", "call", "conditional"}
 )
-"""Instructions that move nothing themselves."""
+"""Instructions that move no data themselves."""
 
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _CONVERSIONS = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
 _TARGETS = frozenset({"AllocateBuffer", "ConcatBitcast", "PrepareAsyncCallStart", "PrepareAsyncCallDone", "Sharding"})
-"""Custom calls that move nothing: they name, join or announce buffers."""
+"""Custom calls that move no data: they name, join or announce buffers."""
 
 _ALIAS = re.compile(r"\{(\d*)[\d, ]*\}: \((\d+), \{")
 
 
 def hbm_bytes(module: Module, instruction: Instruction) -> int:
-    """The bytes that one run of an instruction reads from main memory and writes to it.
+    """The bytes that one execution of an instruction reads from and writes to main memory.
 
-    Its operands, each once, and its results, padded to the tiles they lie in; those in other memories (VMEM, the
-    host's) and those that result and operand share are left out. Of what it only slices the slice counts, and of what
-    it updates in place the update. What a fusion makes on the way to its results never leaves the chip. What is
-    started or awaited here counts nothing: other engines move it.
+    Its operands, each once, and its results, with tile padding. Arrays in other memories (VMEM, host) and results that
+    share memory with an operand do not count. A slice counts only what it takes, an in-place update only the update.
+    Values inside a fusion stay on chip. Asynchronous starts and ends count nothing: other engines transfer the data.
     """
     if is_free(instruction):
         return 0
@@ -48,10 +47,10 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
 
 
 def count_hbm_bytes(module: Module) -> Tally:
-    """The bytes that a step reads from main memory and writes to it, loop bodies as often as they run.
+    """The bytes that a step reads from and writes to main memory, loop bodies as often as they run.
 
-    By `hbm_bytes`, of all ops; what collectives and asynchronous copies move is not in it. Every op is taken to find
-    its operands in main memory, whatever a cache holds of them.
+    The sum of `hbm_bytes` over all ops, without collectives and asynchronous copies. Operands are assumed to be in main
+    memory, whatever a cache holds.
     """
     runs = count_executions(module)
     by_part: Counter[PhaseScope] = Counter()
@@ -65,23 +64,23 @@ def count_hbm_bytes(module: Module) -> Tally:
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether an instruction does nothing itself: it names a value, calls others, starts or awaits other engines."""
+    """Whether an instruction moves no data itself: it names a value, calls others, starts or awaits other engines."""
     if instruction.opcode == "custom-call":
         return instruction.attributes.get("custom_call_target", "").strip('"') in _TARGETS
     return instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-done", "-update"))
 
 
 def shared_outputs(instruction: Instruction) -> dict[int, int]:
-    """The number of the operand that each part of a result shares its memory with, as the compiler wrote it down.
+    """The operand that each part of a result shares memory with, as annotated by the compiler.
 
-    By the part's number in the tuple of results; 0 where the result is no tuple.
+    Keys are indices into the tuple of results; 0 where the result is no tuple.
     """
     found = _ALIAS.findall(instruction.attributes.get("output_to_operand_aliasing", ""))
     return {int(output or 0): int(operand) for output, operand in found}
 
 
 def _fusion_bytes(module: Module, fusion: Instruction) -> int:
-    """What a fusion reads of each operand, and what it writes of each result."""
+    """What a fusion reads of each operand and writes of each result."""
     body, shared = fusion.called("calls")[0], shared_outputs(fusion)
     root, results = module.root(body), list(fusion.shape.arrays())
     made = module.operands(root) if root.opcode == "tuple" else (root,)
@@ -101,7 +100,7 @@ def _fusion_bytes(module: Module, fusion: Instruction) -> int:
 
 
 def _read(module: Module, value: Instruction) -> int:
-    """What a computation reads of a value: the slices where it takes no more than those."""
+    """What a computation reads of a value: only slices, if it takes no more than those."""
     total = 0
     for user in module.users(value):
         if user.opcode in _SLICES and user.operands[0] == value.name:
@@ -117,7 +116,7 @@ def _read(module: Module, value: Instruction) -> int:
 
 
 def _update(module: Module, value: Instruction) -> Instruction | None:
-    """The dynamic-update-slice that makes a result of a fusion; None of one made otherwise."""
+    """The dynamic-update-slice that makes a fusion's result, or None."""
     made = _origin(module, value)
     return made if made.opcode == "dynamic-update-slice" else None
 
@@ -130,5 +129,4 @@ def _origin(module: Module, value: Instruction) -> Instruction:
 
 
 def _sum(instructions: Iterable[Instruction]) -> int:
-    """The bytes of some instructions' results in main memory."""
     return sum(instruction.shape.hbm_bytes for instruction in instructions)

@@ -1,7 +1,7 @@
-"""The time that one run of an instruction keeps a device's arithmetic or memory busy.
+"""The time of one execution of an instruction.
 
-What the compiler itself estimates where it says so (the TPU compiler, of most fusions), else the roofline: products at
-the efficiency of their size, the rest at the bandwidth of memory.
+The compiler's own estimate if there is one (the TPU compiler's, for most fusions). Otherwise the roofline: products at
+the efficiency of their size, everything else at memory bandwidth.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _BLOCK = re.compile(r'\\?"block_q(?:_dkv|_dq)?\\?":\s*(\d{1,9})')
 
 @dataclass(frozen=True)
 class OpSeconds:
-    """The time of one run, and where it comes from: the compiler's estimate, the roofline, or the flops of a kernel."""
+    """The time of one execution, and its source: the compiler's estimate, the roofline, or a kernel's flops."""
 
     seconds: float
     basis: Basis
 
 
 def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSeconds:
-    """The time of one run of an instruction on a device of a system, nothing beside it; 0 of one that does nothing.
+    """The time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
-    The longer of the compiler's cycles, where it gives them, and the time its bytes take at the peak of the memory. On
-    a GPU no op is shorter than its launch.
+    The larger of the compiler's cycles, if given, and the time of its bytes at peak bandwidth. On a GPU no op is
+    shorter than its launch.
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -62,18 +62,18 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
 
 @cache
 def clock_hertz(system: System) -> float:
-    """The clock that a TPU's estimated cycles are of: the peak over the flops of a cycle (benchmarks/tpu_products.py).
+    """The clock of a TPU's estimated cycles: peak flops over flops per cycle (benchmarks/tpu_products.py).
 
-    A chip of which no products were compiled has the flops a cycle of v5p, so that its share of the peak is v5p's.
+    A chip without compiled products takes v5p's flops per cycle, so that it reaches v5p's share of the peak.
     """
     chips = json.loads((DATA / "tpu_products.json").read_text(encoding="utf-8"))["chips"]
     return system.peak("bf16") / chips.get(system.chip.name, chips["v5p"])["flops_per_cycle"]
 
 
 def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
-    """The time of a kernel by its flops: those its author estimated, or of attention by its name; None of all else.
+    """The time of a kernel by its flops: its author's estimate, or for attention from its name; None for anything else.
 
-    Attention is taken as causal: of n x n blocks of scores (n + 1) / 2n are made.
+    Attention is taken as causal: of n x n blocks of scores, (n + 1) / 2n are computed.
     """
     if not is_kernel(instruction):
         return None
@@ -96,7 +96,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
 
 
 def main_dtype(module: Module, system: System) -> str:
-    """The dtype, of those a chip has a peak for, in which most flops of a program's products are made; bf16 of none."""
+    """The dtype with most flops in a program's products, of those the chip has a peak for; bf16 if there are none."""
     times, flops = count_executions(module).times, Counter({"bf16": 0})
     for instruction in module.instructions():
         runs = times[instruction.computation]
@@ -106,7 +106,7 @@ def main_dtype(module: Module, system: System) -> str:
 
 
 def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """The instruction, or all those a fusion stands for."""
+    """The instruction, or all those of a fusion."""
     if instruction.opcode != "fusion":
         yield instruction
         return
@@ -115,9 +115,9 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _product_seconds(module: Module, product: Instruction, system: System) -> float:
-    """The time of a dot, a convolution or a call of a GEMM at the efficiency of its size; 0 of all else.
+    """The time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
 
-    [m, k] @ [k, n] with n the elements that only the second operand has, and k from the flops: 2 m k n.
+    [m, k] @ [k, n]: n counts the elements that only the second operand has, k follows from flops = 2 m k n.
     """
     flops = flops_of(module, product)
     if not flops:
@@ -130,6 +130,6 @@ def _product_seconds(module: Module, product: Instruction, system: System) -> fl
 
 
 def _peak_of(dtype: str, system: System) -> str:
-    """The dtype whose peak a product of HLO arrays of a dtype has; bf16 where the chip has none of its own for it."""
+    """The dtype whose peak applies to products of an HLO dtype; bf16 if the chip has none for it."""
     name = "fp8" if dtype.startswith("f8") else {"s8": "int8", "u8": "int8"}.get(dtype, dtype)
     return name if name in system.chip.peak_flops else "bf16"

@@ -1,4 +1,4 @@
-"""A simulated run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A simulated step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 The format: Trace Event Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -16,20 +16,20 @@ from typing import Any
 from meshwright.simulate.events import COMPUTE, Event
 from meshwright.simulate.schedule import Schedule
 
-MOST_EVENTS = 50_000
-"""Slices that a trace shows if nothing else is said: what a browser takes in a moment."""
+MAX_EVENTS = 50_000
+"""Default limit of slices in a trace: what a browser loads at once."""
 
 _PROCESS = 1
 _NANOSECONDS = 1e9
 
 
-def trace(schedule: Schedule, *, most_events: int = MOST_EVENTS) -> dict[str, Any]:
-    """A simulated run as trace events: a lane for the ops, one for the network of each mesh axis, one for copies.
+def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]:
+    """A simulated step as trace events: a lane for ops, one for the network of each set of axes, one for copies.
 
-    What ops wait for is a slice of its own among them. Loops are unrolled; where that would make more slices than
-    `most_events`, only as many of the first trips of each as fit, and the slice of the loop says how many it has.
+    Waits are slices among the ops. Loops are unrolled. Where that exceeds `max_events` slices, only as many first
+    iterations of each loop as fit are shown, and the loop's slice tells the trip count.
     """
-    shown = _trips_shown(schedule, most_events)
+    shown = _trips_shown(schedule, max_events)
     lanes = dict.fromkeys((COMPUTE, *sorted({event.lane for event in schedule.events})))
     numbers = {lane: number for number, lane in enumerate(lanes, 1)}
     slices = [one for event in schedule.events for one in _slices(event, shown, numbers)]
@@ -47,38 +47,38 @@ def trace(schedule: Schedule, *, most_events: int = MOST_EVENTS) -> dict[str, An
     }
 
 
-def write_trace(schedule: Schedule, path: str | Path, *, most_events: int = MOST_EVENTS) -> None:
-    """Write the trace to a file, compressed where its name ends in .gz; both open in Perfetto."""
-    text = json.dumps(trace(schedule, most_events=most_events))
+def write_trace(schedule: Schedule, path: str | Path, *, max_events: int = MAX_EVENTS) -> None:
+    """Write the trace to a file, gzipped if its name ends in .gz; Perfetto opens both."""
+    text = json.dumps(trace(schedule, max_events=max_events))
     Path(path).write_bytes(gzip.compress(text.encode()) if str(path).endswith(".gz") else text.encode())
 
 
-def _trips_shown(schedule: Schedule, most_events: int) -> int:
-    """The most trips of any one loop that can be shown, at least one."""
+def _trips_shown(schedule: Schedule, max_events: int) -> int:
+    """The most iterations of a loop that can be shown, at least one."""
     longest = max((repeat.count for event in schedule.events for repeat in event.repeats), default=1)
     low, high = 1, longest
     while low < high:
         middle = (low + high + 1) // 2
-        fits = sum(_num_slices(event, middle) for event in schedule.events) <= most_events
+        fits = sum(_num_slices(event, middle) for event in schedule.events) <= max_events
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
 
 def _num_slices(event: Event, shown: int) -> int:
-    """The slices of an event and of what waits for it, of the first trips of its loops."""
+    """The slices of an event and its wait, in the first iterations of its loops."""
     runs = math.prod(min(repeat.count, shown) for repeat in event.repeats)
     return runs * (2 if event.exposed_seconds else 1)
 
 
 def _starts(event: Event, shown: int) -> Iterator[float]:
-    """When each run of an event begins, of the first trips of its loops."""
+    """The start of each execution of an event, in the first iterations of its loops."""
     for trips in product(*(range(min(repeat.count, shown)) for repeat in event.repeats)):
         passed = sum(trip * repeat.period_seconds for trip, repeat in zip(trips, event.repeats, strict=True))
         yield event.start_seconds + passed
 
 
 def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """The slices of an event, and those of what ops wait for it."""
+    """The slices of an event and of its wait."""
     said = {
         "phase": event.phase,
         "scope": event.scope,
@@ -99,7 +99,7 @@ def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[st
 
 
 def _slice(name: str, kind: str, start: float, end: float, lane: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One complete event; both ends rounded to nanoseconds, so that neighbours meet and what nests stays inside."""
+    """One complete event; both ends are rounded to nanoseconds, so that neighbours touch and nesting holds."""
     begin, finish = (round(seconds * _NANOSECONDS) for seconds in (start, end))
     return {
         "name": name,
@@ -114,7 +114,7 @@ def _slice(name: str, kind: str, start: float, end: float, lane: int, arguments:
 
 
 def _names(lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """The names of the process and its lanes, and the order of the lanes."""
+    """Names of the process and its lanes, and the order of the lanes."""
     yield {"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "one device, simulated"}}
     for lane, number in lanes.items():
         yield {"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": number, "args": {"name": lane}}

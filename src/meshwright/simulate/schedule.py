@@ -1,4 +1,4 @@
-"""A simulated run of a compiled program: when each op of one device runs, what moves beside it, what waits for what."""
+"""A simulated step of a compiled program: when each op of one device runs, and what it waits for."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from meshwright.simulate.fabric import Fabric
 from meshwright.simulate.op_seconds import main_dtype
 from meshwright.simulate.walk import walk
 
-EXPOSED, COPIES, BESIDE = "exposed communication", "exposed copies", "exposed calls"
+EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS = "exposed communication", "exposed copies", "exposed calls"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A step of one device as simulated.
+    """A simulated step of one device.
 
-    events: in the order they begin; those of a loop once, with how often they repeat. breakdown_seconds: what the step
-    is made of, which sums to it: ops by phase, what they wait for, and on GPUs `contention` and `stragglers`, which
-    have no place on the timeline. flops: those a device executes, of products. peak_flops_per_second: of a device, in
-    the dtype of most of them. notes: what the simulation could not tell.
+    events: in order of their start; those of a loop once, with their repeats. breakdown_seconds: the parts of the step,
+    which sum to it: ops by phase, exposed waits, and on GPUs `contention` and `stragglers`, which are not on the
+    timeline. flops: of executed products, per device. peak_flops_per_second: per device, in the dtype of most flops.
+    notes: what the simulation could not determine.
     """
 
     events: tuple[Event, ...]
@@ -46,27 +46,27 @@ class Schedule:
 
     @property
     def compute_seconds(self) -> float:
-        """The time that ops run."""
+        """The time in which ops run."""
         return math.fsum(self.breakdown_seconds[phase] for phase in PHASES)
 
     @property
     def hfu(self) -> float:
-        """The share of the peak that the executed flops have, recomputation included."""
+        """Executed flops, including recomputation, over time and peak."""
         return self.flops / (self.step_seconds * self.peak_flops_per_second)
 
     @property
     def estimated_share(self) -> float:
-        """The part of the ops' time that is the compiler's own estimate."""
+        """The fraction of the ops' time that is the compiler's own estimate."""
         ops = [event for event in self.events if event.lane == COMPUTE and event.kind != "loop"]
         whole = math.fsum(event.total_seconds for event in ops)
         return math.fsum(event.total_seconds for event in ops if event.basis == "compiler") / whole if whole else 0.0
 
     def mfu(self, model_flops: float) -> float:
-        """The share of the peak that a model's own flops of a step have, given over all devices."""
+        """Model flops of a step, over all devices, per time and peak."""
         return model_flops / (self.step_seconds * self.peak_flops_per_second * self.num_devices)
 
     def exposed_by(self, what: Literal["axes", "phase", "scope", "kind", "source"]) -> dict[str, float]:
-        """The seconds a step that ops wait for collectives, by one of what is known of them; most first.
+        """Exposed communication seconds per step, by a property of the collectives, largest first.
 
         Several axes are joined by commas.
         """
@@ -79,7 +79,7 @@ class Schedule:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective with its time and what of it is exposed, per step; one that a loop repeats is one entry."""
+        """Every collective with its time and its exposed time per step; one repeated by a loop is one entry."""
         found: dict[tuple[str, str], list[Event]] = {}
         for event in self.events:
             if event.kind in KINDS:
@@ -88,21 +88,21 @@ class Schedule:
 
 
 def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedule:
-    """A step of one device of a system, from the scheduled program that its compiler made.
+    """Simulate a step of one device, from the scheduled program of its compiler.
 
-    mesh: every axis and its degree, outermost first (`MeshShape.layout`). Ops run one after the other in the printed
-    order, each for the compiler's own estimate where it gives one, else for its roofline. Beside them run asynchronous
-    collectives and copies on the links they need, those on the same links one after the other; an op that awaits one
-    stands still until it is done. All devices are taken to be in step, and ops, collectives and copies not to slow each
-    other down in memory. Loops are walked until a trip leaves the links as it found them, so that simulating takes time
-    by the length of the text and not by the trips.
+    mesh: every axis and its degree, outermost first (`MeshShape.layout`). Ops run one after the other in printed order,
+    each for the compiler's own estimate if there is one, else for its roofline time. Asynchronous collectives and
+    copies run concurrently on the links they need; transfers that share a link run one after the other. An op that
+    awaits a transfer stalls until it is done. Devices are assumed to be in step, and transfers not to slow ops down in
+    memory. Loops are simulated until an iteration leaves the links in the state it found, so that time depends on the
+    length of the text and not on trip counts.
 
     Raises where the program is not scheduled, contradicts itself, or is for another number of devices.
     """
     if module.attributes.get("is_scheduled") != "true":
         raise MeshwrightError(f"HLO module {module.name} is not scheduled; compiled.as_text() prints one that is")
     fabric = Fabric(module, mesh, system)
-    within = math.prod(fabric.within.values())
+    within = math.prod(fabric.slice_mesh.values())
     if module.num_devices != within:
         raise MeshwrightError(f"HLO module {module.name} runs on {module.num_devices} devices; the mesh has {within}")
     with contradictions_as_errors(module):
@@ -120,26 +120,26 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
 
 
 def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> dict[str, float]:
-    """What a step is made of; what is nothing is left out but for the phases."""
+    """The parts of a step; zero parts other than phases are left out."""
     parts: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-    waits: dict[str, float] = dict.fromkeys((EXPOSED, COPIES, BESIDE), 0.0)
+    waits: dict[str, float] = dict.fromkeys((EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS), 0.0)
     hidden = 0.0
     for event in events:
         exposed = event.exposed_seconds * event.count
         if event.lane == COMPUTE:
             parts[event.phase] += event.total_seconds if event.kind != "loop" else 0.0
         elif event.is_communication:
-            waits[EXPOSED] += exposed
+            waits[EXPOSED_COMMUNICATION] += exposed
             hidden += event.total_seconds - exposed
         else:
-            waits[BESIDE if event.kind == "call" else COPIES] += exposed
+            waits[EXPOSED_CALLS if event.kind == "call" else EXPOSED_COPIES] += exposed
     waits["contention"] = contention_seconds(hidden, system)
     waits["stragglers"] = straggling_seconds(math.fsum(parts.values()), num_devices, system)
     return parts | {name: seconds for name, seconds in waits.items() if seconds}
 
 
 def _collective(events: list[Event]) -> Collective:
-    """The runs of one collective as an entry of a record."""
+    """The executions of one collective as an entry of a record."""
     first = events[0]
     place = " ".join(filter(None, (first.source, f"({first.scope})" if first.scope else "")))
     return Collective(

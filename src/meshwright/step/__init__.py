@@ -14,10 +14,8 @@ from meshwright.step.images import (
 )
 from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, limits
-from meshwright.step.list_ops import step_ops
 from meshwright.step.model import Experts, ModelConfig
-from meshwright.step.ops import Op, flops_by_phase, ops_collectives
-from meshwright.step.parameters import (
+from meshwright.step.parameter_tree import (
     Parameter,
     Tree,
     leaves,
@@ -26,7 +24,6 @@ from meshwright.step.parameters import (
     num_parameters,
     parameters,
 )
-from meshwright.step.routed_tokens import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.rules import (
     IN_USE,
     RULES,
@@ -67,7 +64,8 @@ from meshwright.step.strategy import (
     SequenceMethod,
     Strategy,
 )
-from meshwright.step.unused_options import check_strategy, unused_options
+from meshwright.step.strategy_checks import check_strategy, unused_options
+from meshwright.step.token_routing import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.workload import (
     REMATS,
     Dtype,
@@ -98,7 +96,6 @@ __all__ = [
     "ImageWorkload",
     "MatmulDtype",
     "ModelConfig",
-    "Op",
     "Optimizer",
     "Parameter",
     "Remat",
@@ -129,7 +126,6 @@ __all__ = [
     "device_blocks",
     "dropless_padding",
     "expert_blocks",
-    "flops_by_phase",
     "halves_queries",
     "image_parameters",
     "is_zigzag",
@@ -143,7 +139,6 @@ __all__ = [
     "num_parameters",
     "num_query_chunks",
     "num_staged_layers",
-    "ops_collectives",
     "parameters",
     "pooled_size",
     "routed_tokens",
@@ -153,7 +148,6 @@ __all__ = [
     "sequence_method",
     "spec",
     "staged_parameters",
-    "step_ops",
     "token_axes",
     "unused_options",
 ]

@@ -12,7 +12,18 @@ from functools import lru_cache
 
 from meshwright.record import Phase
 from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Matmul, Op, Region
-from meshwright.step.nodes import Core, Exchange, Move, Node, PassOver, Product, Vector, Weight, moves_between
+from meshwright.step.nodes import (
+    Collected,
+    Core,
+    Exchange,
+    Move,
+    Node,
+    PassOver,
+    Product,
+    Vector,
+    Weight,
+    moves_between,
+)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -68,17 +79,15 @@ def _backward(node: Node) -> Iterator[Op]:
 
 def gathers(work: Weight, region: Region, phase: Phase) -> Iterator[Communicate]:
     """A weight from where it is stored to its use."""
-    for kind, axes, array in moves_between(work.stored, work.used):
-        yield Communicate(name=work.name, kind=kind, axes=axes, phase=phase, region=region, array=array, of_weight=True)
+    for move in moves_between(work.stored, work.used):
+        yield _collected(move, work.name, region, phase, of_weight=True)
 
 
 def scatters(work: Weight, region: Region) -> Iterator[Communicate]:
     """The gradient of a weight, a sum over what splits its tokens, to where the weight is stored."""
     before = replace(work.used, unreduced=work.pending, width="gradient")
-    for kind, axes, array in moves_between(before, replace(work.stored, width="gradient")):
-        yield Communicate(
-            name=work.name, kind=kind, axes=axes, phase="backward", region=region, array=array, of_weight=True
-        )
+    for move in moves_between(before, replace(work.stored, width="gradient")):
+        yield _collected(move, work.name, region, "backward", of_weight=True)
 
 
 def sums(work: Vector, region: Region) -> Iterator[Communicate]:
@@ -116,10 +125,13 @@ def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
         is_summed=work.is_summed,
         is_rounded=work.is_rounded,
         is_ring=work.is_ring,
+        source=work.source,
+        stored=work.weight.stored.dims if work.weight else (),
+        pending=work.weight.pending if work.weight else (),
     )
 
 
-def _attention(work: Core, region: Region, phase: Phase, share: float = 1.0) -> AttentionOp:
+def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
     """Attention in a phase."""
     return AttentionOp(
         name=work.op.target,
@@ -133,7 +145,6 @@ def _attention(work: Core, region: Region, phase: Phase, share: float = 1.0) -> 
         qk_dim=work.op.qk_dim,
         value_dim=work.op.value_dim,
         windows=work.op.windows,
-        share=share,
     )
 
 
@@ -156,12 +167,24 @@ def _moved(work: Move, before: Array, after: Array, name: str, region: Region, p
 
     S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
     """
-    for kind, axes, array in moves_between(before, after):
-        if work.is_ring and axes == ("tp",):
-            shard = after if kind == "reduce-scatter" else before
-            yield Communicate(
-                name=name, kind="collective-permute", axes=axes, phase=phase, region=region,
-                array=replace(shard, unreduced=()), is_ring=True,
-            )  # fmt: skip
-        else:
-            yield Communicate(name=name, kind=kind, axes=axes, phase=phase, region=region, array=array)
+    for move in moves_between(before, after):
+        op = _collected(move, name, region, phase)
+        if work.is_ring and move.axes == ("tp",):
+            shard = move.after if move.kind == "reduce-scatter" else move.before
+            op = replace(op, kind="collective-permute", array=replace(shard, unreduced=()), is_ring=True)
+        yield op
+
+
+def _collected(move: Collected, name: str, region: Region, phase: Phase, *, of_weight: bool = False) -> Communicate:
+    """A collective of a move."""
+    return Communicate(
+        name=name,
+        kind=move.kind,
+        axes=move.axes,
+        phase=phase,
+        region=region,
+        array=move.array,
+        before=move.before,
+        after=move.after,
+        of_weight=of_weight,
+    )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_batch
-from meshwright.step.parameters import Parameter, Tree, leaves
+from meshwright.step.parameter_tree import Parameter, Tree, leaves
 from meshwright.step.rules import Rules, local_parameter_shape
 from meshwright.step.workload import Dtype
 

@@ -130,7 +130,9 @@ class Matmul:
     """A product on one device: [rows, inner] @ [inner, columns], `experts` times.
 
     role: the product itself, the gradient of its input, or the gradient of its weight. is_summed: whether what it makes
-    goes back to the residual stream, so that tp sums it. is_rounded: whether 8-bit products round its operands.
+    goes back to the residual stream, so that tp sums it. is_rounded: whether 8-bit products round its operands. source:
+    the name of its input. stored: the dims of its weight as it is stored. pending: the axes over which each device has
+    a part of the weight's gradient.
     """
 
     name: str
@@ -146,14 +148,18 @@ class Matmul:
     is_summed: bool = False
     is_rounded: bool = False
     is_ring: bool = False
+    source: str = "X"
+    stored: tuple[Dim, ...] = ()
+    pending: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
     """Attention of queries over keys: scores, softmax, and the product with the values.
 
-    windows: how many keys a query may attend to, of each layer in a cycle; None for all before it. cache: what a device
-    of a server holds of keys and values.
+    windows: how many keys a query may attend to, of each layer in a cycle; None for all before it. is_scores_alone:
+    whether backward recomputes the scores without their product with the values. cache: what a device of a server holds
+    of keys and values.
     """
 
     name: str
@@ -167,7 +173,7 @@ class AttentionOp:
     qk_dim: int
     value_dim: int
     windows: tuple[int | None, ...]
-    share: float = 1.0
+    is_scores_alone: bool = False
     is_of_chunks: bool = False
     cache: tuple[Array, ...] = ()
 
@@ -194,7 +200,8 @@ class Communicate:
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
     sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
-    executed. name: as records show it. beside: arrays that go in the same collective.
+    executed. name: as records show it. before, after: the array it brings from one layout to another, where it is a
+    move of one. beside: arrays that go in the same collective.
     """
 
     name: str
@@ -203,6 +210,8 @@ class Communicate:
     phase: Phase
     region: Region
     array: Array
+    before: Array | None = None
+    after: Array | None = None
     times: int = 1
     skipped: int = 0
     is_ring: bool = False
@@ -215,12 +224,32 @@ Op = Matmul | AttentionOp | Elementwise | Communicate
 
 @dataclass(frozen=True, eq=False)
 class Ops:
-    """The ops of a step: they depend on which mesh axes are larger than 1, not on their degrees or the batch."""
+    """The ops of a step in the order of its forward pass, each followed by its recomputation and its backward.
 
-    matmuls: tuple[Matmul, ...] = ()
-    attention: tuple[AttentionOp, ...] = ()
-    elementwise: tuple[Elementwise, ...] = ()
-    communication: tuple[Communicate, ...] = ()
+    They depend on which mesh axes are larger than 1, not on their degrees or the batch.
+    """
+
+    ops: tuple[Op, ...]
+
+    @cached_property
+    def matmuls(self) -> tuple[Matmul, ...]:
+        """The products with weights, and their gradients."""
+        return tuple(op for op in self.ops if isinstance(op, Matmul))
+
+    @cached_property
+    def attention(self) -> tuple[AttentionOp, ...]:
+        """Attention."""
+        return tuple(op for op in self.ops if isinstance(op, AttentionOp))
+
+    @cached_property
+    def elementwise(self) -> tuple[Elementwise, ...]:
+        """The passes over memory."""
+        return tuple(op for op in self.ops if isinstance(op, Elementwise))
+
+    @cached_property
+    def communication(self) -> tuple[Communicate, ...]:
+        """The collectives."""
+        return tuple(op for op in self.ops if isinstance(op, Communicate))
 
     @cached_property
     def forward(self) -> Mapping[str, ForwardOps]:

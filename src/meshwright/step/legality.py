@@ -7,7 +7,7 @@ from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention, Concat, Slice
 from meshwright.step.model import ModelConfig
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.precision import check_precision
 from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
 from meshwright.step.sequence import check_sequence
@@ -64,12 +64,15 @@ def _used_axes(model: ModelConfig, rules: Rules) -> set[str]:
     return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | {"pp"}
 
 
-def check_positions(model: ModelConfig, seq_len: int) -> None:
-    """Raise where a model with learned positions has fewer of them than a sequence has tokens."""
+def check_positions(model: ModelConfig, seq_len: int, use: str = "--seq-len {} or less") -> None:
+    """Raise where a model with learned positions has fewer of them than a sequence has tokens.
+
+    use: what to do about it, with a place for the number of positions.
+    """
     if model.positions == "learned" and seq_len > model.max_positions:
         raise MeshwrightError(
             f"sequence length {seq_len} is more than the {model.max_positions} positions that {model.name} has learned;"
-            f" use --seq-len {model.max_positions} or less"
+            f" use {use.format(model.max_positions)}"
         )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from meshwright.mesh import MeshShape
 from meshwright.step.ir import Block, Elementwise, Extents, Region
 from meshwright.step.nodes import Weight
-from meshwright.step.routed_tokens import routed_tokens, sent_tokens
 from meshwright.step.rules import token_axes
 from meshwright.step.strategy import Strategy
+from meshwright.step.token_routing import routed_tokens, sent_tokens
 from meshwright.step.workload import Workload
 
 

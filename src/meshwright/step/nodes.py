@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshwright.mesh import LAYOUT
 from meshwright.notation import Communicate as Inferred
-from meshwright.notation import Sizes
+from meshwright.notation import ShardedArray, Sizes
 from meshwright.notation.reshard import reshard
 from meshwright.record import Kind
 from meshwright.step.ir import Array, Block, Dim, Pass, Region
@@ -110,6 +110,8 @@ class Product:
     is_summed: bool = False
     is_rounded: bool = False
     is_ring: bool = False
+    source: str = "X"
+    weight: Weight | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,14 +204,26 @@ class Node:
     tag: Tag = Tag.OTHER
 
 
-def moves_between(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...], Array], ...]:
-    """The collectives from one layout to another, each with the array that its bytes are of."""
-    return _inferred(before, after)
+class Collected(NamedTuple):
+    """A collective of a move: its array before and after."""
+
+    kind: Kind
+    axes: tuple[str, ...]
+    before: Array
+    after: Array
+
+    @property
+    def array(self) -> Array:
+        """The array that its bytes are of."""
+        return self.after if self.kind == "all-gather" else self.before
 
 
 @lru_cache(maxsize=1 << 14)
-def _inferred(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...], Array], ...]:
-    """`moves_between`: by `notation.reshard`, which needs degrees only to tell axes of one device."""
+def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
+    """The collectives from one layout to another, by `notation.reshard`.
+
+    It needs degrees only to tell axes of one device.
+    """
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()
     source, target = before.notation, after.notation
@@ -218,10 +232,15 @@ def _inferred(before: Array, after: Array) -> tuple[tuple[Kind, tuple[str, ...],
     found = []
     for move in reshard(source, target, sizes):
         if isinstance(move, Inferred):
-            counted = move.counted
-            dims = tuple(dim._replace(axes=on) for dim, on in zip(before.dims, counted.axes, strict=True))
-            found.append((move.kind, move.axes, replace(before, dims=dims, unreduced=counted.unreduced)))
+            operand, result = (_laid(before, array) for array in (move.operand, move.result))
+            found.append(Collected(move.kind, move.axes, operand, result))
     return tuple(found)
+
+
+def _laid(array: Array, to: ShardedArray) -> Array:
+    """An array laid as the notation says."""
+    dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
+    return replace(array, dims=dims, unreduced=to.unreduced)
 
 
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:

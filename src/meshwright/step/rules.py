@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from functools import lru_cache
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
-from meshwright.step.parameters import Parameter
+from meshwright.step.parameter_tree import Parameter
 from meshwright.step.strategy import Strategy
 
 Spec = tuple[tuple[str, ...], ...]
@@ -123,13 +122,3 @@ def local_parameter_shape(
     for name, size, axes in zip(parameter.axes, parameter.shape, found, strict=True):
         check_divides(name, size, mesh, axes, of=what)
     return local_shape(parameter.shape, found, mesh.degrees)
-
-
-@lru_cache(maxsize=1 << 14)
-def used_shape(parameter: Parameter, mesh: MeshShape, what: str = "a parameter") -> tuple[int, ...]:
-    """The shape of a parameter as one device multiplies by it: gathered over the axes that merely store it."""
-    stored = local_parameter_shape(parameter, mesh=mesh, what=what)
-    return tuple(
-        size * (mesh.degree(RULES[name]) if name in IN_USE else 1)
-        for name, size in zip(parameter.axes, stored, strict=True)
-    )

@@ -9,7 +9,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step.model import ModelConfig
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.rules import RULES, Rules, local_parameter_shape
 
 ServingPhase = Literal["prefill", "decode"]

@@ -162,6 +162,8 @@ class _BlockSharder:
             is_summed=columns[-1].letter == "D",
             is_rounded=op.is_rounded,
             is_ring=self._has_rings(op),
+            source=op.source,
+            weight=weight,
         )
         work: list[Work] = [weight, product]
         if op.has_bias:

@@ -62,7 +62,12 @@ def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
                 dims = (*op.outputs, *op.inputs) if op.is_tied else (*op.inputs, *op.outputs)
                 weight = _weight(op.name, dims, layout, _over_tokens(layout.tokens))
                 product = Product(
-                    name=op.name, rows=layout.tokens, inner=layout.used(op.inputs), columns=layout.used(op.outputs)
+                    name=op.name,
+                    rows=layout.tokens,
+                    inner=layout.used(op.inputs),
+                    columns=layout.used(op.outputs),
+                    source=op.source,
+                    weight=weight,
                 )
                 logits = Array(op.target, (*product.rows, *product.columns), width="float32")
                 yield _node(LOGITS, Block.LOGITS, entry, weight, product, writes=op.target)

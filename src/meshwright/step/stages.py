@@ -15,7 +15,7 @@ from dataclasses import replace
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.step.model import ModelConfig
-from meshwright.step.parameters import Parameter, Tree, leaves, map_leaves, parameters
+from meshwright.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
 from meshwright.step.rules import RULES, local_parameter_shape, rules_of
 from meshwright.step.strategy import Strategy
 from meshwright.step.workload import Remat

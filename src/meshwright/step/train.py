@@ -19,7 +19,6 @@ from meshwright.step.ir import (
     Communicate,
     Dim,
     Elementwise,
-    Matmul,
     Op,
     Ops,
     Region,
@@ -30,7 +29,7 @@ from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import ModelConfig
 from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.optimizer import update_moves
-from meshwright.step.parameters import leaves, parameters
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.pipeline import (
     end_moves,
     is_lockstep,
@@ -125,12 +124,7 @@ def _ops(
         ))  # fmt: skip
     ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
     ops += _update(model, layout, mesh, strategy)
-    return Ops(
-        matmuls=tuple(op for op in ops if isinstance(op, Matmul)),
-        attention=tuple(op for op in ops if isinstance(op, AttentionOp)),
-        elementwise=tuple(op for op in ops if isinstance(op, Elementwise)),
-        communication=tuple(op for op in ops if isinstance(op, Communicate)),
-    )
+    return Ops(tuple(ops))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -193,16 +187,16 @@ class _Builder:
                 yield op
 
     def _attention_again(self, node: Node, remat: Remat, *, is_again: bool) -> Iterator[Op]:
-        """The scores that backward makes again though what attention made of them is kept, half of its flops."""
+        """The scores that backward makes again though what attention made of them is kept."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
             if isinstance(op, AttentionOp):
                 if remat == "attention":
-                    yield replace(op, share=0.5)
+                    yield replace(op, is_scores_alone=True)
                 elif self.has_chunks:
                     # Each chunk of queries makes its scores once more.
-                    yield replace(op, share=0.5, is_of_chunks=True)
+                    yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node, stack: Stack) -> Iterator[Op]:
         """What no policy keeps: positions of gathered keys in each layer, and the load of experts in stages.

@@ -12,6 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import sample, sampling_layout
 from meshwright.runtime import DTYPES, ShardingContext, build_mesh
+from meshwright.step import check_positions
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.run import RunConfig
 from meshwright.training.step import abstract_state
@@ -34,6 +35,9 @@ def generate(
             f"mesh {mesh_shape} has stages, through which a token goes one by one; generate with pp=1"
         )
     workload, mesh = config.workload, build_mesh(mesh_shape)
+    # The last token that is drawn is not read.
+    advice = f"at most {{}} bytes of prompt and tokens together: the prompt has {len(prompt)}"
+    check_positions(workload.model, len(prompt) + num_tokens - 1, advice)
     with jax.set_mesh(mesh):
         with Checkpoints(directory) as checkpoints:
             if checkpoints.latest is None:

@@ -1,4 +1,4 @@
-"""A plan beside the program that its compiler makes, and beside a measured run."""
+"""Compare a plan with the program that its compiler makes, and with a measured run."""
 
 from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms
 from meshwright.verification.differences import Cause, Difference

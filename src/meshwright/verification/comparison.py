@@ -1,4 +1,4 @@
-"""Predicted beside compiled: each quantity of a step from both, and a name for every difference."""
+"""Compare the records of a plan, a compiled program and a run: a row for each quantity, with causes."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ from meshwright.record import PHASES
 from meshwright.verification.differences import Cause, Difference
 
 Key = tuple[str, tuple[str, ...], str]
-"""The kind, axes and phase of collectives that are added up."""
+"""Kind, axes and phase: collectives that share them are added up."""
 
 Explained = Iterator[tuple[Key, Cause]]
 
 
 def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> frozenset[Key]:
-    """The all-reduces of each phase that differ, where over each axis by itself all of them sum what was planned.
+    """The all-reduces of each phase that differ, if over each axis by itself they sum as many bytes as planned.
 
-    So are the squares of a gradient's norm, which XLA:GPU and XLA:TPU sum over all axes of a parameter at once.
+    XLA:GPU and XLA:TPU sum the squares of a gradient's norm over all axes of a parameter at once.
     """
     result: set[Key] = set()
     for phase in PHASES:
@@ -31,23 +31,31 @@ def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> froze
 
 
 TILE_BYTES = 4 * 8 * 128
-"""The least that the TPU compiler sums between slices of small arrays as one: a tile of its registers, in float32."""
+"""The least that the TPU compiler sums between slices for small arrays: a register tile in float32."""
 
 
 ROW_BYTES = 4 * 128
-"""The least that the TPU compiler sends between slices: a row of its registers, in float32."""
+"""The least that the TPU compiler sends between slices: a register row in float32."""
 
 
 def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[str, int]) -> dict[Key, Cause]:
-    """What names the difference of each kind, axes and phase of collective that one of these rules explains.
+    """The cause of each difference that one of these rules explains; figures are bytes.
 
-    Another phase: XLA runs a gather or a small sum where it suits it; the bytes over all phases are as planned. Padded
-    shares: the TPU compiler scatters rows in whole tiles, and each device then sends the next those that are its. With
-    n devices, of the bytes that this adds to the reduce-scatter n-1 in n go on so. Steps: a gather or a reduce-scatter
-    done as a ring of permutes between the parts of a product (arXiv:2211.05102, section 3.5), which carry n-1 in n of
-    its bytes. Inside and between: a sum over axes of which some lie between slices is one inside each, and one of what
-    these make; small ones together, in one tile. Elsewhere: small sums of several phases, as a loss and gradients of
-    norms, as one over all axes of any. Rows: a few numbers that fill up whole rows.
+    - Other phase: XLA runs a gather or a small sum in another phase; over all phases the bytes are as planned.
+    - Padded shards: the TPU compiler scatters rows in whole tiles, then devices permute rows to their owners. With n
+      devices, the permutes carry (n - 1) / n of the bytes added to the reduce-scatter.
+    - Ring steps: a gather or a reduce-scatter is a ring of permutes between the parts of a product (arXiv:2211.05102,
+      section 3.5), which carry (n - 1) / n of its bytes.
+    - Within and between slices: a sum over axes of both is one inside each slice and one between slices; small ones
+      share a tile.
+    - Combined across phases: small sums of several phases, as a loss and gradients of norms, are one over all their
+      axes.
+    - Register rows: a few numbers are padded to whole rows.
+
+    Args:
+      planned: bytes by kind, axes and phase.
+      found: the same of the compiled program.
+      mesh: every axis and its degree.
     """
     difference = {key: found.get(key, 0) - planned.get(key, 0) for key in dict.fromkeys((*planned, *found))}
     causes: dict[Key, Cause] = {}
@@ -62,7 +70,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """What is more in one phase and as much less in others."""
+    """More in one phase, and as much less in others."""
     del mesh
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
@@ -71,7 +79,7 @@ def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expl
 
 
 def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Reduce-scatters of more than was planned, with permutes of n-1 in n of what is too much, there or later."""
+    """Reduce-scatters larger than planned, with permutes of (n - 1) / n of the excess in the same or a later phase."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -86,7 +94,7 @@ def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Ex
 
 
 def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Permutes of n-1 in n of what gathers and reduce-scatters lack, in one phase or in all together."""
+    """Permutes of (n - 1) / n of what gathers and reduce-scatters lack, in one phase or in all together."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -101,7 +109,7 @@ def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expla
 
 
 def _within_and_between_slices(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """All-reduces over other sets of axes, which over each axis sum what was planned, or part of a tile more."""
+    """All-reduces over other sets of axes that over each axis sum what was planned, or part of a tile more."""
     del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)

@@ -1,4 +1,4 @@
-"""A plan held against the program that the compiler of its hardware makes of it."""
+"""Verify a plan: compile its train step for its hardware and compare."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from meshwright.verification.comparison import Row, StaticOverhead, compare, in_
 from meshwright.verification.differences import Cause, Difference
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
-"""The function that lowers the step, called in the process that compiles: training stands above this package."""
+"""The function that lowers the train step, called by name in the process that compiles."""
 
 ORDER_NOT_FINAL = "step time and overlap are judged at the compiler's default effort: --effort default"
-"""Said where the compiler's fast effort gives the counts and bytes of a step but not its schedule."""
+"""Noted where the compiler's fast effort gives a step's counts and bytes but not its schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the compiler made of a plan's step, in a plan's terms, and every quantity of both side by side.
+    """A plan and its compiled train step, side by side.
 
-    plan: as `meshwright train` runs it. schedule: the simulated step; None where the program's order is not the one
-    that will run, as the TPU compiler's at its fast effort.
+    plan: as `meshwright train` runs it. compiled: with canonical collectives. schedule: the simulated step; None where
+    the program's schedule is not final, as at the TPU compiler's fast effort.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Verification:
 
     @property
     def expected(self) -> tuple[Collective, ...]:
-        """What the program is meant to move: as planned, what is known beyond the plan, and what has a name instead."""
+        """The collectives the program should have: those of the plan, known overheads, and explained differences."""
         wanted = (*self.plan.predicted.collectives, *(move for _, move in static_overhead(self.plan).collectives))
         not_planned = Cause(difference=Difference.NOT_PLANNED)
         unnamed = {row.quantity for row in self.rows if not_planned in row.causes}
@@ -66,10 +66,10 @@ class Verification:
 
 
 def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None = None) -> Verification:
-    """The train step of a plan, compiled by the compiler of its hardware, which need not be there, beside the plan.
+    """Compile the train step of a plan for its hardware, which need not be present, and compare it with the plan.
 
-    effort: `fast` for counts and bytes, `default` for the schedule that will really run. measured: the record of a run
-    of it. Raises where the compiler is not installed, the step cannot be run or does not fit.
+    effort: `fast` for counts and bytes, `default` for the schedule that will run. measured: the record of a run. Raises
+    where the compiler is not installed, or the step cannot run or does not fit.
     """
     plan = as_run(plan)
     return _verification(plan, compile_in_child(step_request(plan, effort=effort)), effort, measured)
@@ -99,9 +99,9 @@ def static_overhead(plan: Plan) -> StaticOverhead:
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """What XLA:GPU sums less often than planned: it moves a sum that a loop only adds up to behind that loop.
+    """All-reduces that XLA:GPU runs once a step, not once a microbatch: it moves them out of an accumulating loop.
 
-    So it is of microbatches with the gradient of the last norm. Those of the layers' stand in a loop of their own.
+    This applies to the gradient of the last norm. Those of the layers are in a loop of their own.
     """
     parts = plan.strategy.num_microbatches
     if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:
@@ -112,9 +112,9 @@ def _summed_once(plan: Plan) -> Iterator[Collective]:
 
 
 def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
-    """What XLA:GPU gathers more often than planned over stages: positions, which it gathers together with keys.
+    """Gathers that XLA:GPU repeats in each layer of a stage: positions, which it gathers together with keys.
 
-    Without stages JAX has taken them out of the loop over layers before any compiler sees it.
+    Without stages JAX hoists them out of the loop over layers before any compiler sees it.
     """
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
     if plan.system.chip.kind != "gpu" or mesh.pp == 1:
@@ -128,7 +128,7 @@ def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
 def verify_all(
     plans: Sequence[Plan], *, effort: Effort = "fast"
 ) -> Iterator[tuple[int, Verification | MeshwrightError]]:
-    """The number of each plan and its verification, or why there is none, as they are done; see `compile_all`."""
+    """Verify plans in parallel; yields (index, verification or error) as each is done, see `compile_all`."""
     run = [as_run(plan) for plan in plans]
     for number, outcome in compile_all([step_request(plan, effort=effort) for plan in run]):
         failed = isinstance(outcome, MeshwrightError)
@@ -147,7 +147,6 @@ def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
 
 
 def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured: Record | None) -> Verification:
-    """A plan beside the program that was compiled of its step."""
     compiled = in_plans_terms(read_program(program, plan.mesh, plan.hardware))
     is_final = plan.system.chip.kind != "tpu" or effort == "default"
     schedule = simulate(read_optimized(program), plan.mesh.layout, plan.system) if is_final else None

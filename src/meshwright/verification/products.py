@@ -1,4 +1,4 @@
-"""A sharded product, run and compiled, beside the unsharded one and the collectives inferred for it."""
+"""Check a sharded product: run and compile it, compare with the unsharded product and the inferred collectives."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from meshwright.runtime import Mode, compile_product, make_product_mesh, overlap
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCheck:
-    """What became of a product in one mode: `error` is its largest difference, as a share of the largest element.
+    """The result of a product in one mode. error: largest difference, relative to the largest element.
 
-    compiled, inferred: the collectives of each, those of one kind and axes added up, by kind and axes. notes: what the
-    compiled ones leave out.
+    compiled, inferred: collectives, merged by kind and axes. notes: transfers that are not among the compiled ones.
     """
 
     error: float
@@ -32,16 +31,20 @@ class ProductCheck:
 
     @property
     def is_as_inferred(self) -> bool:
-        """Whether both have the same collectives: by kind, mesh axes and bytes."""
+        """Whether both have the same collectives by kind, mesh axes and bytes."""
         return not self.notes and set(map(_amount, self.compiled)) == set(map(_amount, self.inferred))
 
 
 def check_product(inference: Inference, *, mode: Mode, way: Way | None = None) -> ProductCheck:
-    """A way (that of the inference where none is said) run in a mode of JAX, in float32, on small random integers.
+    """Run an implementation of a product in a mode of JAX, in float32, on small random integers.
 
-    Their sums are exact in float32, in whatever order they are taken, as long as they are below 2^24. It runs on the
-    devices that are there. In the overlapped mode a ring of permutes stands for the collective that a product overlaps
-    with.
+    Sums of integers are exact in float32 in any order, below 2^24. Runs on the devices of this process. In overlapped
+    mode a ring of permutes stands for the collective of a collective matmul.
+
+    Args:
+      inference: the product with its shardings.
+      mode: auto, explicit, manual or overlapped.
+      way: the implementation; default `inference.way`.
     """
     degrees, way = inference.sizes.degrees, way or inference.way
     program = compile_product(inference, make_product_mesh(degrees), mode=mode, way=way, dtype=np.float32)
@@ -62,10 +65,10 @@ def check_product(inference: Inference, *, mode: Mode, way: Way | None = None) -
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Compiled collectives in the words of the inferred ones.
+    """Compiled collectives in terms of the inferred ones.
 
-    XLA:CPU writes the same for a reduce-scatter and for an all-reduce with a slice after it; it is read as a
-    reduce-scatter unless the all-reduce is what was inferred.
+    XLA:CPU lowers a reduce-scatter and an all-reduce followed by a slice alike; they are read as a reduce-scatter
+    unless the all-reduce was inferred.
     """
     left, read = Counter(map(_amount, inferred)), []
     for move in compiled:
@@ -79,25 +82,24 @@ def _read_as(
 
 
 def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
-    """A collective by kind, axes in the order of the mesh, and bytes alone."""
+    """A collective reduced to kind, axes in mesh order, and bytes."""
     axes = tuple(axis for axis in degrees if axis in move.axes)
     return replace(move, axes=axes, phase="forward", seconds=None, array="", source="", note="")
 
 
 def _amount(move: Collective) -> tuple[str, tuple[str, ...], int]:
-    """What is compared."""
     return move.kind, move.axes, move.bytes
 
 
 def _draw(inference: Inference) -> list[np.ndarray]:
-    """The global operands: whole numbers from -4 to 4."""
+    """The global operands: integers from -4 to 4."""
     draws = np.random.default_rng(0)
     dims = inference.sizes.dims
     return [draws.integers(-4, 5, size=[dims[d] for d in a.dims]).astype(np.float32) for a in inference.operands]
 
 
 def _unsharded(inference: Inference, arrays: list[np.ndarray]) -> np.ndarray:
-    """The same on one device, in float64."""
+    """The product on one device, in float64."""
     names = dict.fromkeys(dim for operand in inference.operands for dim in operand.dims)
     letters = dict(zip(names, ascii_letters, strict=False))
     *operands, result = ("".join(letters[d] for d in a.dims) for a in (*inference.operands, inference.result))

@@ -1,4 +1,4 @@
-"""Bars: the terms of a device's memory, and what the collectives of each mesh axis move."""
+"""Bars of an HTML page: memory by term, communication by mesh axes."""
 
 from __future__ import annotations
 

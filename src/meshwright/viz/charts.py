@@ -1,4 +1,4 @@
-"""Charts of records: how a step scales, what it consists of, what its memory holds, where the roofline puts it."""
+"""Charts of records: scaling, parts of the step, memory, network roofline."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-"""The kinds of file a chart is written as."""
+"""The file formats of a chart."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A record with the words under its bar; `size` is its place on a scale, where the records are points of one."""
+    """A record and the label under its bar. size: its position on the scale of a sweep."""
 
     label: str
     record: Record
@@ -30,7 +30,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """A step between the roofs of its device: flops a byte on the network, flops a second, and what the links allow."""
+    """A step on the network roofline: flops per byte sent, flops per second, and the bandwidth of its links."""
 
     intensity: float
     flops_per_second: float
@@ -38,7 +38,7 @@ class RooflinePoint:
 
 
 def check_chart_file(path: Path) -> None:
-    """Raise where a chart cannot be written to a path, before anything is computed for it."""
+    """Raise where a chart cannot be written to a path, before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise MeshwrightError(f"--plot {path} has no known kind; it ends in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -47,17 +47,17 @@ def check_chart_file(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device can do: operations a second, and the bytes that a program can have."""
+    """A device's peak flops per second, and the bytes a program can use."""
 
     flops_per_second: float
     usable_bytes: float
 
 
 def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str, scale: str = "") -> None:
-    """Write the charts of some records as a picture whose kind follows from the path's suffix.
+    """Write the charts of some records to a file; its suffix sets the format.
 
-    Four charts: step and MFU over `scale` (a sweep's key; bars by mesh where it is empty), the parts of the step, the
-    memory of a device beside what it can have, and the roofline of the network.
+    Four charts: step time and MFU over `scale` (the key of a sweep; bars by mesh if it is empty), the parts of the
+    step, the memory of a device and its limit, and the network roofline.
     """
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -75,9 +75,9 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
 
 
 def roofline_point(record: Record) -> RooflinePoint | None:
-    """Where a step stands on the roofline of its network; None where it moves nothing or nothing says its time.
+    """A step on the network roofline; None where it communicates nothing or has no time.
 
-    The links' rate is that of the step's own collectives, all the bytes a device sends over all the time they take.
+    The bandwidth is that of the step's own collectives: all bytes a device sends over all the time they take.
     """
     degrees = dict(record.mesh)
     sent = seconds = 0.0
@@ -93,7 +93,7 @@ def roofline_point(record: Record) -> RooflinePoint | None:
 
 
 def _draw_speed(axes: Axes, bars: Sequence[Bar], scale: str) -> None:
-    """Step time and MFU: over a scale as curves beside the ideal one, else as bars of MFU."""
+    """Step time and MFU: curves beside ideal scaling over a scale, else bars of MFU."""
     shares = [100 * (bar.record.mfu or 0.0) for bar in bars]
     if not scale:
         axes.bar(range(len(bars)), shares)
@@ -120,7 +120,7 @@ def _draw_speed(axes: Axes, bars: Sequence[Bar], scale: str) -> None:
 def _draw_stack(
     axes: Axes, bars: Sequence[Bar], amounts: Sequence[Mapping[str, float]], label: str, scale: str
 ) -> None:
-    """Named amounts of each record, one upon the other."""
+    """Stacked bars of named amounts, one bar a record."""
     names = list(dict.fromkeys(name for terms in amounts for name, amount in terms.items() if amount))
     bottoms = [0.0] * len(bars)
     for name in names:
@@ -133,7 +133,7 @@ def _draw_stack(
 
 
 def _draw_memory(axes: Axes, bars: Sequence[Bar], usable_bytes: float, scale: str) -> None:
-    """The terms of a device's memory in GB, and a line at what a program can have there."""
+    """The terms of a device's memory in GB, and its limit."""
     terms = [
         {name: size / 1e9 for name, size in bar.record.memory_bytes.items() if name in memory_terms(bar.record)}
         for bar in bars
@@ -144,12 +144,12 @@ def _draw_memory(axes: Axes, bars: Sequence[Bar], usable_bytes: float, scale: st
 
 
 def memory_terms(record: Record) -> tuple[str, ...]:
-    """The names of what adds up to a record's peak, without the sums among them."""
+    """The terms that sum to a record's peak, without subtotals."""
     return tuple(name for name in record.memory_bytes if name not in ("peak", "states", "host"))
 
 
 def _draw_roofline(axes: Axes, bars: Sequence[Bar], peak: float) -> None:
-    """Each step's flops a second over its flops a byte sent, under the peak and its links' slope."""
+    """Flops per second over flops per byte sent, under the peak and the slope of the links."""
     points = [(bar, point) for bar in bars if (point := roofline_point(bar.record))]
     axes.axhline(peak, color="black")
     for rate in {f"{point.link_bytes_per_second:.2g}": point.link_bytes_per_second for _, point in points}.values():
@@ -169,13 +169,12 @@ def _draw_roofline(axes: Axes, bars: Sequence[Bar], peak: float) -> None:
 
 
 def _name_bars(axes: Axes, bars: Sequence[Bar], scale: str) -> None:
-    """The words under the bars."""
     axes.set_xticks(range(len(bars)), [bar.label for bar in bars], rotation=0 if len(bars) < 5 else 30, fontsize=8)
     axes.set_xlabel(scale)
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all."""
+    """Write a figure atomically."""
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         figure.savefig(partial, dpi=150)

@@ -1,4 +1,4 @@
-"""What a collective does, with real numbers: run on the devices that are there, seen before and after."""
+"""A collective run on real devices with small numbers, before and after."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ JAX_NAMES: dict[Kind, str] = {
     "all-to-all": "all_to_all",
     "collective-permute": "ppermute",
 }
-"""Each collective in `jax.lax`."""
+"""Each collective's name in `jax.lax`."""
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CollectiveRun:
     """The numbers on each device before and after a collective."""
 
     kind: Kind
@@ -34,11 +34,11 @@ class Exchange:
     after: tuple[Values, ...]
 
 
-def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Exchange:
-    """What `degree` devices hold before and after a collective, from running it under `shard_map` on them.
+def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
+    """Run a collective under `shard_map` on `degree` devices and return what they hold before and after.
 
-    The values are cut evenly over the devices; a permute hands each device's part to the next. Raises where they do
-    not divide, or so many devices are not there.
+    Values are split evenly over the devices; a permute sends each device's part to the next. Raises where they do not
+    divide, or there are too few devices.
     """
     import jax
     import numpy as np
@@ -56,15 +56,15 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
     placed = jax.device_put(np.asarray(values, np.int32), jax.NamedSharding(mesh, P("X")))
     result = jax.jit(body)(placed)
     parts = {shard.device: tuple(np.asarray(shard.data).tolist()) for shard in result.addressable_shards}
-    return Exchange(kind, before, tuple(parts[device] for device in mesh.devices))
+    return CollectiveRun(kind, before, tuple(parts[device] for device in mesh.devices))
 
 
 def split_values(
     kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
 ) -> tuple[Values, ...]:
-    """The values that each of `degree` devices begins with; the kinds in `cut_again` cut each device's part once more.
+    """The initial values of each of `degree` devices; the kinds in `cut_again` split each device's part once more.
 
-    Raises where the values cannot be cut evenly.
+    Raises where the values do not divide.
     """
     if kind not in KINDS:
         raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
@@ -79,7 +79,7 @@ def split_values(
     return tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
 
 
-def exchange_sketch(exchange: Exchange) -> Sketch:
+def collective_sketch(exchange: CollectiveRun) -> Sketch:
     """A collective before and after: a row for every device."""
     degree = len(exchange.before)
     cells = tuple(
@@ -97,12 +97,11 @@ def exchange_sketch(exchange: Exchange) -> Sketch:
 
 
 def values_text(values: Values) -> str:
-    """Numbers in a row."""
+    """Numbers separated by spaces."""
     return " ".join(map(str, values))
 
 
 def _body(kind: Kind, part: Any, degree: int) -> Any:
-    """A collective on the part that one device holds."""
     from jax import lax
 
     if kind == "all-gather":

@@ -1,6 +1,6 @@
-"""An HTML document from sections: nothing to fetch and nothing that runs, so that a file alone shows the same anywhere.
+"""A self-contained HTML document made of sections: it loads nothing and runs no script.
 
-Every text passes through `escape`; the policy in the head forbids the page to load anything, whatever it says.
+Every text is escaped. A content security policy in the head forbids the page to load anything.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: its title, and its body as HTML that is whole and escaped."""
+    """A part of a page: title, and body as escaped HTML."""
 
     title: str
     body: str
 
 
 def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str:
-    """The document: a title, some lines under it, the sections that have a body."""
+    """The document: title, subtitle lines, and the sections that have a body."""
     under = "\n".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
     parts = "\n".join(
         f"<section>\n<h2>{escape(part.title)}</h2>\n{part.body}\n</section>" for part in sections if part.body
@@ -50,7 +50,7 @@ def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:
-    """A table; columns hold figures but for those in `text`. Nothing without rows."""
+    """A table; columns are numeric except those in `text`. Empty without rows."""
     if not rows:
         return ""
 
@@ -66,12 +66,12 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: S
 
 
 def paragraphs(lines: Sequence[str]) -> str:
-    """Lines of words, each a paragraph."""
+    """Lines of text, each a paragraph."""
     return "\n".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page, whole or not at all."""
+    """Write a page atomically."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(page)

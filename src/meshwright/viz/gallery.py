@@ -1,4 +1,4 @@
-"""Every way to lay an array on a mesh, as a gallery of small grids."""
+"""Every sharding of an array on a mesh, as a gallery of small grids."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MAX_SCALED = 4  # devices up to which all grids of a gallery are drawn in one s
 def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
     """Every legal sharding of an array over the axes of a mesh, those over fewer axes first.
 
-    Each axis of more than one device splits one dim or none; several on one dim are listed in every order, which lays
-    different shards on the devices. 11 for two dims and two axes, if all degrees divide.
+    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, which
+    puts different shards on the devices. Two dims and two axes have 11, if all degrees divide.
     """
     order = list(sizes.degrees)
     legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
@@ -33,7 +33,10 @@ def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...
 
 
 def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
-    """Every legal sharding of an array, side by side. Raises beyond two dims or three axes of more than one device."""
+    """Every legal sharding of an array, side by side.
+
+    Raises beyond two dims or three axes with more than one device.
+    """
     live_axes = sum(degree > 1 for degree in sizes.degrees.values())
     if not 1 <= len(array.dims) <= _MAX_RANK or live_axes > _MAX_AXES:
         raise MeshwrightError(
@@ -48,12 +51,12 @@ def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
     notes += [f"{left_out} more are left out: their degrees do not divide {dims}"] if left_out else []
     title = f"{len(shardings)} shardings of {array.label}   {dims}   mesh {mesh_text(sizes.degrees)}"
     num_devices = math.prod(sizes.degrees.values())
-    scaled = _alike(panels, num_devices) if num_devices <= _MAX_SCALED else tuple(panels)
+    scaled = _to_one_size(panels, num_devices) if num_devices <= _MAX_SCALED else tuple(panels)
     return Sketch(title=title, panels=scaled, notes=tuple(notes), is_gallery=True)
 
 
 def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
-    """Every way to put the axes on the dims, legal or not."""
+    """Every assignment of axes to dims, legal or not."""
     axes = [axis for axis, degree in sizes.degrees.items() if degree > 1]
     for places in itertools.product((None, *array.dims), repeat=len(axes)):
         split = [[axis for axis, place in zip(axes, places, strict=True) if place == dim] for dim in array.dims]
@@ -61,10 +64,10 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
             yield replace(array, axes=orders, unreduced=())
 
 
-def _alike(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
-    """The panels stretched to one size, so that they show one array cut in different ways.
+def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
+    """Stretch the panels to one size, so that they show one array cut in different ways.
 
-    The number of rows, and of columns, of each divides the number of devices; a rule takes a line, or a character.
+    Row and column counts divide the number of devices. A rule takes a line, or a character.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)

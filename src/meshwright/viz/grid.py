@@ -1,4 +1,4 @@
-"""The picture of one sharded array: a grid of its shards, in each the devices that hold it."""
+"""A sharded array as a grid of shards, each with the devices that hold it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshwright.units import show_bytes
 from meshwright.viz.holdings import Block, Holdings, Span
-from meshwright.viz.sketch import GAP, MAX_PANELS, Cell, Panel, Sketch, few
+from meshwright.viz.sketch import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 
 _WIDE = 9  # characters of a cell where there is room
 
@@ -16,26 +16,26 @@ _WIDE = 9  # characters of a cell where there is room
 def array_sketch(holdings: Holdings) -> Sketch:
     """An array of any rank as grids of shards.
 
-    The last two dims that are split make the rows and columns; there is a grid for each index of the split dims before
-    them, and dims that are not split are folded into a note once two are drawn.
+    The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
+    Further dims that are not sharded are mentioned in a note.
     """
     panels = list(_panels(holdings))
     notes = tuple(_notes(holdings))
     if len(panels) > 1:
-        return Sketch(title=_title(holdings), panels=few(panels), notes=notes, is_gallery=True)
+        return Sketch(title=_title(holdings), panels=limit_panels(panels), notes=notes, is_gallery=True)
     width = _WIDE if len(panels[0].cells[0]) <= MAX_PANELS else 0
     return Sketch(title=_title(holdings), panels=(replace(panels[0], notes=notes, cell_width=width),))
 
 
 def thumbnail(holdings: Holdings) -> Panel:
-    """An array of rank 1 or 2 as a small grid without labels; its text is the caption, its sizes the note."""
+    """An array of rank 1 or 2 as a small grid without labels."""
     panel = next(_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
-    """The dims that make the rows and the columns of a grid; None where the rank is too low to have one."""
+    """The dims that are rows and columns of a grid; None where the rank is too low."""
     cuts = holdings.cuts
     split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
     whole = [dim for dim in range(len(cuts)) if dim not in split]
@@ -54,22 +54,21 @@ def device_text(devices: Sequence[int]) -> str:
     parts = [
         text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(device) for device in run])
     ]
-    return ",".join(parts if len(parts) <= 4 else [*parts[:2], GAP, parts[-1]])
+    return ",".join(parts if len(parts) <= 4 else [*parts[:2], ELLIPSIS, parts[-1]])
 
 
 def mesh_text(degrees: Mapping[str, int]) -> str:
-    """A mesh as people type it: `fsdp=2, tp=2`."""
+    """A mesh as users type it: `fsdp=2, tp=2`."""
     return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
 
 
 def _title(holdings: Holdings) -> str:
-    """The array, its shape and the mesh."""
     mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
     return f"{holdings.label}   {list(holdings.shape)}{mesh}"
 
 
 def _panels(holdings: Holdings) -> Iterator[Panel]:
-    """A grid for every part of the split dims that are neither rows nor columns."""
+    """A grid for every part of the sharded dims that are neither rows nor columns."""
     row_dim, column_dim = drawn_dims(holdings)
     numbers = {block: number for number, block in enumerate(holdings.shards)}
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -90,12 +89,12 @@ def _panels(holdings: Holdings) -> Iterator[Panel]:
 
 
 def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
-    """The parts of a drawn dim; one that stands for nothing where there is no such dim."""
+    """The parts of a drawn dim; one placeholder where there is no such dim."""
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
 def _cell(holdings: Holdings, numbers: Mapping[Block, int], spans: Mapping[int | None, Span]) -> Cell:
-    """The cell of the block that has these spans: the devices that hold it."""
+    """The cell of a block: the devices that hold it."""
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
@@ -104,7 +103,7 @@ def _cell(holdings: Holdings, numbers: Mapping[Block, int], spans: Mapping[int |
 
 
 def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
-    """The parts of a dim by the coordinates that hold them, `X=0,Y=1`, or by their spans; a whole dim has no label."""
+    """The parts of a dim by mesh coordinates, `X=0,Y=1`, or by spans; a whole dim has no label."""
     if dim is None or len(holdings.cuts[dim]) == 1:
         return ("",)
     if not holdings.axes[dim]:
@@ -121,7 +120,7 @@ def _caption(holdings: Holdings, dim: int, span: Span) -> str:
 
 
 def _notes(holdings: Holdings) -> Iterator[str]:
-    """What the first device holds, how many shards there are, and what the grid does not show."""
+    """What the first device holds, the number of shards, and what the grid does not show."""
     first = holdings.holders[0]
     yield f"device {first.device} holds {holdings.block_text(first.block)}"
     yield _count(holdings)
@@ -136,7 +135,7 @@ def _notes(holdings: Holdings) -> Iterator[str]:
 
 
 def _count(holdings: Holdings) -> str:
-    """The number of shards and copies, and the bytes of one."""
+    """The number of shards and copies, and the bytes of one shard."""
     shards, copies = len(holdings.shards), holdings.copies
     counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
     each = " of each" if shards > 1 else ""

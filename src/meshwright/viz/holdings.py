@@ -1,4 +1,4 @@
-"""What each device holds of an array: its place on the mesh and its slice of every dim. No JAX."""
+"""What each device holds of an array: its mesh coordinates and its slice of every dim. No JAX."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Block = tuple[Span, ...]
 """A span of every dim: one shard."""
 
 MAX_DEVICES = 65_536
-"""Larger meshes than any machine's are a slip of the keyboard, and would only fill the memory."""
+"""Larger meshes are typing mistakes and would only fill the memory."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """One device: its number, its coordinate on each mesh axis, and the block it holds."""
+    """A device: its number, its mesh coordinates, and the block it holds."""
 
     device: int
     coordinates: Mapping[str, int]
@@ -35,9 +35,9 @@ class Holder:
 class Holdings:
     """What the devices hold of one array.
 
-    label: the array as it is written; name: what its blocks are called, as in `A[0:4, 0:8]`. axes: for each dim the
-    mesh axes that split it, the outermost first; with degrees, empty where a sharding knows no mesh. unreduced: the
-    axes over which every device has only its part of a sum. element_bytes may be 0.5 (int4).
+    label: the array as written. name: of its blocks, as in `A[0:4, 0:8]`. axes: for each dim the mesh axes that shard
+    it, outermost first; with degrees, empty for a sharding without a mesh. unreduced: axes over which every device has
+    a partial sum. element_bytes: may be 0.5 (int4).
     """
 
     label: str
@@ -52,7 +52,7 @@ class Holdings:
 
     @cached_property
     def shards(self) -> Mapping[Block, tuple[int, ...]]:
-        """The devices that hold each block, ascending; the blocks in the order of their indices."""
+        """The devices that hold each block, ascending; blocks in index order."""
         devices: dict[Block, list[int]] = {}
         for holder in self.holders:
             devices.setdefault(holder.block, []).append(holder.device)
@@ -60,33 +60,33 @@ class Holdings:
 
     @cached_property
     def cuts(self) -> tuple[tuple[Span, ...], ...]:
-        """The spans that each dim is cut into."""
+        """The spans of each dim."""
         return tuple(tuple(sorted({block[dim] for block in self.shards})) for dim in range(len(self.shape)))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of a block; of the first, should a sharding cut unevenly."""
+        """The shape of the first block."""
         return tuple(stop - start for start, stop in next(iter(self.shards)))
 
     @property
     def bytes_per_device(self) -> int:
-        """The bytes that a device holds."""
+        """Bytes on a device."""
         return math.ceil(math.prod(self.local_shape) * self.element_bytes)
 
     @property
     def copies(self) -> int:
-        """How many devices hold the same values: the same block and, where unreduced, the same part of the sum."""
+        """How many devices hold the same values: the same block and, if unreduced, the same partial sum."""
         parts = math.prod(self.degrees[axis] for axis in self.unreduced)
         return len(self.holders) // len(self.shards) // parts
 
     @property
     def copied_axes(self) -> tuple[str, ...]:
-        """The mesh axes of more than one device along which all hold the same."""
+        """The mesh axes with more than one device along which all hold the same."""
         used = {axis for axes in self.axes for axis in axes} | set(self.unreduced)
         return tuple(axis for axis, degree in self.degrees.items() if degree > 1 and axis not in used)
 
     def block_text(self, block: Block) -> str:
-        """A block as one writes it: `A[0:4, 0:8]`, only `A` for an array without dims."""
+        """A block as code: `A[0:4, 0:8]`, or `A` for an array without dims."""
         spans = ", ".join(f"{start}:{stop}" for start, stop in block)
         return f"{self.name}[{spans}]" if block else self.name
 
@@ -115,7 +115,7 @@ class Holdings:
 def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
     """What each device holds of an array in the notation; devices are numbered along the last mesh axis first.
 
-    Raises where the array cannot lie on the mesh, or the mesh is larger than any picture.
+    Raises where the sharding is not legal, or the mesh is too large to draw.
     """
     check(array, sizes)
     num_devices = math.prod(sizes.degrees.values())
@@ -131,12 +131,14 @@ def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
         degrees=sizes.degrees,
         unreduced=array.unreduced,
         element_bytes=sizes.element_bytes,
-        holders=tuple(lay(shape, array.axes, sizes.degrees)),
+        holders=tuple(device_blocks(shape, array.axes, sizes.degrees)),
     )
 
 
-def lay(shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]) -> Iterator[Holder]:
-    """Every device of a mesh, the last axis running fastest, with its block of an array whose dims are split evenly."""
+def device_blocks(
+    shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
+) -> Iterator[Holder]:
+    """Every device of a mesh, the last axis fastest, with its block of an evenly sharded array."""
     positions = itertools.product(*(range(degree) for degree in degrees.values()))
     for device, position in enumerate(positions):
         coordinates = dict(zip(degrees, position, strict=True))
@@ -145,7 +147,7 @@ def lay(shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapp
 
 
 def _span(size: int, axes: tuple[str, ...], coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> Span:
-    """The part of a dim at some coordinates: the first axis cuts it, the next cuts the parts."""
+    """The part of a dim at some mesh coordinates: the first axis splits it, the next splits the parts."""
     start, length = 0, size
     for axis in axes:
         length //= degrees[axis]

@@ -1,4 +1,4 @@
-"""What each device holds of arrays that are there: a `jax.Array`, or anything with a shape, a dtype and a sharding."""
+"""What each device holds of a live `jax.Array`, or of anything with a shape, a dtype and a sharding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
-from meshwright.viz.holdings import Holder, Holdings, Span, lay
+from meshwright.viz.holdings import Holder, Holdings, Span, device_blocks
 
 Axes = tuple[tuple[str, ...], ...]
 
 
 def live_holdings(array: Any, *, name: str = "array") -> Holdings:
-    """What each device holds of a live array or a `jax.ShapeDtypeStruct`, whatever the kind of its sharding.
+    """What each device holds of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
 
-    Devices have the numbers JAX gives them; on an abstract mesh, which has none, they are counted along its last axis
-    first. Raises for a value under tracing, which lies nowhere yet, and for one without a sharding.
+    Devices have JAX's ids. On an abstract mesh they are numbered along its last axis first. Raises for a traced value
+    and for one without a sharding.
     """
     check_concrete(array, name)
     sharding = getattr(array, "sharding", None)
@@ -45,7 +45,7 @@ def live_holdings(array: Any, *, name: str = "array") -> Holdings:
 
 
 def split_axes(sharding: Sharding, rank: int) -> Axes | None:
-    """The mesh axes that split each dim, None where the sharding does not speak of a mesh."""
+    """The mesh axes that shard each dim; None where the sharding has no mesh."""
     if not isinstance(sharding, NamedSharding):
         return None
     entries = [*sharding.spec.partitions, *[None] * (rank - len(sharding.spec.partitions))]
@@ -53,7 +53,7 @@ def split_axes(sharding: Sharding, rank: int) -> Axes | None:
 
 
 def spec_text(sharding: Sharding, rank: int) -> str:
-    """The spec with an entry for every dim, `P('fsdp', None)`; the kind of a sharding that has none."""
+    """The spec with an entry for every dim, `P('fsdp', None)`; the class name of a sharding without a spec."""
     axes = split_axes(sharding, rank)
     if axes is None:
         return type(sharding).__name__
@@ -64,25 +64,27 @@ def spec_text(sharding: Sharding, rank: int) -> str:
 
 
 def type_text(array: Any, sharding: Sharding) -> str:
-    """The type of an array with its sharding in it, as JAX prints it: `float32[8@X,16]`."""
+    """An array's type with its sharding, as JAX prints it: `float32[8@X,16]`."""
     axes = split_axes(sharding, len(array.shape)) or ((),) * len(array.shape)
-    dims = [f"{size}@{_together(split)}" if split else str(size) for size, split in zip(array.shape, axes, strict=True)]
+    dims = [
+        f"{size}@{_axes_text(split)}" if split else str(size) for size, split in zip(array.shape, axes, strict=True)
+    ]
     unreduced = unreduced_axes(sharding)
-    return f"{array.dtype}[{','.join(dims)}]" + (f"{{U:{_together(unreduced)}}}" if unreduced else "")
+    return f"{array.dtype}[{','.join(dims)}]" + (f"{{U:{_axes_text(unreduced)}}}" if unreduced else "")
 
 
-def _together(axes: tuple[str, ...]) -> str:
-    """Mesh axes as a type shows them: `X`, `(X,Y)`."""
+def _axes_text(axes: tuple[str, ...]) -> str:
+    """Mesh axes as in a type: `X`, `(X,Y)`."""
     return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
 
 
 def unreduced_axes(sharding: Sharding) -> tuple[str, ...]:
-    """The mesh axes over which the values of an array are still a sum to be taken."""
+    """The mesh axes over which an array is unreduced."""
     return tuple(sorted(sharding.spec.unreduced)) if isinstance(sharding, NamedSharding) else ()
 
 
 def check_concrete(array: Any, name: str) -> None:
-    """Raise for a value under tracing."""
+    """Raise for a traced value."""
     if isinstance(array, Tracer):
         raise MeshwrightError(
             f"{name} is being traced and lies nowhere yet; show what the jitted function returns, or use"
@@ -91,7 +93,7 @@ def check_concrete(array: Any, name: str) -> None:
 
 
 def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mapping[str, int]) -> None:
-    """Raise where a dim cannot be cut evenly: a `ShapeDtypeStruct` may say so, a live array cannot."""
+    """Raise where a degree does not divide a dim, which is possible for a `ShapeDtypeStruct`."""
     for dim, (size, split) in enumerate(zip(shape, axes, strict=False)):
         degree = math.prod(degrees[axis] for axis in split)
         if size % degree:
@@ -102,9 +104,9 @@ def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mappi
 
 
 def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> tuple[Holder, ...]:
-    """The devices of a sharding with what JAX says they hold."""
+    """The devices of a sharding with the blocks that JAX assigns them."""
     if axes is not None and isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
-        return tuple(lay(shape, axes, dict(sharding.mesh.shape)))
+        return tuple(device_blocks(shape, axes, dict(sharding.mesh.shape)))
     places = _places(sharding)
     return tuple(
         Holder(device.id, places.get(device.id, {}), tuple(map(_span, block, shape)))
@@ -114,7 +116,7 @@ def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> t
 
 
 def _places(sharding: Sharding) -> Mapping[int, Mapping[str, int]]:
-    """The coordinates of each device on the mesh of a sharding, by the device's number; none without a mesh."""
+    """The mesh coordinates of each device, by its id; none without a mesh."""
     if not isinstance(sharding, NamedSharding):
         return {}
     import numpy as np
@@ -126,6 +128,5 @@ def _places(sharding: Sharding) -> Mapping[int, Mapping[str, int]]:
 
 
 def _span(part: slice, size: int) -> Span:
-    """The first index of a slice and the one after its last."""
     start, stop, _ = part.indices(size)
     return start, stop

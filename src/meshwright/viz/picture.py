@@ -1,4 +1,4 @@
-"""A picture: text in a terminal, coloured where it has colours, SVG in a notebook or a file."""
+"""A picture: text in a terminal, with colours if it has them; SVG in a notebook or a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """Some sketches, one under the other. `print` shows plain text; rich's `print` and notebooks show colours."""
+    """Sketches one below the other. `print` shows plain text; rich's `print` and notebooks show colours."""
 
     sketches: tuple[Sketch, ...]
 
@@ -34,11 +34,11 @@ class Picture:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """The picture as notebooks ask for it."""
+        """For notebooks."""
         return self.svg
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """The lines as rich asks for them: a terminal's own width, colours only where it has them."""
+        """For rich: the terminal's width, and colours only if it has them."""
         from rich.text import Text
 
         width = min(options.max_width, terminal.WIDTH) if console.is_terminal else terminal.WIDTH
@@ -49,7 +49,7 @@ class Picture:
             yield text
 
     def _lines(self, width: int) -> terminal.Block:
-        """The lines of all sketches, an empty one between two."""
+        """The lines of all sketches, separated by empty lines."""
         lines: terminal.Block = []
         for sketch in self.sketches:
             lines += [*([()] if lines else []), *terminal.render(sketch, width)]

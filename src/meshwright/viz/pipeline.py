@@ -1,4 +1,4 @@
-"""A pipeline in time: what each stage does in each slot, forward or backward, and where it waits."""
+"""A pipeline schedule: what each stage does in each slot, forward or backward, and where it is idle."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from meshwright.step.schedule import Schedule, slot_layers
 from meshwright.viz.sketch import Cell, Panel, Sketch
 
 _WIDTH = 90
-"""The characters of a row of slots; what takes more goes on below."""
+"""Characters of a row of slots; longer schedules continue below."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep"}
 
 
 def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
-    """Time across and stages down: `F2` is microbatch 2 forward, `B2b` backward in the second chunk of a stage.
+    """Time to the right, stages downwards: `F2` is microbatch 2 forward, `B2b` backward in the second chunk of a stage.
 
-    num_layers: of the model, to say which of them each stage has.
+    num_layers: of the model, to label stages with their layers.
     """
     done = {(work.stage, work.slot): work for work in schedule.cells()}
     slots, rows = 2 * schedule.ticks, _rows(schedule, num_layers)
@@ -38,7 +38,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
-    """The name of each stage, with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
+    """The name of each stage with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
     if num_layers is None:
         return tuple(f"stage {stage}" for stage in range(schedule.stages))
     layers = slot_layers(num_layers, schedule.stages, schedule.virtual_stages)
@@ -51,7 +51,7 @@ def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
 
 
 def _span(layers: tuple[int | None, ...]) -> str:
-    """The layers of a chunk, whose empty slots are its last: `4-7`."""
+    """The layers of a chunk: `4-7`. Empty slots are last."""
     first, last = layers[0], max(layer for layer in layers if layer is not None)
     return f"{first}" if first == last else f"{first}-{last}"
 
@@ -68,7 +68,7 @@ def _panel(schedule: Schedule, done: Mapping[tuple[int, int], Work], slots: rang
 
 
 def _cell(work: Work | None, schedule: Schedule) -> Cell:
-    """One slot of one stage; backward has colours of its own, as has each chunk."""
+    """One slot of one stage; backward and each chunk have colours of their own."""
     if work is None:
         return Cell("·", hint="waits")
     chunk = f" in chunk {work.chunk}" if schedule.virtual_stages > 1 else ""
@@ -80,7 +80,6 @@ def _cell(work: Work | None, schedule: Schedule) -> Cell:
 
 
 def _text(work: Work, schedule: Schedule) -> str:
-    """What a cell says."""
     letter = "F" if work.phase == "forward" else "B"
     chunk = _LETTERS[work.chunk % len(_LETTERS)] if schedule.virtual_stages > 1 else ""
     return f"{letter}{work.microbatch}{chunk}"

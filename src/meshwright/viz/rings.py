@@ -1,8 +1,8 @@
-"""Ring collectives hop by hop: what each device holds after each message to the next device. Pure Python.
+"""Ring collectives hop by hop: what each device holds after each message. Pure Python.
 
-In every hop device i sends to device i + 1, the last to the first, all at once. An all-gather hands on the part that
-came last; a reduce-scatter hands on a running sum, to which each device adds its own part; an all-reduce is a
-reduce-scatter and then an all-gather; an all-to-all hands on all that has not arrived. Algorithms and cost:
+In every hop device i sends to device i + 1, the last to the first, all at once. An all-gather passes on the part
+received last. A reduce-scatter passes on a running sum, to which each device adds its part. An all-reduce is a
+reduce-scatter followed by an all-gather. An all-to-all passes on everything that has not arrived. Algorithms and cost:
 jax-ml.github.io/scaling-book/sharding.
 """
 
@@ -16,39 +16,39 @@ from meshwright.record import Kind
 from meshwright.viz.collectives import DIGITS, Values, split_values, values_text
 from meshwright.viz.sketch import Cell, Panel, Sketch
 
-Held = tuple[tuple[Values | None, ...], ...]
-"""For each device its slots: the numbers in it, or None where it has none."""
+Slots = tuple[tuple[Values | None, ...], ...]
+"""The slots of each device: the numbers in each, or None for an empty slot."""
 
 RING_KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What the devices hold at one moment.
+    """What the devices hold after a hop.
 
-    phase: the collective that the last hop was part of. held: by device and slot; a slot is a part of the array, in an
-    all-to-all the device it comes from. passing: what a device has only to hand on. arrived: the slot of each device
-    that the last hop filled or added to, None for none. sent: the numbers that each device sent in the last hop.
+    phase: the collective of the last hop. slots: by device; a slot is a part of the array, or in an all-to-all the
+    device it comes from. to_pass_on: what a device holds only to pass on. arrived: the slot of each device that the
+    last hop filled or added to. sent: numbers that each device sent in the last hop.
     """
 
     phase: Kind
-    held: Held
-    passing: tuple[tuple[Values, ...], ...]
+    slots: Slots
+    to_pass_on: tuple[tuple[Values, ...], ...]
     arrived: tuple[int | None, ...]
     sent: int
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring collective from beginning to end; the first frame is what the devices begin with."""
+    """A ring collective; the first frame is the initial state."""
 
     kind: Kind
     frames: tuple[Frame, ...]
 
     @property
     def result(self) -> tuple[Values, ...]:
-        """The numbers that each device ends with."""
-        return tuple(tuple(n for part in slots if part is not None for n in part) for slots in self.frames[-1].held)
+        """The numbers on each device at the end."""
+        return tuple(tuple(n for part in slots if part is not None for n in part) for slots in self.frames[-1].slots)
 
     @property
     def sent(self) -> int:
@@ -57,24 +57,27 @@ class Ring:
 
 
 def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Ring:
-    """A collective over a ring of `degree` devices, the values cut evenly over them. A permute is no ring algorithm."""
+    """Run a collective on a ring of `degree` devices, values split evenly over them.
+
+    A permute has no ring algorithm.
+    """
     if kind not in RING_KINDS:
         raise MeshwrightError(f"{kind} has no ring algorithm; those with one are {', '.join(RING_KINDS)}")
     parts = split_values(kind, values, degree, cut_again=("reduce-scatter", "all-reduce", "all-to-all"))
     if kind == "all-gather":
         start = tuple(tuple(part if slot == i else None for slot in range(degree)) for i, part in enumerate(parts))
-        return Ring(kind, (_still(kind, start), *_gather(start)))
+        return Ring(kind, (_first_frame(kind, start), *_gather(start)))
     size = len(parts[0]) // degree
     blocks = tuple(tuple(part[slot * size : (slot + 1) * size] for slot in range(degree)) for part in parts)
     if kind == "all-to-all":
         return Ring(kind, tuple(_exchange(blocks)))
-    frames = (_still("reduce-scatter", blocks), *_scatter(blocks))
-    return Ring(kind, frames + tuple(_gather(frames[-1].held)) if kind == "all-reduce" else frames)
+    frames = (_first_frame("reduce-scatter", blocks), *_scatter(blocks))
+    return Ring(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
 
 
 def ring_sketch(ring: Ring) -> Sketch:
     """A ring collective as a table of devices and slots after each hop; what has just arrived is marked."""
-    degree = len(ring.frames[0].held)
+    degree = len(ring.frames[0].slots)
     around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
     panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
     notes = [f"each device sends {_numbers(ring.sent)} in {len(ring.frames) - 1} hops, all in one direction"]
@@ -84,32 +87,32 @@ def ring_sketch(ring: Ring) -> Sketch:
     return Sketch(title=title, panels=panels, notes=tuple(notes) if ring.sent else ())
 
 
-def _still(kind: Kind, held: Held) -> Frame:
-    """The frame before the first hop."""
+def _first_frame(kind: Kind, held: Slots) -> Frame:
     return Frame(kind, held, ((),) * len(held), (None,) * len(held), 0)
 
 
-def _gather(held: Held) -> Iterator[Frame]:
-    """The frames of an all-gather; device i begins with slot i."""
+def _gather(held: Slots) -> Iterator[Frame]:
+    """The frames of an all-gather; device i starts with slot i."""
     degree = len(held)
     for hop in range(1, degree):
         sent = [(device - hop + 1) % degree for device in range(degree)]
         arrived = tuple(sent[device - 1] for device in range(degree))
         held = tuple(
-            _with(slots, arrived[device], held[device - 1][arrived[device]]) for device, slots in enumerate(held)
+            _replace_slot(slots, arrived[device], held[device - 1][arrived[device]])
+            for device, slots in enumerate(held)
         )
         yield Frame("all-gather", held, ((),) * degree, arrived, _length(held[0]))
 
 
-def _scatter(held: Held) -> Iterator[Frame]:
-    """The frames of a reduce-scatter: the sum of slot i sets out at device i + 1 and ends, complete, at device i."""
+def _scatter(held: Slots) -> Iterator[Frame]:
+    """The frames of a reduce-scatter: the sum of slot i starts at device i + 1 and is complete at device i."""
     degree = len(held)
     for hop in range(1, degree):
         sent = [(device - hop) % degree for device in range(degree)]
         arrived = tuple(sent[device - 1] for device in range(degree))
-        before, held = held, tuple(_with(slots, sent[device], None) for device, slots in enumerate(held))
+        before, held = held, tuple(_replace_slot(slots, sent[device], None) for device, slots in enumerate(held))
         held = tuple(
-            _with(slots, slot, _sum(before[device - 1][slot], slots[slot]))
+            _replace_slot(slots, slot, _sum(before[device - 1][slot], slots[slot]))
             for device, (slots, slot) in enumerate(zip(held, arrived, strict=True))
         )
         yield Frame("reduce-scatter", held, ((),) * degree, arrived, _length(held[0]))
@@ -118,7 +121,7 @@ def _scatter(held: Held) -> Iterator[Frame]:
 def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
     """The frames of an all-to-all: block j of device i goes to slot i of device j."""
     degree = len(blocks)
-    held: Held = tuple(_with((None,) * degree, device, blocks[device][device]) for device in range(degree))
+    held: Slots = tuple(_replace_slot((None,) * degree, device, blocks[device][device]) for device in range(degree))
     # What a device hands on, nearest destination first; after `hop` hops it all comes from `hop` devices back.
     ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
     arrived: tuple[int | None, ...] = (None,) * degree
@@ -129,16 +132,16 @@ def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
         sent = sum(map(len, passing[0]))
         arrived = tuple((device - hop - 1) % degree for device in range(degree))
         if hop < degree - 1:
-            held = tuple(_with(slots, slot, ahead[slot][hop]) for slots, slot in zip(held, arrived, strict=True))
+            held = tuple(
+                _replace_slot(slots, slot, ahead[slot][hop]) for slots, slot in zip(held, arrived, strict=True)
+            )
 
 
-def _with(slots: tuple[Values | None, ...], slot: int, part: Values | None) -> tuple[Values | None, ...]:
-    """The slots with another part in one of them."""
+def _replace_slot(slots: tuple[Values | None, ...], slot: int, part: Values | None) -> tuple[Values | None, ...]:
     return (*slots[:slot], part, *slots[slot + 1 :])
 
 
 def _sum(left: Values | None, right: Values | None) -> Values:
-    """Two parts added number by number."""
     assert left is not None
     assert right is not None
     return tuple(a + b for a, b in zip(left, right, strict=True))
@@ -150,16 +153,15 @@ def _length(slots: tuple[Values | None, ...]) -> int:
 
 
 def _numbers(count: int) -> str:
-    """A count of numbers: `1 number`."""
     return f"{count} number{'s' * (count != 1)}"
 
 
 def _panel(ring: Ring, hop: int) -> Panel:
     """One frame as a table."""
-    frame, degree = ring.frames[hop], len(ring.frames[0].held)
+    frame, degree = ring.frames[hop], len(ring.frames[0].slots)
     is_exchange = ring.kind == "all-to-all"
     cells = []
-    for slots, passing, arrived in zip(frame.held, frame.passing, frame.arrived, strict=True):
+    for slots, passing, arrived in zip(frame.slots, frame.to_pass_on, frame.arrived, strict=True):
         row = [
             Cell("·") if part is None else Cell(values_text(part), slot, is_marked=slot == arrived)
             for slot, part in enumerate(slots)

@@ -1,4 +1,4 @@
-"""`show`: one picture for whatever is handed to it."""
+"""`show`: a picture of an array, a tree, a collective or a pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_n
 from meshwright.planner import read_system
 from meshwright.record import Kind
 from meshwright.step.schedule import Schedule
-from meshwright.viz.collectives import DIGITS, Values, exchange_sketch, run_collective
+from meshwright.viz.collectives import DIGITS, Values, collective_sketch, run_collective
 from meshwright.viz.gallery import gallery_sketch
 from meshwright.viz.grid import array_sketch
 from meshwright.viz.holdings import Holdings, holdings_of
@@ -36,14 +36,20 @@ def show(
     every: bool = False,
     on: str | System | None = None,
 ) -> Picture:
-    """The picture of what each device holds.
+    """A picture of what each device holds.
 
-    what: text in the notation, `A[I_X, J_Y]`, which takes `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank
-    and sharding; or a tree of arrays, such as a model's parameters, which becomes a table. every: all shardings of the
-    array on the mesh instead of the one written. on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
-    Raises MeshwrightError where the array cannot lie on the mesh, or an argument does not go with `what`.
+    Args:
+      what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
+          sharding; or a tree of arrays, such as a model's parameters, shown as a table.
+      mesh: axes and degrees.
+      dims: sizes of the dims.
+      dtype: of the array.
+      every: show all legal shardings of the array on the mesh.
+      on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
 
-    >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
+    Raises MeshwrightError where the sharding is not legal, or an argument does not apply to `what`.
+
+      >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
     on = None if on is None else str(read_system(on))
     if isinstance(what, str):
@@ -61,8 +67,8 @@ def show(
 
 
 def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
-    """A collective before and after, really run on `degree` devices; `values` are cut evenly over them."""
-    return Picture((exchange_sketch(run_collective(kind, values, degree=degree)),))
+    """A collective before and after, run on `degree` devices; `values` are split evenly over them."""
+    return Picture((collective_sketch(run_collective(kind, values, degree=degree)),))
 
 
 def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
@@ -71,9 +77,9 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
 
 
 def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
-    """A pipeline in time: which microbatch each stage works on in each slot, and where it waits.
+    """A pipeline schedule: which microbatch each stage works on in each slot, and where it is idle.
 
-    num_layers: of the model; where it is said, each stage has its layers beside it.
+    num_layers: of the model, to label stages with their layers.
     """
     return Picture((pipeline_sketch(schedule, num_layers),))
 
@@ -81,7 +87,7 @@ def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Pictu
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
-    """The array that a text describes and its sizes, checked: every axis and dim known, degrees that divide."""
+    """Parse and check an array and its sizes: axes and dims are known, degrees divide."""
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
     degrees = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh)
@@ -95,7 +101,7 @@ def read_text(
 
 
 def _numbers(numbers: Numbers) -> Mapping[str, int]:
-    """Numbers by name, all from 1."""
+    """Positive numbers by name."""
     if isinstance(numbers, str):
         return parse_numbers(numbers)
     if not isinstance(numbers, Mapping):
@@ -107,7 +113,7 @@ def _numbers(numbers: Numbers) -> Mapping[str, int]:
 
 
 def _live(what: Any) -> Holdings | None:
-    """What devices hold of a single array; None for a tree."""
+    """The holdings of a single array; None for a tree."""
     if not hasattr(what, "shape") or not hasattr(what, "dtype"):
         return None
     from meshwright.viz.live import live_holdings
@@ -116,7 +122,7 @@ def _live(what: Any) -> Holdings | None:
 
 
 def _torus(on: str | None, degrees: Mapping[str, int]) -> tuple[Sketch, ...]:
-    """The sketch of the mesh on a system, if one is asked for."""
+    """The mesh on a system, if one is given."""
     if on is None:
         return ()
     if not degrees:

@@ -1,4 +1,4 @@
-"""What a picture shows, before it is drawn as text or as SVG: panels of cells with labels and notes."""
+"""What a picture shows, independent of text or SVG: panels of cells with labels and notes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal, TypeVar
 Item = TypeVar("Item")
 
 Frame = Literal["ruled", "open", "linked"]
-"""How cells stand together: in a grid of rules, in bare columns, or as chips joined by links."""
+"""How cells are arranged: a grid with rules, bare columns, or chips joined by links."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, the number of its colour (None for none), what is said of it at length, and a mark."""
+    """A cell: text, colour number (None for none), tooltip, and a mark."""
 
     text: str
     colour: int | None = None
@@ -22,19 +22,19 @@ class Cell:
     is_marked: bool = False
 
 
-GAP = "…"
-"""The label and the text of what was left out."""
+ELLIPSIS = "…"
+"""Label and text of what is left out."""
 
 MAX_PANELS = 8
-"""The panels of one array or one torus that are drawn."""
+"""Most panels drawn of one array or torus."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Rows of cells, all of one length, with a label for each row and column, or none at all.
+    """Rows of cells of equal length, with labels for rows and columns, or none.
 
-    notes: what is said beside it. wraps: in a linked panel, whether links join the last row to the first and the last
-    column to the first. cell_width, cell_height: the least size of a cell, in characters and lines.
+    notes: text beside it. wraps: in a linked panel, whether links join the last row to the first, and the last column
+    to the first. cell_width, cell_height: minimum size of a cell, in characters and lines.
     """
 
     cells: tuple[tuple[Cell, ...], ...]
@@ -49,14 +49,14 @@ class Panel:
 
     @property
     def column_width(self) -> int:
-        """The characters that its widest cell or column label takes, with a space on either side of a cell's text."""
+        """Characters of its widest cell, with a space on either side, or column label."""
         texts = [len(cell.text) + 2 for row in self.cells for cell in row]
         return max(self.cell_width, *texts, *(len(label) for label in self.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A title, panels one under the other (side by side in a gallery), and notes at the end."""
+    """A title, panels one below the other (side by side in a gallery), and notes."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -65,28 +65,30 @@ class Sketch:
 
 
 def elide(panel: Panel, *, max_rows: int, max_columns: int) -> Panel:
-    """The panel with no more rows and columns than that: those in the middle give way to one of `…`."""
-    cells = [_elide(row, max_columns, Cell(GAP)) for row in panel.cells]
-    gap_row = (Cell(GAP),) * len(cells[0])
+    """The panel with at most so many rows and columns; those in the middle are replaced by `…`."""
+    cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]
+    gap_row = (Cell(ELLIPSIS),) * len(cells[0])
     return replace(
         panel,
         cells=_elide(cells, max_rows, gap_row),
-        rows=_elide(panel.rows, max_rows, GAP),
-        columns=_elide(panel.columns, max_columns, GAP),
+        rows=_elide(panel.rows, max_rows, ELLIPSIS),
+        columns=_elide(panel.columns, max_columns, ELLIPSIS),
     )
 
 
 def _elide(items: Sequence[Item], most: int, gap: Item) -> tuple[Item, ...]:
-    """The items, their middle replaced by a gap where there are more than `most`."""
     if len(items) <= most:
         return tuple(items)
     last = max(1, (most - 1) // 3)
     return (*items[: most - 1 - last], gap, *items[-last:])
 
 
-def few(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """The panels; of more than `MAX_PANELS` the first few and the last, whose caption says how many are left out."""
+def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """At most `MAX_PANELS` panels: the first few and the last, whose caption tells how many are left out."""
     if len(panels) <= MAX_PANELS:
         return tuple(panels)
     kept, last = panels[: MAX_PANELS // 2], panels[-1]
-    return (*kept, replace(last, caption=f"{GAP} {len(panels) - len(kept) - 1} left out {GAP} {last.caption}"))
+    return (
+        *kept,
+        replace(last, caption=f"{ELLIPSIS} {len(panels) - len(kept) - 1} left out {ELLIPSIS} {last.caption}"),
+    )

@@ -1,4 +1,4 @@
-"""Sketches as one standalone SVG document, written by hand: nothing to install, nothing to fetch."""
+"""Sketches as a standalone SVG document, without dependencies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RULE = "#555555"
 
 @dataclass(frozen=True)
 class Box:
-    """A drawing whose top left corner is at 0, 0."""
+    """A drawing with its top left corner at 0, 0."""
 
     body: str
     width: float
@@ -30,7 +30,7 @@ class Box:
 
 
 def render(sketches: Sequence[Sketch]) -> str:
-    """The SVG document of some sketches, one under the other."""
+    """The SVG document of some sketches, one below the other."""
     content = _stack([_sketch(sketch) for sketch in sketches], gap=2 * _GAP)
     width, height = round(content.width + 2 * _GAP), round(content.height + 2 * _GAP)
     title = "; ".join(sketch.title for sketch in sketches)
@@ -46,7 +46,6 @@ def render(sketches: Sequence[Sketch]) -> str:
 
 
 def _sketch(sketch: Sketch) -> Box:
-    """A sketch with its title and notes."""
     panels = [_panel(elide(panel, max_rows=_MAX_CELLS, max_columns=_MAX_CELLS)) for panel in sketch.panels]
     body = _flow(panels) if sketch.is_gallery else _stack(panels, gap=_GAP)
     title = _text_line(sketch.title, weight="bold")
@@ -54,19 +53,16 @@ def _sketch(sketch: Sketch) -> Box:
 
 
 def _panel(panel: Panel) -> Box:
-    """A panel with its caption above and its notes below."""
     above = [_text_line(panel.caption)] if panel.caption else []
     below = [_notes(panel.notes)] if panel.notes else []
     return _stack([*above, _grid(panel), *below], gap=4)
 
 
 def _notes(notes: Sequence[str]) -> Box:
-    """Lines of text."""
     return _stack([_text_line(note) for note in notes], gap=0)
 
 
 def _grid(panel: Panel) -> Box:
-    """The cells of a panel with their labels."""
     apart = _GAP if panel.frame == "linked" else 0
     # As with widths below: a rule takes a line in the terminal, so panels of one gallery come out alike.
     widths, height = _widths(panel), _ROW * (panel.cell_height + 1) / 2
@@ -87,7 +83,7 @@ def _grid(panel: Panel) -> Box:
 
 
 def _widths(panel: Panel) -> list[float]:
-    """The width of each column: all alike in a grid, each its own in a table."""
+    """The width of each column: equal in a grid, individual in a table."""
     if panel.frame != "open":
         # A rule takes a character in the terminal.
         return [(panel.column_width + 1) * _CHAR] * len(panel.cells[0])
@@ -97,7 +93,7 @@ def _widths(panel: Panel) -> list[float]:
 
 
 def _cell(cell: Cell, x: float, y: float, width: float, height: float, panel: Panel) -> str:
-    """A cell; what is said of it at length shows when it is pointed at."""
+    """A cell with its tooltip."""
     background = fill(cell.colour) if cell.colour is not None else "none" if panel.frame == "open" else "#ffffff"
     rule = "none" if panel.frame == "open" and cell.colour is None else _RULE
     stroke = 2.5 if cell.is_marked else 1
@@ -110,7 +106,7 @@ def _cell(cell: Cell, x: float, y: float, width: float, height: float, panel: Pa
 
 
 def _links(panel: Panel, xs: Sequence[float], ys: Sequence[float], width: float, height: float) -> list[str]:
-    """A line through each row and column of chips; a dashed end at both sides where it closes into a ring."""
+    """A line through each row and column of chips; dashed at both ends where it closes into a ring."""
     down, across = panel.wraps
     first, last = xs[0], xs[-1] + width
     lines: list[str] = []
@@ -125,7 +121,6 @@ def _links(panel: Panel, xs: Sequence[float], ys: Sequence[float], width: float,
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> str:
-    """A line, dashed where it is the end of a link that wraps."""
     dashes = ' stroke-dasharray="4 3"' if dashed else ""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{_RULE}"{dashes}/>'
 
@@ -139,17 +134,15 @@ def _text(text: str, x: float, y: float, anchor: str = "start", weight: str = "n
 
 
 def _text_line(text: str, weight: str = "normal") -> Box:
-    """A line of text as a drawing."""
     return Box(_text(text, 0, _LINE - 6, weight=weight), len(text) * _CHAR, _LINE)
 
 
 def _at(box: Box, x: float, y: float) -> str:
-    """A drawing moved."""
     return f'<g transform="translate({x:.1f} {y:.1f})">\n{box.body}\n</g>'
 
 
 def _stack(boxes: Sequence[Box], *, gap: float) -> Box:
-    """Drawings one under the other."""
+    """Drawings one below the other."""
     body, y = [], 0.0
     for box in boxes:
         body.append(_at(box, 0, y))
@@ -158,7 +151,7 @@ def _stack(boxes: Sequence[Box], *, gap: float) -> Box:
 
 
 def _flow(boxes: Sequence[Box]) -> Box:
-    """Drawings side by side in columns of one width, in as many rows as fit the page."""
+    """Drawings side by side in columns of equal width, in as many rows as needed."""
     column = max(box.width for box in boxes) + _GAP
     across = max(1, int(_MAX_WIDTH // column))
     rows = []

@@ -1,4 +1,4 @@
-"""A whole tree of parameters as a table: how each array is split, what a device holds of it, and in how many copies."""
+"""A tree of parameters as a table: each array's sharding, its bytes on a device, and its copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("array", "type", "a device holds", "bytes a device", "copies")
 
 @dataclass(frozen=True)
 class Row:
-    """One array of a tree: its type as JAX prints it, and its spec. One placed nowhere has no bytes on a device."""
+    """One array of a tree: its type as JAX prints it, and its spec. An unplaced array has no bytes on a device."""
 
     path: str
     type: str
@@ -29,7 +29,7 @@ class Row:
 
 
 def tree_rows(tree: Any) -> tuple[Row, ...]:
-    """A row for every array of a tree, in the order and with the paths of JAX. Raises where there is none."""
+    """A row for every array of a tree, with JAX's order and paths. Raises where there is none."""
     from jax.tree_util import keystr, tree_flatten_with_path
 
     leaves, _ = tree_flatten_with_path(tree)
@@ -39,7 +39,7 @@ def tree_rows(tree: Any) -> tuple[Row, ...]:
 
 
 def table_sketch(rows: Sequence[Row]) -> Sketch:
-    """The rows as a table, the sums in its title."""
+    """The rows as a table, with totals in its title."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     title = f"{len(rows)} arrays   {show_bytes(total)}   {show_bytes(local)} a device"
     cells = tuple(tuple(Cell(text) for text in _texts(row)) for row in rows)
@@ -47,7 +47,6 @@ def table_sketch(rows: Sequence[Row]) -> Sketch:
 
 
 def _row(path: str, leaf: Any) -> Row:
-    """The row of one leaf."""
     from jax.sharding import Sharding
 
     from meshwright.viz.live import check_concrete, live_holdings, spec_text, type_text
@@ -70,7 +69,7 @@ def _row(path: str, leaf: Any) -> Row:
 
 
 def _unplaced(path: str, leaf: Any) -> Row:
-    """The row of a leaf that no device holds: an array of the host, a plain number, an abstract array."""
+    """The row of a leaf that no device holds: a host array, a plain number, an abstract array."""
     shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
     if dtype is None:
         return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
@@ -79,7 +78,7 @@ def _unplaced(path: str, leaf: Any) -> Row:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    """The cells of a row; a spec without a mesh stands beside the type, which cannot say it."""
+    """The cells of a row; a spec without a mesh is shown beside the type, which cannot express it."""
     kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
         return row.path, kind, "-", "-", "-"

@@ -1,4 +1,4 @@
-"""Sketches as lines of text: plain Unicode, with a colour for each shard that a terminal may leave away."""
+"""Sketches as lines of text: plain Unicode, with a colour for each shard where the terminal has colours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from meshwright.viz.sketch import Cell, Panel, Sketch, elide
 
 WIDTH = 100
-"""The columns a picture takes at most, where its cells can be left out to fit."""
+"""Most columns of a picture, if its cells can be elided to fit."""
 
 _MAX_ROWS = 10
 _MAX_TILE = 8  # rows and columns of a panel in a gallery
@@ -15,7 +15,7 @@ _MARGIN = "  "
 
 
 class Piece(NamedTuple):
-    """A stretch of text and the number of its colour."""
+    """A run of text and its colour number."""
 
     text: str
     colour: int | None = None
@@ -26,7 +26,7 @@ Block = list[Line]
 
 
 def render(sketch: Sketch, width: int = WIDTH) -> Block:
-    """The lines of a sketch, within `width` columns where leaving out the middle of a grid makes that possible."""
+    """The lines of a sketch, within `width` columns where eliding makes that possible."""
     lines: Block = [_plain(sketch.title), ()]
     inside = width - len(_MARGIN)
     if sketch.is_gallery:
@@ -45,12 +45,12 @@ def text_of(lines: Block) -> str:
 
 
 def _panel(panel: Panel, width: int) -> Block:
-    """A panel fitted to a width, its caption above it and its notes beside it, or below where there is no room."""
+    """A panel fitted to a width: caption above, notes beside it, or below where there is no space."""
     room = width - _label_width(panel) - 4
     if panel.frame != "open":
         columns = max(3, room // (panel.column_width + 1))
         panel = elide(panel, max_rows=_MAX_ROWS, max_columns=columns)
-    block = _drawn(panel)
+    block = _draw(panel)
     notes = [_plain(note) for note in panel.notes]
     gap = 4
     if notes and _width(block) + gap + max(_width([note]) for note in notes) <= width:
@@ -62,13 +62,13 @@ def _panel(panel: Panel, width: int) -> Block:
 
 
 def _tile(panel: Panel) -> Block:
-    """A panel of a gallery: small, its caption above and its notes below."""
-    drawn = _drawn(elide(panel, max_rows=_MAX_TILE, max_columns=_MAX_TILE) if not panel.cell_width else panel)
+    """A panel of a gallery: small, caption above and notes below."""
+    drawn = _draw(elide(panel, max_rows=_MAX_TILE, max_columns=_MAX_TILE) if not panel.cell_width else panel)
     return [_plain(panel.caption), *drawn, *(_plain(note) for note in panel.notes), ()]
 
 
 def _flow(tiles: list[Block], width: int) -> Block:
-    """Tiles side by side, in as many rows as the width asks for."""
+    """Tiles side by side, in as many rows as needed."""
     gap = 3
     column = max(_width(tile) for tile in tiles)
     across = max(1, (width + gap) // (column + gap))
@@ -79,14 +79,13 @@ def _flow(tiles: list[Block], width: int) -> Block:
     return lines
 
 
-def _drawn(panel: Panel) -> Block:
-    """The cells of a panel with its labels."""
+def _draw(panel: Panel) -> Block:
     draw = {"ruled": _ruled, "open": _open, "linked": _linked}[panel.frame]
     return draw(panel)
 
 
 def _ruled(panel: Panel) -> Block:
-    """Cells in a grid of rules."""
+    """Cells in a grid with rules."""
     width, count = panel.column_width, len(panel.cells[0])
     rules = [left + middle.join(["─" * width] * count) + right for left, middle, right in ("┌┬┐", "├┼┤", "└┴┘")]
     lines = _header(panel, width)
@@ -95,12 +94,12 @@ def _ruled(panel: Panel) -> Block:
         for line in range(panel.cell_height):
             is_text = line == (panel.cell_height - 1) // 2
             pieces = [(Piece((cell.text if is_text else "").center(width), cell.colour),) for cell in row]
-            lines.append(_labelled(panel, index if is_text else None, *_joined(pieces, "│", "│", "│")))
+            lines.append(_labelled(panel, index if is_text else None, *_join(pieces, "│", "│", "│")))
     return [*lines, _labelled(panel, None, Piece(rules[2]))]
 
 
 def _linked(panel: Panel) -> Block:
-    """Chips with a line for every link; dotted ends are links that close a ring."""
+    """Chips with a line for every link; dotted ends close a ring."""
     width, count = panel.column_width, len(panel.cells[0])
     down, across = panel.wraps
     end = "╌" if across else " "
@@ -109,19 +108,19 @@ def _linked(panel: Panel) -> Block:
     for index, row in enumerate(panel.cells):
         chips = [_chip(cell, width, column > 0, column < count - 1) for column, cell in enumerate(row)]
         lines += [between] if index else []
-        lines.append(_labelled(panel, index, *_joined(chips, end, "─", end)))
+        lines.append(_labelled(panel, index, *_join(chips, end, "─", end)))
     return lines + ([outside] if down else [])
 
 
 def _chip(cell: Cell, width: int, is_linked_left: bool, is_linked_right: bool) -> Line:
-    """A chip in the middle of its column, with its part of the links to its neighbours."""
+    """A chip centred in its column, with its part of the links to its neighbours."""
     before, _, after = cell.text.center(width).partition(cell.text)
     left, right = ("─" if is_linked else " " for is_linked in (is_linked_left, is_linked_right))
     return Piece(left * len(before)), Piece(cell.text, cell.colour), Piece(right * len(after))
 
 
 def _open(panel: Panel) -> Block:
-    """Cells in columns, each as wide as it must be; a marked cell has a pointer before it."""
+    """Cells in columns as wide as needed; a marked cell has a pointer before it."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
     widths = [
@@ -133,7 +132,7 @@ def _open(panel: Panel) -> Block:
         lines.append(_labelled(panel, None, Piece(header)))
     for index, row in enumerate(panel.cells):
         pieces = [(Piece(_marked(cell).ljust(width), cell.colour),) for cell, width in zip(row, widths, strict=True)]
-        lines.append(_labelled(panel, index, *_joined(pieces, "", "  ", "")))
+        lines.append(_labelled(panel, index, *_join(pieces, "", "  ", "")))
     return lines
 
 
@@ -161,7 +160,7 @@ def _label_width(panel: Panel) -> int:
     return max((len(label) for label in panel.rows), default=0)
 
 
-def _joined(cells: list[Line], left: str, between: str, right: str) -> Line:
+def _join(cells: list[Line], left: str, between: str, right: str) -> Line:
     """The cells of a row with something before, between and after them."""
     line: Line = (Piece(left),)
     for index, cell in enumerate(cells):

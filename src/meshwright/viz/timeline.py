@@ -1,4 +1,4 @@
-"""The simulated step as a drawing: a lane for the ops, one for each set of links, what is waited for in red."""
+"""The simulated step as a drawing: a lane for ops, one for each set of links, exposed time in red."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.viz.document import Section
 
 _WIDTH, _LABEL, _ROW, _BAR = 1000, 150, 26, 18
 _MOST_RUNS = 2_000
-"""The runs of one event that are drawn; a loop of more trips shows its first."""
+"""Executions of one event that are drawn; of a longer loop only its first iterations are shown."""
 
 _COLOURS = {"forward": "#8fb8de", "recompute": "#d9c46c", "backward": "#9ccb9a", "update": "#c3a6d8"}
 _EXPOSED = "#c0392b"
@@ -22,7 +22,7 @@ _EXPOSED = "#c0392b"
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of one lane, in units of the drawing: one run of an event, or several that cannot be told apart."""
+    """A stretch of one lane, in drawing units: one execution of an event, or several too narrow to tell apart."""
 
     start: float
     end: float
@@ -33,7 +33,7 @@ class Block:
 
 
 def timeline_section(schedule: Schedule | None) -> Section:
-    """The timeline of a step, and what the step is made of; empty without a schedule."""
+    """The timeline of a step and its breakdown; empty without a schedule."""
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")
@@ -45,15 +45,14 @@ def timeline_section(schedule: Schedule | None) -> Section:
         y = number * _ROW
         drawn.append(f'<text x="0" y="{y + 14}">{escape(lane)}</text>')
         events = [event for event in schedule.events if event.lane == lane and event.kind != "loop"]
-        drawn += [_rectangle(block, y) for block in _merged(_blocks(events, scale))]
+        drawn += [_rectangle(block, y) for block in _merge_narrow(_blocks(events, scale))]
     height = len(lanes) * _ROW
     drawn += [*_ticks(end, scale, height), *_legend(height + 40)]
     picture = f'<svg viewBox="0 0 {_WIDTH} {height + 50}" role="img">\n' + "\n".join(drawn) + "\n</svg>"
-    return Section(title, f"{picture}\n<p>{escape(_made_of(schedule))}</p>")
+    return Section(title, f"{picture}\n<p>{escape(_breakdown_text(schedule))}</p>")
 
 
-def _made_of(schedule: Schedule) -> str:
-    """What a step is made of, in a line."""
+def _breakdown_text(schedule: Schedule) -> str:
     parts = ", ".join(
         f"{name} {show_seconds(seconds)} ({show_percent(seconds / schedule.step_seconds)})"
         for name, seconds in schedule.breakdown_seconds.items()
@@ -63,7 +62,7 @@ def _made_of(schedule: Schedule) -> str:
 
 
 def _runs(event: Event) -> Iterator[tuple[float, float]]:
-    """When an event begins and ends, each time it comes in the loops it is in."""
+    """Start and end of each execution of an event in its loops."""
     trips = product(*(range(repeat.count) for repeat in event.repeats))
     for trip in islice(trips, _MOST_RUNS):
         later = sum(number * repeat.period_seconds for number, repeat in zip(trip, event.repeats, strict=True))
@@ -72,7 +71,7 @@ def _runs(event: Event) -> Iterator[tuple[float, float]]:
 
 
 def _blocks(events: Sequence[Event], scale: float) -> list[Block]:
-    """Every run of some events, in the order they begin."""
+    """Every execution of some events, in order of their start."""
     blocks = []
     for event in events:
         waits = f", {show_seconds(event.exposed_seconds)} of it waited for" if event.exposed_seconds else ""
@@ -84,8 +83,8 @@ def _blocks(events: Sequence[Event], scale: float) -> list[Block]:
     return sorted(blocks, key=lambda block: block.start)
 
 
-def _merged(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks with those too narrow to see, and alike and next to each other, as one."""
+def _merge_narrow(blocks: Sequence[Block]) -> list[Block]:
+    """Merge neighbouring equal blocks that are too narrow to see."""
     merged: list[Block] = []
     for block in blocks:
         last = merged[-1] if merged else None
@@ -100,7 +99,6 @@ def _merged(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _rectangle(block: Block, y: float) -> str:
-    """A block as drawn."""
     line = f' stroke="{_EXPOSED}" stroke-width="1.5"' if block.is_exposed else ""
     return (
         f'<rect x="{block.start:.2f}" y="{y}" width="{max(block.end - block.start, 0.3):.2f}" height="{_BAR}"'
@@ -109,7 +107,7 @@ def _rectangle(block: Block, y: float) -> str:
 
 
 def _ticks(end: float, scale: float, height: float) -> list[str]:
-    """The time at the beginning, the middle and the end."""
+    """Times at the start, the middle and the end."""
     drawn = []
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         x = _LABEL + share * end * scale
@@ -118,7 +116,6 @@ def _ticks(end: float, scale: float, height: float) -> list[str]:
 
 
 def _legend(y: float) -> list[str]:
-    """What the colours mean."""
     drawn, x = [], 0.0
     for name in (*PHASES, "waited for"):
         colour = _COLOURS.get(name, "#ffffff")

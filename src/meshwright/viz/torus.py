@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.viz.grid import mesh_text
-from meshwright.viz.positions import Coordinates, Place, device_places
-from meshwright.viz.sketch import Cell, Panel, Sketch, few
+from meshwright.viz.positions import Coordinates, Place, device_coordinates
+from meshwright.viz.sketch import Cell, Panel, Sketch, limit_panels
 
 _IDLE_CHIP = "·"
 
@@ -25,9 +25,9 @@ def torus_sketch(system: System, degrees: Mapping[str, int]) -> Sketch:
         )
     layout = lay_mesh(system, degrees)
     shown = [axis for axis, degree in degrees.items() if degree > 1]
-    places = device_places(layout)
+    places = device_coordinates(layout)
     numbers = [(at, z) for at in range(system.num_slices) for z in range(math.prod(system.shape[2:]))]
-    panels = few([_plane(layout, places, shown, *number) for number in numbers])
+    panels = limit_panels([_plane(layout, places, shown, *number) for number in numbers])
     title = f"mesh {mesh_text(degrees)} on {system}"
     return Sketch(title=title, panels=panels, notes=tuple(_notes(layout, shown)), is_gallery=len(panels) > 1)
 

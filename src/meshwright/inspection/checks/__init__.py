@@ -1,1 +1,1 @@
-"""The checks that an inspection makes of a compiled program, one file a check."""
+"""The checks of an inspection, one file a check."""

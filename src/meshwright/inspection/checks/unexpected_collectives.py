@@ -1,14 +1,15 @@
-"""Collectives that nobody asked for: what the partitioner moves because two shardings do not fit together."""
+"""Collectives that nobody asked for: inserted by the partitioner because shardings do not fit together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 
 from meshwright.hlo import Instruction, scope_of, split_op_name
-from meshwright.inspection.finding import Finding
-from meshwright.inspection.subject import Move, Subject
-from meshwright.record import Collective
-from meshwright.units import show_bytes
+from meshwright.inspection.context import CompiledCollective, ProgramContext
+from meshwright.inspection.finding import Finding, FindingKind
+from meshwright.record import Collective, Kind, Phase
 
 _ASKED_FOR = frozenset(
     {"all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all", "reduce_scatter"}
@@ -16,14 +17,14 @@ _ASKED_FOR = frozenset(
     | {"ppermute", "pshuffle", "pbroadcast", "pvary", "pcast"}
     | {"reshard", "sharding_constraint", "sharding_cast", "mesh_cast", "device_put"}
 )
-"""The primitives with which a program asks for a collective or for another sharding."""
+"""Primitives that request a collective or another sharding."""
 
 _REARRANGE = frozenset(
     {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "concatenate", "split", "pad", "rev", "roll"}
     | {"slice", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "scatter-add", "scatter_add", "take"}
     | {"sort", "argsort", "cumsum"}
 )
-"""The primitives that change which element stands where: the split dim ends up elsewhere, and data must follow."""
+"""Primitives that move elements along dims: if the dim is sharded, data must follow."""
 
 _ONE_OPERAND = frozenset(
     {
@@ -43,87 +44,109 @@ _ONE_OPERAND = frozenset(
     }
     | {"sin", "cos", "tan", "tanh", "logistic", "erf", "integer_pow", "square", "floor", "ceil", "round", "name"}
 )
-"""Primitives that work element by element on one operand: a move there is what constraints on both sides ask for."""
+"""Elementwise primitives of one operand: a collective there comes from constraints on both sides."""
 
 _SHARE = 0.01
-"""A share of all bytes that are sent below which a move is left alone where nothing is said of what was meant."""
+"""Fraction of all communicated bytes below which a collective is not reported without expectations."""
 
 
-def unplanned_collectives(subject: Subject) -> Iterator[Finding]:
-    """Collectives that are not expected; where nothing is, those that give away two shardings that do not fit."""
-    if subject.expected is not None:
-        for move in subject.moves:
-            if not _is_expected(subject.expected, move.collective):
-                yield _finding(subject, move, "no plan has it", "compare the shardings of its operands with the plan's")
-        return
-    floor = _SHARE * sum(move.collective.bytes for move in subject.moves)
-    for move in subject.moves:
-        if move.collective.bytes >= floor and (reason := _reason(subject, move)):
-            yield _finding(subject, move, *reason)
+class UnexpectedBecause(StrEnum):
+    """Why a collective cannot have been intended."""
+
+    NOT_EXPECTED = "not expected"
+    """It is not among the expected collectives."""
+    MOVES_SPLIT = "moves a split"
+    """The partitioner moves a split from one dim to another."""
+    REARRANGES = "rearranges"
+    """The primitive rearranges the sharded dim, so data must follow."""
+    GATHERS_BATCH = "gathers the batch"
+    """It gathers a computed value over an axis that shards the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnexpectedCollective(Finding):
+    """A collective that was not asked for. primitive: the JAX primitive it is made for."""
+
+    kind = FindingKind.UNPLANNED_COLLECTIVE
+    merged_by = ("because", "conflict")
+
+    collective: Kind
+    array: str
+    axes: tuple[str, ...]
+    phase: Phase
+    count: int
+    because: UnexpectedBecause
+    primitive: str
+
+    @property
+    def conflict(self) -> tuple[str, ...]:
+        """What findings at one place have in common if they are one mistake."""
+        if self.because == UnexpectedBecause.REARRANGES:
+            return (self.primitive,)
+        return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
+
+
+def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
+    """Collectives that are not expected. Without expectations, those that reveal shardings that do not fit."""
+    floor = _SHARE * sum(found.collective.bytes for found in context.collectives)
+    for found in context.collectives:
+        one, because = found.collective, None
+        if context.expected is not None:
+            because = None if _is_expected(context.expected, one) else UnexpectedBecause.NOT_EXPECTED
+        elif one.bytes >= floor:
+            because = _because(context, found)
+        if because is not None:
+            yield UnexpectedCollective(
+                collective=one.kind,
+                array=one.array,
+                axes=one.axes,
+                phase=one.phase,
+                count=one.count,
+                because=because,
+                primitive=_primitive(found.instruction),
+                bytes=one.bytes,
+                seconds=one.seconds,
+                source=one.source,
+            )
 
 
 def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
-    """Whether a collective is one of the expected ones, or an all-reduce over the axes of several of them at once."""
+    """Whether a collective is expected, or an all-reduce over the axes of several expected ones at once."""
     alike = [one for one in expected if one.kind == found.kind and one.phase == found.phase]
     axes = set(found.axes)
     covered = {axis for one in alike if set(one.axes) <= axes for axis in one.axes}
     return any(set(one.axes) == axes for one in alike) or (found.kind == "all-reduce" and covered == axes)
 
 
-def _reason(subject: Subject, move: Move) -> tuple[str, str] | None:
-    """Why a collective cannot have been meant, and what to do; None where it can."""
-    primitive = _primitive(move.instruction)
+def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBecause | None:
+    """Why a collective cannot have been intended; None where it can."""
+    primitive = _primitive(found.instruction)
     if not primitive or primitive in _ASKED_FOR or primitive in _ONE_OPERAND:
         return None
-    kind, batch = move.collective.kind, subject.batch_axes
+    kind = found.collective.kind
     if kind == "all-to-all":
-        return (
-            f"the partitioner moves a split from one dim to another to make {primitive}",
-            "give the operands of this op shardings that fit each other, or reshard on purpose where it is cheapest",
-        )
-    follows = kind == "collective-permute" or (kind == "all-gather" and not _is_stored(subject, move))
-    if primitive in _REARRANGE and follows:
-        return (
-            f"{primitive} changes the dim that is split, so the data must follow",
-            f"keep the split dim out of this {primitive}: split another dim before it, or do it in shard_map",
-        )
-    if kind == "all-gather" and batch.intersection(move.collective.axes) and not _is_stored(subject, move):
-        return (
-            "it gathers a computed value over an axis that splits the batch, so every device along it does the rest"
-            " for the whole batch",
-            f"constrain the operand of {primitive} to stay split over {'*'.join(move.collective.axes)}",
-        )
+        return UnexpectedBecause.MOVES_SPLIT
+    gathers_computed = kind == "all-gather" and not _is_stored(context, found)
+    if primitive in _REARRANGE and (kind == "collective-permute" or gathers_computed):
+        return UnexpectedBecause.REARRANGES
+    if gathers_computed and context.batch_axes.intersection(found.collective.axes):
+        return UnexpectedBecause.GATHERS_BATCH
     return None
 
 
-def _finding(subject: Subject, move: Move, reason: str, fix: str) -> Finding:
-    """What a collective that was not meant costs."""
-    one = move.collective
-    times = f", {one.count} times" if one.count > 1 else ""
-    return Finding(
-        kind="unplanned collective",
-        evidence=f"{one.kind} of {one.array} over {'*'.join(one.axes)} in {one.phase}{times},"
-        f" {show_bytes(one.bytes)} a device and step: {reason}",
-        bytes=one.bytes,
-        seconds=one.seconds,
-        source=one.source,
-        fix=fix,
-    )
-
-
 def _primitive(instruction: Instruction) -> str:
-    """The JAX primitive that a collective is made for; '' where the compiler kept none, as of many for constraints."""
+    """The JAX primitive a collective is made for; '' where the compiler kept none."""
     return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
 
 
-def _is_stored(subject: Subject, move: Move) -> bool:
+def _is_stored(context: ProgramContext, found: CompiledCollective) -> bool:
     """Whether a collective moves an argument of the program, as FSDP gathers its weights."""
-    return subject.source_of(move).opcode == "parameter" or _comes_from_loop(subject, move)
+    return context.source_of(found).opcode == "parameter" or _comes_from_loop(context, found)
 
 
-def _comes_from_loop(subject: Subject, move: Move) -> bool:
-    """Whether the value is one layer of a stack that a loop goes through: an argument of the loop's body."""
-    source = subject.source_of(move)
+def _comes_from_loop(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether the value is one layer of a stack that a loop iterates over."""
+    source = context.source_of(found)
     if source.opcode != "get-tuple-element":
         return False
-    return subject.module.operand(source).opcode == "parameter"
+    return context.module.operand(source).opcode == "parameter"

@@ -1,4 +1,4 @@
-"""A program to look for mistakes in: its module read once, and what each thing in it costs."""
+"""What checks need to know of a program: the module read once, and the cost of its parts."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from meshwright.record import Collective, Kind, Phase
 from meshwright.simulate import Schedule
 
 _STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
-"""What leaves a stored value the stored value."""
+"""Ops through which a stored value is still that stored value."""
 
 Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
-"""Regular expressions over the paths of arguments, each with the mesh axes of every dim, as in a PartitionSpec."""
+"""Regular expressions over argument paths, each with the mesh axes of every dim, as in a PartitionSpec."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
-    """A collective of a program as a plan would call it, the instruction that makes it, and the kind that this is."""
+class CompiledCollective:
+    """A canonical collective, the instruction that makes it, and the kind of collective it was lowered to."""
 
     instruction: Instruction
     kind: Kind
@@ -46,8 +46,8 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """A product of a program, and the flops of all its runs in a step on one device."""
+class Product:
+    """A product, and the flops of all its executions in a step on one device."""
 
     instruction: Instruction
     flops: int
@@ -55,7 +55,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """An argument of a program: its path, the instruction, and how it lies; spec None where no axes say that."""
+    """An argument of a program: its path, its parameter, its sharding; None where mesh axes cannot express it."""
 
     name: str
     instruction: Instruction
@@ -63,19 +63,18 @@ class Argument:
 
     @property
     def tree(self) -> str:
-        """The name of the function's argument that it is a leaf of: `params` of `params['wq']`."""
+        """The name of the function argument it belongs to: `params` for `params['wq']`."""
         return re.split(r"[\[.]", self.name)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A compiled program on a mesh, and what is known of how it was meant.
+class ProgramContext:
+    """A compiled program on a mesh, and what is known of its intent.
 
-    mesh: every axis and its degree, outermost first. system: where times are to come from, None where it is not known.
-    program: with memory, messages and the partitioner's texts; None of a bare HLO text. schedule: the simulated step,
-    where the program's schedule is the one that will run. rules: regular expressions over
-    the paths of arguments, each with the spec it should have, the first that matches. expected: the collectives that
-    are meant to be there; None where nothing is said.
+    mesh: every axis and its degree, outermost first. system: for times; None where it is not known. program: with
+    memory, messages and the partitioner's modules; None for a bare HLO text. schedule: the simulated step, where the
+    program's schedule is final. rules: regular expressions over argument paths, each with its intended spec; the first
+    match counts. expected: the intended collectives; None where nothing is expected.
     """
 
     module: Module
@@ -87,7 +86,7 @@ class Subject:
     expected: tuple[Collective, ...] | None = None
 
     @cached_property
-    def runs(self) -> ExecutionCounts:
+    def execution_counts(self) -> ExecutionCounts:
         """How often each computation runs."""
         return count_executions(self.module)
 
@@ -97,42 +96,43 @@ class Subject:
         return Variance(self.module, self.mesh)
 
     @cached_property
-    def communicating(self) -> tuple[tuple[Instruction, tuple[Collective, ...]], ...]:
-        """Every instruction that communicates, and its collectives as they are made."""
-        return tuple(each_collective(self.module, self.mesh, self.runs))
+    def communicating_instructions(self) -> tuple[tuple[Instruction, tuple[Collective, ...]], ...]:
+        """Every instruction that communicates, with its collectives as compiled."""
+        return tuple(each_collective(self.module, self.mesh, self.execution_counts))
 
     @cached_property
     def exposed_seconds(self) -> Mapping[str, float]:
-        """The seconds a step that ops wait for each instruction of the schedule, by its name."""
+        """The exposed seconds per step of each instruction of the schedule, by name."""
         waits: defaultdict[str, float] = defaultdict(float)
         for event in self.schedule.events if self.schedule else ():
             waits[event.name] += event.exposed_seconds * event.count
         return waits
 
     @cached_property
-    def moves(self) -> tuple[Move, ...]:
-        """Every collective, in the words of a plan."""
+    def collectives(self) -> tuple[CompiledCollective, ...]:
+        """Every collective, canonicalized, with its time."""
         return tuple(
-            Move(
+            CompiledCollective(
                 instruction=instruction, kind=entry.kind, collective=replace(one, seconds=self._seconds_of(entry, one))
             )
-            for instruction, entries in self.communicating
+            for instruction, entries in self.communicating_instructions
             for entry in entries
             for one in canonicalize_collective(entry, self.mesh)
         )
 
     @cached_property
     def batch_axes(self) -> frozenset[str]:
-        """The axes that split the first dim of data: of whole numbers (tokens), else of a tree that looks like a batch.
+        """The axes that shard the first dim of data: of integer arrays (tokens), else of what looks like a batch.
 
-        Such a tree has leaves of one first dim, split alike, and none that is gathered, as stored weights are.
+        That is a tree whose leaves have one first dim, sharded alike, and of which none is gathered as stored weights
+        are.
         """
         trees: dict[str, list[Argument]] = {}
         for argument in self.arguments:
             if len(argument.instruction.shape.dims) > 1:
                 trees.setdefault(argument.tree, []).append(argument)
         tokens = [one for tree in trees.values() for one in tree if one.instruction.shape.dtype[:1] in "su"]
-        gathered = {self.source_of(move).name for move in self.moves if move.collective.kind == "all-gather"}
+        gathered = {self.source_of(move).name for move in self.collectives if move.collective.kind == "all-gather"}
         alike = [
             tree[0]
             for tree in trees.values()
@@ -141,38 +141,38 @@ class Subject:
         ]
         return frozenset(axis for one in tokens or alike if one.spec for axis in one.spec.dims[0] or ())
 
-    def source_of(self, move: Move) -> Instruction:
-        """What made the value that a collective moves, behind other layouts and dtypes and one layer of a stack."""
+    def source_of(self, move: CompiledCollective) -> Instruction:
+        """The instruction that made a collective's value, before layouts, dtypes and slices of a stack of layers."""
         return origin(self.module, self.module.operand(move.instruction), _STORED)
 
-    def is_planned(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
-        """Whether no more bytes go by a kind of collective over some axes in a phase than are meant to."""
+    def is_expected(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
+        """Whether collectives of a kind over some axes in a phase move no more bytes than expected."""
 
         def moved(collectives: Iterable[Collective]) -> int:
             alike = (one for one in collectives if (one.kind, one.phase) == (kind, phase))
             return sum(one.bytes for one in alike if set(one.axes) == set(axes))
 
-        return self.expected is not None and moved(move.collective for move in self.moves) <= moved(self.expected)
+        return self.expected is not None and moved(move.collective for move in self.collectives) <= moved(self.expected)
 
     @property
     def has_reduce_scatter(self) -> bool:
-        """Whether the compiler of the system makes reduce-scatters; not said where the system is not."""
+        """Whether the compiler of the system has a reduce-scatter; False where the system is not known."""
         return self.system is not None and self.system.chip.kind != "cpu"
 
     @cached_property
-    def products(self) -> tuple[Work, ...]:
+    def products(self) -> tuple[Product, ...]:
         """Every product that runs."""
         return tuple(self._products())
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
-        """The arguments of the program in order."""
+        """The arguments of the program, in order."""
         parameters = self.module.computations[self.module.entry].parameters
         return tuple(self._argument(parameters[number]) for number in sorted(parameters))
 
     @cached_property
     def layout(self) -> Layout | None:
-        """The mesh laid on the system; None where there is none."""
+        """The placement of the mesh on the system; None where the system is not known."""
         return lay_mesh(self.system, self.mesh) if self.system else None
 
     def degree(self, axes: Sequence[str]) -> int:
@@ -183,44 +183,43 @@ class Subject:
         return product
 
     def seconds_of(self, move: Collective) -> float | None:
-        """The time of all runs of a collective on the fabric."""
+        """The time of all executions of a collective."""
         return self.collective_seconds(move.kind, move.bytes / move.count, move.axes, count=move.count)
 
     def collective_seconds(self, kind: Kind, size: float, axes: Sequence[str], *, count: int = 1) -> float | None:
-        """The time of so many collectives of an array of `size` bytes; None where axes or fabric are not known."""
+        """The time of `count` collectives on an array of `size` bytes; None where axes or system are not known."""
         if self.layout is None or not axes:
             return None
         return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
     def flop_seconds(self, flops: float) -> float | None:
-        """The time of products at the peak of the chip, in the dtype it is built for."""
+        """The time of products at the chip's peak, in the dtype it is built for."""
         if self.system is None:
             return None
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Source and scopes of an instruction; `moves` of one that only moves data."""
+        """Source and scopes of an instruction; `moves`: it only moves data."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def _seconds_of(self, made: Collective, meant: Collective) -> float | None:
-        """The time of a collective: of what is made where the compiler could have made what is meant."""
+        """The time of a collective: as lowered, if the compiler could have made the canonical one."""
         return self.seconds_of(made if self.has_reduce_scatter else meant)
 
     def first_use(self, parameter: Instruction) -> str:
-        """The place where the program first takes an argument."""
+        """The place where the program first uses an argument."""
         places = (self.place(user, moves=True) for user in self.module.users(parameter))
         return next(filter(None, places), "")
 
-    def _products(self) -> Iterator[Work]:
-        """Each product with its flops."""
+    def _products(self) -> Iterator[Product]:
         for instruction in self.module.instructions():
-            times = self.runs.times[instruction.computation]
+            times = self.execution_counts.times[instruction.computation]
             flops = (flops_of(self.module, instruction) or 0) * times
             if flops:
-                yield Work(instruction=instruction, flops=flops)
+                yield Product(instruction=instruction, flops=flops)
 
     def _argument(self, parameter: Instruction) -> Argument:
-        """One argument; the compiler escapes the quotes in its path."""
+        """An argument; the compiler escapes quotes in its path."""
         return Argument(
             name=parameter.op_name.replace("\\'", "'") or parameter.name,
             instruction=parameter,

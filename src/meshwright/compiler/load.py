@@ -1,4 +1,4 @@
-"""A function by its name, as a command line or another process says it."""
+"""Import a function by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.errors import MeshwrightError
 
 
 def load_function(name: str) -> Any:
-    """The function that `module:function` names."""
+    """Import `module:function`."""
     module, _, function = name.partition(":")
     try:
         return getattr(importlib.import_module(module), function)

@@ -1,7 +1,7 @@
-"""Which values of a compiled program lie in one buffer: what tuples, loops, calls and updates in place hand on.
+"""Which values of a compiled program share a buffer: through tuples, loops, calls and in-place updates.
 
-The rules are those by which XLA's own analyses join values (xla/hlo/analysis/hlo_dataflow_analysis.cc,
-hlo_alias_analysis.cc, github.com/openxla/xla), and what the compiler wrote into the instructions.
+The rules are those of XLA's own analyses (xla/hlo/analysis/hlo_dataflow_analysis.cc, hlo_alias_analysis.cc,
+github.com/openxla/xla), and the compiler's annotations on instructions.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _INDICES = re.compile(r'"indices":\[([\d",]*)\]')
 
 
 class Leaf(NamedTuple):
-    """One array of what an instruction makes: the number-th of its shape, counted from the left."""
+    """One array of an instruction's result: the number-th of its shape, from the left."""
 
     computation: str
     instruction: str
     number: int
 
 
-class SharedBuffers:
-    """Sets of leaves that lie in one buffer, as a forest whose roots stand for the sets."""
+class AliasSets:
+    """Sets of leaves that share a buffer, as a union-find forest."""
 
     def __init__(self) -> None:
         self.parent: dict[Leaf, Leaf] = {}
 
     def find(self, leaf: Leaf) -> Leaf:
-        """The leaf that stands for a leaf's set."""
+        """The representative of a leaf's set."""
         root = leaf
         while (above := self.parent.get(root, root)) != root:
             root = above
@@ -51,18 +51,18 @@ class SharedBuffers:
         return root
 
     def join(self, left: Leaf, right: Leaf) -> None:
-        """Put two leaves into one set."""
+        """Merge the sets of two leaves."""
         first, second = self.find(left), self.find(right)
         if first != second:
             self.parent[second] = first
 
 
-def share_buffers(module: Module, computations: Iterable[str]) -> SharedBuffers:
-    """The sets of leaves of some computations, those that run instruction by instruction, that share a buffer."""
-    shared = SharedBuffers()
+def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
+    """The alias sets of the leaves of computations that run instruction by instruction."""
+    shared = AliasSets()
     for name in computations:
         for instruction in module.computations[name].instructions.values():
-            for left, right in _pairs(module, instruction):
+            for left, right in _aliases(module, instruction):
                 shared.join(left, right)
     for output, parameter, path in _ALIAS.findall(module.attributes.get("input_output_alias", "")):
         root, donated = module.root(module.entry), module.computations[module.entry].parameters[int(parameter)]
@@ -70,11 +70,11 @@ def share_buffers(module: Module, computations: Iterable[str]) -> SharedBuffers:
     return shared
 
 
-def taken_over(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """The leaves of a result that may lie where an operand did that nothing uses any more, and that operand's.
+def reusable_operands(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """Pairs of a result leaf and an operand leaf whose memory it may reuse after the operand's last use.
 
-    Where each element of the result depends on no other element of the operand: elementwise ops and fusions, and those
-    that work in place. The compilers for CPU and GPU do so; the one for TPUs shares only what it writes down.
+    Possible where each element of the result depends on no other element of the operand: elementwise ops and fusions,
+    and in-place ops. The CPU and GPU compilers do this; the TPU compiler shares only what it annotates.
     """
     if any(":T(" in array.layout for array in instruction.shape.arrays()) or instruction.opcode not in _TAKE_OVER:
         return
@@ -94,7 +94,7 @@ def _fused_results(module: Module, fusion: Instruction) -> Iterator[tuple[Leaf, 
 
 
 def _elementwise_sources(module: Module, value: Instruction) -> list[int]:
-    """The parameters of a fused computation from which a value is made element by element."""
+    """The parameters of a fused computation from which a value is computed elementwise."""
     found, seen, waiting = [], {value.name}, [value]
     while waiting:
         one = waiting.pop()
@@ -110,7 +110,7 @@ def _elementwise_sources(module: Module, value: Instruction) -> list[int]:
 
 
 def leaves(instruction: Instruction) -> list[Leaf]:
-    """The leaves of what an instruction makes."""
+    """The leaves of an instruction's result."""
     count = num_leaves(instruction.shape)
     return [Leaf(instruction.computation, instruction.name, number) for number in range(count)]
 
@@ -121,27 +121,27 @@ def num_leaves(shape: Shape) -> int:
     return sum(1 for _ in shape.arrays())
 
 
-def _pairs(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """The leaves of an instruction with those that they are the same buffer as."""
+def _aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """The leaves of an instruction with those that share their buffer."""
     opcode, own = instruction.opcode, leaves(instruction)
     if opcode == "tuple":
-        yield from zip(own, _of_operands(module, instruction), strict=True)
+        yield from zip(own, _operand_leaves(module, instruction), strict=True)
     elif opcode == "get-tuple-element":
-        yield from zip(own, _element(module.operand(instruction), instruction.index), strict=True)
+        yield from zip(own, _element_leaves(module.operand(instruction), instruction.index), strict=True)
     elif opcode in _VIEWS:
         yield from zip(own, leaves(module.operand(instruction)), strict=False)
     elif opcode in ("while", "call", "conditional"):
-        yield from _called(module, instruction)
+        yield from _call_aliases(module, instruction)
     elif opcode.endswith("-start") or opcode == "send":
-        yield from _started(module, instruction)
+        yield from _start_aliases(module, instruction)
     elif opcode.endswith("-done"):
-        yield from zip(own, _awaited(module.operand(instruction)), strict=False)
+        yield from zip(own, _done_leaves(module.operand(instruction)), strict=False)
     else:
-        yield from _in_place(module, instruction)
+        yield from _in_place_aliases(module, instruction)
 
 
-def _called(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """What goes into a loop or a call and comes out of it."""
+def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """Operands and results of a loop, a call or a conditional."""
     own, operands = leaves(instruction), module.operands(instruction)
     if instruction.opcode == "while":
         yield from zip(own, leaves(operands[0]), strict=True)
@@ -157,27 +157,27 @@ def _called(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Le
             yield from zip(own, leaves(module.root(name)), strict=True)
 
 
-def _started(module: Module, start: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """What an asynchronous instruction is given, which its result names again; it is in use until the end."""
+def _start_aliases(module: Module, start: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """The operands of an asynchronous start, which its result names again: in use until the end."""
     if start.opcode == "copy-start":
-        yield from zip(_element(start, 1), leaves(module.operand(start)), strict=True)
+        yield from zip(_element_leaves(start, 1), leaves(module.operand(start)), strict=True)
     elif start.shape.elements:
-        yield from zip(_element(start, 0), _of_operands(module, start), strict=False)
+        yield from zip(_element_leaves(start, 0), _operand_leaves(module, start), strict=False)
     if start.opcode == "dynamic-update-slice-start":
-        yield from zip(_element(start, 1), leaves(module.operand(start)), strict=True)
+        yield from zip(_element_leaves(start, 1), leaves(module.operand(start)), strict=True)
 
 
-def _awaited(start: Instruction) -> list[Leaf]:
-    """The leaves of an asynchronous instruction that are its result."""
+def _done_leaves(start: Instruction) -> list[Leaf]:
+    """The leaves of an asynchronous start that are its result."""
     if start.opcode in ("copy-start", "recv"):
-        return _element(start, 0)
+        return _element_leaves(start, 0)
     if start.opcode == "all-reduce-start" or len(start.shape.elements) < 2:
         return leaves(start)
-    return _element(start, 1)
+    return _element_leaves(start, 1)
 
 
-def _in_place(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """What an instruction updates in place: by its nature, as the compiler wrote it down, and inside of fusions."""
+def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
+    """In-place updates: by opcode, as annotated by the compiler, and inside fusions."""
     if instruction.opcode in ("dynamic-update-slice", "scatter"):
         yield leaves(instruction)[0], leaves(module.operand(instruction))[0]
     for output, number, path in _ALIAS.findall(instruction.attributes.get("output_to_operand_aliasing", "")):
@@ -196,11 +196,11 @@ def _in_place(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, 
 
 
 def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """The lists that the TPU compiler writes: operands by number, and behind them the parts of the result."""
+    """The TPU compiler's lists: indices of operands, followed by the parts of the result."""
     found = _TPU_ALIASES.search(instruction.attributes.get("backend_config", ""))
     if found is None:
         return
-    given, own = _of_operands(module, instruction), leaves(instruction)
+    given, own = _operand_leaves(module, instruction), leaves(instruction)
     every = [*given, *own]
     for indices in _INDICES.findall(found[1]):
         numbers = [int(number) for number in re.findall(r"\d+", indices)]
@@ -209,12 +209,12 @@ def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Lea
                 yield every[numbers[0]], every[number]
 
 
-def _of_operands(module: Module, instruction: Instruction) -> list[Leaf]:
-    """The leaves of all operands, one after the other."""
+def _operand_leaves(module: Module, instruction: Instruction) -> list[Leaf]:
+    """The leaves of all operands, in order."""
     return [leaf for operand in module.operands(instruction) for leaf in leaves(operand)]
 
 
-def _element(instruction: Instruction, index: int) -> list[Leaf]:
+def _element_leaves(instruction: Instruction, index: int) -> list[Leaf]:
     """The leaves of one element of a tuple."""
     elements = instruction.shape.elements
     first = sum(num_leaves(element) for element in elements[:index])
@@ -231,5 +231,4 @@ def _leaf_at(instruction: Instruction, path: tuple[int, ...]) -> Leaf:
 
 
 def _path(text: str) -> tuple[int, ...]:
-    """The numbers of `0, 1`."""
     return tuple(int(number) for number in text.split(",") if number.strip())

@@ -1,4 +1,4 @@
-"""The page of a plan that was held against its compiled program."""
+"""The HTML page of a verification."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from meshwright.units import show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.bars import collectives_section, memory_section
 from meshwright.viz.document import Section, html_table, render
-from meshwright.viz.found import notes_section
+from meshwright.viz.findings_section import notes_section
 from meshwright.viz.timeline import timeline_section
 from meshwright.viz.words import row_cells
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
-    """The page of a verification as HTML: every quantity side by side, memory, collectives by axes, the timeline."""
+    """The page of a verification: every quantity side by side, memory, collectives by axes, the timeline."""
     plan, program, workload = found.plan, found.program, found.plan.workload
     records = {"predicted": plan.predicted, "compiled": found.compiled}
     if measured is not None and measured.memory_bytes:
@@ -34,7 +34,7 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 
 
 def _comparison(rows: tuple[Row, ...]) -> Section:
-    """Every quantity: predicted, compiled, measured where it was, and what names the difference."""
+    """Every quantity: predicted, compiled, measured if there was a run, and why they differ."""
     ran = any(row.measured is not None for row in rows)
     columns = ("quantity", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), "")
     lines = [row_cells(row, with_measured=ran) for row in rows]

@@ -1,4 +1,4 @@
-"""From when to when each buffer of a program is in use, computation by computation, and where they take most."""
+"""When each buffer of a program is in use, computation by computation, and where the sum peaks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import accumulate
 
 from meshwright.hlo import Instruction, Module
 from meshwright.hlo.loops import called_in_sequence, sequential_computations
-from meshwright.simulate.buffers_shared import Leaf, leaves, share_buffers, taken_over
+from meshwright.simulate.aliasing import Leaf, alias_buffers, leaves, reusable_operands
 
-_HANDED_ON = frozenset({"tuple", "get-tuple-element"})
+_FORWARDS = frozenset({"tuple", "get-tuple-element"})
 
 
 @dataclass(frozen=True)
 class Span:
-    """The life of a buffer in one computation: from the position where it is made to the last where it is used.
+    """The live range of a buffer in a computation: positions of its first definition and its last use.
 
-    leaf: the one that is made there, of those that share the buffer.
+    leaf: the first of the leaves that share the buffer.
     """
 
     first: int
@@ -29,27 +29,27 @@ class Span:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a computation takes at a time, with what it calls: how much, in which instructions, what for."""
+    """The largest sum of live buffers of a computation and what it calls: bytes, instructions, buffers."""
 
     num_bytes: int
     moment: tuple[str, ...]
     live: tuple[Span, ...]
 
 
-_NOTHING = Peak(0, (), ())
+_EMPTY = Peak(0, (), ())
 
 
 class Liveness:
-    """The spans and the peaks of the computations of a module that run instruction by instruction."""
+    """Live ranges and peaks of the computations of a module that run instruction by instruction."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.shared = share_buffers(module, sequential_computations(module))
+        self.aliases = alias_buffers(module, sequential_computations(module))
         self._peaks: dict[str, Peak] = {}
-        self._known_lives: dict[str, dict[Leaf, Span]] = {}
+        self._known_spans: dict[str, dict[Leaf, Span]] = {}
 
     def peak(self, computation: str) -> Peak:
-        """The largest sum of what lives at an instruction of a computation and what that instruction calls takes."""
+        """The largest sum, over the instructions of a computation, of live buffers and the peak of what is called."""
         if computation in self._peaks:
             return self._peaks[computation]
         instructions = list(self.module.computations[computation].instructions.values())
@@ -58,12 +58,12 @@ class Liveness:
         for span in spans:
             changes[span.first] += span.num_bytes
             changes[span.last + 1] -= span.num_bytes
-        most, place, within = 0, 0, _NOTHING
+        most, place, within = 0, 0, _EMPTY
         for position, (instruction, alive) in enumerate(zip(instructions, accumulate(changes), strict=False)):
             called = max(
                 (self.peak(name) for name in called_in_sequence(instruction)),
                 key=lambda p: p.num_bytes,
-                default=_NOTHING,
+                default=_EMPTY,
             )
             if alive + called.num_bytes > most:
                 most, place, within = alive + called.num_bytes, position, called
@@ -73,124 +73,126 @@ class Liveness:
         return found
 
     def spans(self, computation: str) -> list[Span]:
-        """The lives of the buffers that a computation has to account for.
+        """The live ranges of the buffers that a computation accounts for.
 
-        What a call is given and returns is its caller's. The state of a loop is its body's while it runs, where it can
-        be seen how long each trip holds it; arguments of the program are held throughout.
+        Arguments and results of a call belong to its caller. A loop's state belongs to its body while the loop runs,
+        where the range within an iteration is known. Arguments of the program are live throughout.
         """
-        lives = dict(self._lives(computation))
+        lives = dict(self._live_spans(computation))
         instructions = self.module.computations[computation].instructions
         if self._is_called(computation):
-            outside = {self.shared.find(leaf) for leaf in self._given_and_returned(computation)}
+            outside = {self.aliases.find(leaf) for leaf in self._boundary_leaves(computation)}
             lives = {buffer: span for buffer, span in lives.items() if buffer not in outside}
         elif computation != self.module.entry:
             lives = {buffer: span for buffer, span in lives.items() if not self.is_argument(span.leaf)}
         for position, instruction in enumerate(instructions.values()):
-            for result, operand in taken_over(self.module, instruction):
-                _take_over(lives, self.shared.find(result), self.shared.find(operand), position)
+            for result, operand in reusable_operands(self.module, instruction):
+                _reuse_memory(lives, self.aliases.find(result), self.aliases.find(operand), position)
         spans = list(lives.values())
         for position, instruction in enumerate(instructions.values()):
             if instruction.opcode == "while":
-                state = {self.shared.find(leaf) for leaf in leaves(instruction)} - self._arguments
-                spans = [part for span in spans for part in self._around(span, position, state)]
+                state = {self.aliases.find(leaf) for leaf in leaves(instruction)} - self._arguments
+                spans = [part for span in spans for part in self._without_loop(span, position, state)]
         return [span for span in spans if span.num_bytes and span.first <= span.last]
 
-    def made(self, leaf: Leaf) -> Leaf:
-        """The leaf that first makes what lies in a leaf's buffer: before the loop where it is a loop's state."""
-        while (outside := self._outside(leaf)) is not None:
-            leaf = self._lives(outside.computation)[self.shared.find(outside)].leaf
+    def origin(self, leaf: Leaf) -> Leaf:
+        """The leaf that first defines a leaf's buffer: before the loop for a loop's state."""
+        while (outside := self._leaf_in_caller(leaf)) is not None:
+            leaf = self._live_spans(outside.computation)[self.aliases.find(outside)].leaf
         return leaf
 
     def is_argument(self, leaf: Leaf) -> bool:
-        """Whether a leaf lies in an argument's buffer, or is a loop's state that does."""
-        while (outside := self._outside(leaf, or_returned=True)) is not None:
+        """Whether a leaf is in an argument's buffer, directly or as a loop's state."""
+        while (outside := self._leaf_in_caller(leaf, or_returned=True)) is not None:
             leaf = outside
-        return self.shared.find(leaf) in self._arguments
+        return self.aliases.find(leaf) in self._arguments
 
     def is_returned(self, leaf: Leaf) -> bool:
-        """Whether a leaf of the entry lies in a buffer that the program returns."""
-        return self.shared.find(leaf) in {self.shared.find(one) for one in leaves(self.module.root(self.module.entry))}
+        """Whether a leaf of the entry is in a buffer that the program returns."""
+        return self.aliases.find(leaf) in {
+            self.aliases.find(one) for one in leaves(self.module.root(self.module.entry))
+        }
 
     @cached_property
     def _arguments(self) -> set[Leaf]:
         """The buffers of the program's arguments."""
-        return {self.shared.find(leaf) for leaf in self._given(self.module.entry)}
+        return {self.aliases.find(leaf) for leaf in self._parameter_leaves(self.module.entry)}
 
-    def _lives(self, computation: str) -> dict[Leaf, Span]:
-        """The life of every buffer that a computation touches, by the leaf that stands for the buffer."""
-        if computation not in self._known_lives:
-            self._known_lives[computation] = self._read_lives(computation)
-        return self._known_lives[computation]
+    def _live_spans(self, computation: str) -> dict[Leaf, Span]:
+        """The live range of every buffer that a computation touches, by the leaf that represents the buffer."""
+        if computation not in self._known_spans:
+            self._known_spans[computation] = self._compute_spans(computation)
+        return self._known_spans[computation]
 
-    def _read_lives(self, computation: str) -> dict[Leaf, Span]:
-        """The lives, from one pass over the instructions."""
+    def _compute_spans(self, computation: str) -> dict[Leaf, Span]:
+        """The live ranges, from one pass over the instructions."""
         found = self.module.computations[computation]
         lives: dict[Leaf, Span] = {}
         for position, instruction in enumerate(found.instructions.values()):
             for leaf, array in zip(leaves(instruction), instruction.shape.arrays(), strict=True):
                 size = array.padded_bytes if array.is_in_hbm and instruction.opcode != "constant" else 0
-                span = lives.setdefault(self.shared.find(leaf), Span(position, position, leaf, 0))
+                span = lives.setdefault(self.aliases.find(leaf), Span(position, position, leaf, 0))
                 size = max(size, span.num_bytes)
-                lives[self.shared.find(leaf)] = replace(span, last=position, num_bytes=size)
-            if instruction.opcode not in _HANDED_ON:
+                lives[self.aliases.find(leaf)] = replace(span, last=position, num_bytes=size)
+            if instruction.opcode not in _FORWARDS:
                 self._use(lives, instruction, position)
         end = len(found.instructions) - 1
         for leaf in leaves(self.module.root(computation)):
-            lives[self.shared.find(leaf)] = replace(lives[self.shared.find(leaf)], last=end)
-        for leaf in self._given(computation):
-            span = lives[self.shared.find(leaf)]
+            lives[self.aliases.find(leaf)] = replace(lives[self.aliases.find(leaf)], last=end)
+        for leaf in self._parameter_leaves(computation):
+            span = lives[self.aliases.find(leaf)]
             held = end if computation == self.module.entry else span.last
-            lives[self.shared.find(leaf)] = replace(span, first=0, last=held)
+            lives[self.aliases.find(leaf)] = replace(span, first=0, last=held)
         return lives
 
     def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
-        """Let what an instruction takes live to its position; what an all-reduce is started on, to its end."""
+        """Extend the ranges of an instruction's operands to its position; for an all-reduce's start, to its done."""
         if user.opcode == "all-reduce-start":
             order = list(self.module.computations[user.computation].instructions)
             position = max((order.index(done.name) for done in self.module.users(user)), default=position)
         for operand in self.module.operands(user):
             for leaf in leaves(operand):
-                buffer = self.shared.find(leaf)
+                buffer = self.aliases.find(leaf)
                 lives[buffer] = replace(lives[buffer], last=max(lives[buffer].last, position))
 
-    def _around(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
+    def _without_loop(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
         """A span without the position of a loop whose state it is."""
-        if self.shared.find(span.leaf) not in state or not span.first <= position <= span.last:
+        if self.aliases.find(span.leaf) not in state or not span.first <= position <= span.last:
             yield span
             return
         yield replace(span, last=position - 1)
         yield replace(span, first=position + 1)
 
-    def _outside(self, leaf: Leaf, *, or_returned: bool = False) -> Leaf | None:
-        """The leaf of a loop that a leaf of its body is the state of, when a trip begins; or else when it ends."""
+    def _leaf_in_caller(self, leaf: Leaf, *, or_returned: bool = False) -> Leaf | None:
+        """The leaf of a loop for a leaf that is the state at the start of its body, or (`or_returned`) at its end."""
         callers = [caller for caller in self.module.callers[leaf.computation] if caller.opcode == "while"]
         if not callers:
             return None
-        ends = [self._given(leaf.computation)]
+        ends = [self._parameter_leaves(leaf.computation)]
         if or_returned:
             ends.append(leaves(self.module.root(leaf.computation)))
         for end in ends:
             for number, one in enumerate(end):
-                if self.shared.find(one) == self.shared.find(leaf):
+                if self.aliases.find(one) == self.aliases.find(leaf):
                     return Leaf(callers[0].computation, callers[0].name, number)
         return None
 
-    def _given(self, computation: str) -> list[Leaf]:
+    def _parameter_leaves(self, computation: str) -> list[Leaf]:
         """The leaves of a computation's parameters."""
         parameters = self.module.computations[computation].parameters
         return [leaf for number in sorted(parameters) for leaf in leaves(parameters[number])]
 
-    def _given_and_returned(self, computation: str) -> list[Leaf]:
+    def _boundary_leaves(self, computation: str) -> list[Leaf]:
         """The leaves of a computation's parameters and of its result."""
-        return [*self._given(computation), *leaves(self.module.root(computation))]
+        return [*self._parameter_leaves(computation), *leaves(self.module.root(computation))]
 
     def _is_called(self, computation: str) -> bool:
-        """Whether something else than a loop runs a computation."""
+        """Whether anything but a loop runs a computation."""
         return any(caller.opcode != "while" for caller in self.module.callers[computation])
 
 
-def _take_over(lives: dict[Leaf, Span], result: Leaf, operand: Leaf, position: int) -> None:
-    """Let a result that begins where an operand ends begin behind it, in the same memory."""
+def _reuse_memory(lives: dict[Leaf, Span], result: Leaf, operand: Leaf, position: int) -> None:
+    """Let a result reuse the memory of an operand whose last use is the same instruction: start its range one later."""
     born, dying = lives.get(result), lives.get(operand)
     if born is None or dying is None or born.num_bytes != dying.num_bytes:
         return

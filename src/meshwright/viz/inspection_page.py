@@ -1,4 +1,4 @@
-"""The page of a program that was inspected."""
+"""The HTML page of an inspection."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from meshwright.inspection import Inspection
 from meshwright.units import show_flops, show_percent
 from meshwright.viz.bars import collectives_section, memory_section
 from meshwright.viz.document import Section, html_table, render
-from meshwright.viz.found import findings_section, notes_section
+from meshwright.viz.findings_section import findings_section, notes_section
 from meshwright.viz.timeline import timeline_section
 
 
 def inspection_page(found: Inspection) -> str:
-    """The page of an inspection as HTML: findings first, then memory, collectives by axes, flops and the timeline."""
+    """The page of an inspection: findings first, then memory, collectives by axes, flops and the timeline."""
     record, program = found.record, found.program
     mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
     lines = [f"{show_flops(found.flops)} a device and step, in products"]
@@ -32,7 +32,6 @@ def inspection_page(found: Inspection) -> str:
 
 
 def _flops(found: Inspection) -> Section:
-    """The flops of products by named scope."""
     total = found.flops or 1.0
     rows = [
         (scope or "–", show_flops(flops), show_percent(flops / total)) for scope, flops in found.flops_by_scope.items()

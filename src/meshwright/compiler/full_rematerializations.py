@@ -1,4 +1,4 @@
-"""Values that the partitioner gathers whole on every device because it knows no better way, from its warnings."""
+"""XLA's warnings about involuntary full rematerialization: values gathered whole on every device to be resharded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.program import CompiledProgram
-from meshwright.hlo import Spec, parse_hlo, parse_hlo_sharding, scope_of
+from meshwright.hlo import Shape, Spec, parse_hlo, parse_hlo_sharding, scope_of
 
 _WARNING = re.compile(
     r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go from sharding (\{.*?\})"
@@ -18,24 +18,26 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]++|\\.)*+)"')
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rematerialized:
-    """A value that goes from one sharding to another by being whole on every device in between.
+class FullRematerialization:
+    """A value resharded by gathering it whole on every device.
 
-    op: its scopes and primitive. array: its shape on one device before. before, after: in mesh axes, or as the compiler
-    writes them where no axes say them.
+    op: scopes and primitive. array: its per-device shape before. before, after: shardings in mesh axes, or as the
+    compiler writes them where mesh axes cannot express them.
     """
 
     op: str
     source: str
-    array: str
-    before: str
-    after: str
+    array: Shape
+    before: Spec | str
+    after: Spec | str
 
 
-def read_rematerialized(program: CompiledProgram, mesh: Mapping[str, int]) -> tuple[Rematerialized, ...]:
-    """The involuntary full rematerializations that a compiler warned of, each once, in the order it did.
+def read_full_rematerializations(
+    program: CompiledProgram, mesh: Mapping[str, int]
+) -> tuple[FullRematerialization, ...]:
+    """The involuntary full rematerializations that a compiler warned of, each once, in order.
 
-    mesh: every axis and its degree, outermost first. XLA gathers such a value with all-gathers over every axis.
+    mesh: every axis and its degree, outermost first. XLA gathers such a value over every axis.
     """
     if not _WARNING.search(program.messages):
         return ()
@@ -47,8 +49,8 @@ def read_rematerialized(program: CompiledProgram, mesh: Mapping[str, int]) -> tu
 
 def _read(
     messages: str, mesh: Mapping[str, int], named: Mapping[str, str], under: Mapping[str, str]
-) -> Iterator[Rematerialized]:
-    """Each warning; sources by the name of the instruction, or by its op_name."""
+) -> Iterator[FullRematerialization]:
+    """Each warning; sources by instruction name, or by op_name."""
     for line in messages.splitlines():
         found = _WARNING.search(line)
         if found is None:
@@ -56,16 +58,12 @@ def _read(
         before, after, name, dtype, dims = found.groups()
         path = _OP_NAME.search(line)
         op_name = path[1] if path else ""
-        rank = len(dims.split(",")) if dims else 0
-        yield Rematerialized(
+        array = Shape(dtype, tuple(int(dim) for dim in dims.split(",") if dim))
+        rank = len(array.dims)
+        yield FullRematerialization(
             op=scope_of(op_name) or name,
             source=under.get(op_name) or named.get(name, ""),
-            array=f"{dtype}[{dims}]",
-            before=_words(before, parse_hlo_sharding(before, rank, mesh)),
-            after=_words(after, parse_hlo_sharding(after, rank, mesh)),
+            array=array,
+            before=parse_hlo_sharding(before, rank, mesh) or before,
+            after=parse_hlo_sharding(after, rank, mesh) or after,
         )
-
-
-def _words(text: str, spec: Spec | None) -> str:
-    """A sharding in mesh axes where it has them."""
-    return text if spec is None else str(spec)

@@ -1,4 +1,4 @@
-"""A process that compiles one program, from its start to its answer."""
+"""A child process that compiles one program."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from meshwright.compiler.program import CompiledProgram, CompileRequest, program_from_json
+from meshwright.compiler.program import CompiledProgram, CompileRequest, Failure, FailureKind, program_from_json
 from meshwright.compiler.targets import environment
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 
 _MOST_MESSAGES = 1 << 20
 _LOGGED = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
-_OUT_OF_MEMORY = (
-    re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
-    re.compile(r"(Used) ([\d.]+\w?) of ([\d.]+\w?)"),
-)
 
 
-class Child:
-    """A process that compiles a request, started at once; as a context it is ended, with what it wrote, on leaving."""
+class CompileProcess:
+    """A process that compiles a request. A context manager: leaving it ends the process and deletes its files."""
 
     def __init__(self, request: CompileRequest, system: System) -> None:
         self.request = request
@@ -56,20 +52,19 @@ class Child:
         return self.process.poll() is not None
 
     def program(self) -> CompiledProgram:
-        """What it compiled, once it has. Raises where it failed or died."""
+        """Wait for the compiled program. Raises where the process failed or died."""
         status = self.process.wait()
         messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not self.answered.exists():
             raise MeshwrightError(_died(self.request, status, messages))
         response = json.loads(self.answered.read_text())
         if "error" in response:
-            known = response["known"]
-            raise MeshwrightError(response["error"] if known else _failed(self.request, response["error"]))
+            raise MeshwrightError(_failed(self.request, Failure(**response["error"])))
         return replace(program_from_json(response["program"], cached=False), messages=messages)
 
 
 def _warnings(messages: str) -> str:
-    """What a compiler wrote, without the messages that only inform, which may go over several lines."""
+    """The compiler's log without informational messages, which may span lines."""
     kept, informs = [], False
     for line in messages.splitlines(keepends=True):
         if found := _LOGGED.match(line):
@@ -79,20 +74,20 @@ def _warnings(messages: str) -> str:
     return "".join(kept)
 
 
-def _failed(request: CompileRequest, error: str) -> str:
-    """One line on an error of the user's function or of the compiler."""
+def _failed(request: CompileRequest, failure: Failure) -> str:
+    """The error message for a failure of the user's function or of the compiler."""
+    if failure.kind == FailureKind.REFUSED:
+        return failure.message
     what = f"{request.function} on {request.hardware}"
-    if "RESOURCE_EXHAUSTED" in error:
-        for pattern in _OUT_OF_MEMORY:
-            if found := pattern.search(error):
-                kind = "" if found[1] == "Used" else f" for {found[1]}"
-                return f"{what} does not fit: it needs {found[2]}{kind} of the {found[3]} a device has"
-    first = error.strip().split("\n")[0]
+    if failure.kind == FailureKind.OUT_OF_MEMORY:
+        memory = f" for {failure.memory}" if failure.memory else ""
+        return f"{what} does not fit: it needs {failure.needed}{memory} of the {failure.available} a device has"
+    first = failure.message.strip().split("\n")[0]
     return f"{what} does not compile: {first}"
 
 
 def _died(request: CompileRequest, status: int, messages: str) -> str:
-    """One line on a process that ended without an answer."""
+    """The error message for a process that ended without a response."""
     how = f"signal {-status}" if status < 0 else f"status {status}"
     last = next((line for line in reversed(messages.splitlines()) if line.strip()), "it said nothing")
     return f"the process compiling {request.function} for {request.hardware} ended with {how}: {last.strip()[:200]}"
