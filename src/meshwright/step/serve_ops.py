@@ -83,13 +83,7 @@ def serving_ops(
         arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
     ops += _logits(found.logits, layout)
     arrays[LOGITS.name] = tuple(_logit_arrays(found.logits, layout))
-    built = Ops(
-        matmuls=tuple(op for op in ops if isinstance(op, Matmul)),
-        attention=tuple(op for op in ops if isinstance(op, AttentionOp)),
-        elementwise=tuple(op for op in ops if isinstance(op, Elementwise)),
-        communication=tuple(op for op in ops if isinstance(op, Communicate)),
-    )
-    return built, arrays
+    return Ops(tuple(ops)), arrays
 
 
 class _BlockWalk:
