@@ -199,9 +199,9 @@ class Communicate:
     """A collective over `axes`; bytes are those of `array` (`record.Collective`).
 
     is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
-    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those
-    executed. name: as records show it. before, after: the array it brings from one layout to another, where it is a
-    move of one. beside: arrays that go in the same collective.
+    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those executed. name: as records
+    show it. before, after: the array it brings from one layout to another, where it is a move of one. beside: arrays
+    that go in the same collective.
     """
 
     name: str
