@@ -22,10 +22,8 @@ from scaling_book_basics import (
     place,
     slice_of,
 )
-
-from meshwright.cost import (
+from scaling_book_formulas import (
     best_fsdp_degree,
-    collective_seconds,
     critical_tokens_data,
     critical_tokens_fsdp_tp,
     decode_seconds,
@@ -35,14 +33,13 @@ from meshwright.cost import (
     free_bytes,
     kv_cache_bytes,
     largest_batch,
-    op_seconds,
     power_of_two,
-    prefill_servers,
-    price,
     smallest_system,
     training_seconds,
     utilisation,
 )
+
+from meshwright.cost import collective_seconds, op_seconds, prefill_servers, price
 from meshwright.families import PRESETS
 from meshwright.hardware import dtype_bytes, load_chip, parse_system
 from meshwright.mesh import MeshShape

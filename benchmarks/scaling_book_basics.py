@@ -8,20 +8,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.cost import (
-    collective_efficiency,
-    collective_seconds,
-    critical_batch,
+from scaling_book_formulas import (
     critical_tokens_data,
     critical_tokens_fsdp_tp,
     critical_tokens_moe,
     feedforward_texts,
+    pipeline_transfer_seconds,
+)
+
+from meshwright.cost import (
+    collective_efficiency,
+    collective_seconds,
+    critical_batch,
     hardware_intensity,
     intensity,
     matmul_bytes,
     network_intensity,
     op_seconds,
-    pipeline_transfer_seconds,
     price,
 )
 from meshwright.hardware import Crossing, Placement, System, dtype_bytes, lay_mesh, load_chip, parse_system

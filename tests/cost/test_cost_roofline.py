@@ -6,8 +6,6 @@ import pytest
 
 from meshwright.cost import (
     critical_batch,
-    critical_tokens_fsdp_tp,
-    critical_tokens_moe,
     gather_bytes_per_second,
     hardware_intensity,
     intensity,
@@ -15,7 +13,6 @@ from meshwright.cost import (
     network_intensity,
     op_seconds,
 )
-from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 
 V5E, V5P, H100 = parse_system("v5e:1x1"), parse_system("v5p:1x1x1"), parse_system("h100:1")
@@ -108,13 +105,6 @@ def test_data_parallelism_between_slices_needs_so_many_tokens_a_slice(chip, expe
     assert network_intensity(system, a_chip) == pytest.approx(expected, rel=rel)
 
 
-# training, figure of 16x16x16: all strategies are communication bound below 400 k tokens with F = 4 x 8192
-def test_fsdp_with_tensor_parallelism_needs_a_smaller_batch():
-    one_axis = alpha("v5p:16x16x16", "x", x=16, y=16, z=16)
-    assert one_axis == pytest.approx(2550)
-    assert critical_tokens_fsdp_tp(one_axis, num_devices=4096, ffw_dim=32768) == pytest.approx(406406, rel=1e-5)
-
-
 # gpus, quiz 5, question 1, and data parallelism
 @pytest.mark.parametrize(
     ("system", "mesh", "expected"),
@@ -131,17 +121,6 @@ def test_gpus_need_so_many_tokens_in_a_node_and_across(system, mesh, expected):
 def test_the_network_between_nvl72_racks_alone_would_need_625_tokens():
     system = parse_system("gb200:576")
     assert network_intensity(system, system.chip.levels[1].link_bytes_per_second) == pytest.approx(625)
-
-
-# gpus, data parallelism, MoE: E = 128, k = 4 between H100 nodes; printed with 9.9e14 flops/s
-def test_a_mixture_of_experts_needs_more_tokens():
-    dense = alpha("h100:64", ("dp", "tp"), dp=8, tp=8)
-    assert critical_tokens_moe(dense, num_experts=128, num_active=4) == pytest.approx(79200, rel=2e-3)
-
-
-def test_more_active_experts_than_there_are_is_refused():
-    with pytest.raises(MeshwrightError, match="9 active of 8 experts; the active are from 1 to all of them"):
-        critical_tokens_moe(1.0, num_experts=8, num_active=9)
 
 
 def test_an_op_that_moves_nothing_has_infinite_intensity():

@@ -106,15 +106,6 @@ def gather_bytes_per_second(placement: Placement) -> float:
     return 1 / seconds if seconds else math.inf
 
 
-def pipeline_transfer_seconds(hop_seconds: float, *, num_microbatches: int, num_stages: int) -> float:
-    """The time that activations travel between the stages of a pipeline before the last microbatch is through.
-
-    hop_seconds: one microbatch from a stage to the next (a permute). m + p - 2 of them follow each other: scaling book,
-    gpus, pipeline parallelism.
-    """
-    return hop_seconds * (num_microbatches + num_stages - 2)
-
-
 def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
     """All-gather or reduce-scatter on the physical axes of a torus (scaling book, sharding, case 2 and pop quiz 2).
 

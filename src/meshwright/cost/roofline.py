@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes
 
 
@@ -86,25 +85,3 @@ def critical_batch(
     if dims is not None:
         room -= dtype_bytes(activation_dtype) * sum(1 / dim for dim in dims)
     return dtype_bytes(weight_dtype) / room if room > 0 else math.inf
-
-
-def critical_tokens_moe(tokens: float, *, num_experts: int, num_active: int) -> float:
-    """The tokens from which a mixture of experts is compute bound, of those for a dense layer: times E / k.
-
-    All E experts' weights are read or communicated and k of them work on a token (scaling book, gpus, data
-    parallelism: MoE models).
-    """
-    if not 0 < num_active <= num_experts:
-        raise MeshwrightError(f"{num_active} active of {num_experts} experts; the active are from 1 to all of them")
-    return tokens * num_experts / num_active
-
-
-def critical_tokens_fsdp_tp(
-    alpha: float, *, num_devices: int, ffw_dim: int, fsdp_links: int = 2, tp_links: int = 1
-) -> float:
-    """The global batch in tokens from which FSDP mixed with tensor parallelism is compute bound at the best split.
-
-    N alpha^2 / (M_X M_Y F): scaling book, training, mixed FSDP and tensor parallelism. alpha: `network_intensity` of
-    one physical axis; the links are the physical axes that fsdp and tp each span.
-    """
-    return num_devices * alpha**2 / (fsdp_links * tp_links * ffw_dim)

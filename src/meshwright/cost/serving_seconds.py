@@ -119,6 +119,15 @@ def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System)
     return max(rows * sizes["B"] * sizes["S"] / sizes["R"] * layout.mesh.dp, rows * layout.num_groups)
 
 
+def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float, decode_tokens: float) -> float:
+    """The prefill servers that keep one decode server busy: t_prefill B / (t_step decode_tokens).
+
+    Each sequence is prefilled alone, and of `batch` sequences one ends every decode_tokens / batch steps (scaling book,
+    applied-inference: disaggregated serving).
+    """
+    return prefill_seconds * batch / (step_seconds * decode_tokens)
+
+
 def product_time(
     rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
 ) -> OpTime:

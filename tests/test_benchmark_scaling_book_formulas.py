@@ -1,25 +1,31 @@
 """Serving and layouts in closed form: the book's own examples are in test_benchmark_scaling_book.py."""
 
-import math
+import sys
+from pathlib import Path
 
 import pytest
 
-from meshwright.cost import (
+from meshwright.cost import collective_seconds, gather_bytes_per_second, network_intensity
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import lay_mesh, load_chip, parse_system
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from scaling_book_formulas import (  # pyright: ignore[reportMissingImports]
     best_fsdp_degree,
-    critical_ffw_dim_experts,
-    critical_tensor_degree,
     critical_tokens_data,
+    critical_tokens_fsdp_tp,
+    critical_tokens_moe,
     decode_seconds,
     decode_tokens_per_second,
     free_bytes,
     largest_batch,
+    pipeline_transfer_seconds,
     power_of_two,
     prefill_seconds,
     smallest_system,
     training_seconds,
 )
-from meshwright.errors import MeshwrightError
-from meshwright.hardware import load_chip, parse_system
 
 V5E = parse_system("v5e:4x4")
 
@@ -82,19 +88,6 @@ def test_two_replicas_need_half_the_tokens_of_many():
     assert critical_tokens_data(2550, links=3) == 850
 
 
-def test_tensor_parallelism_is_bound_by_the_mlp_and_not_by_the_batch():
-    """F = 28,672 on v5p: 11 ways over one axis (scaling book, training: F / 2550)."""
-    assert math.floor(critical_tensor_degree(2550, ffw_dim=28672)) == 11
-    assert math.floor(critical_tensor_degree(2550, ffw_dim=28672, links=2)) == 22
-
-
-def test_experts_need_width_only_across_nodes():
-    """Over very many devices 8 alpha, whatever k (scaling book, gpus: expert parallelism)."""
-    assert critical_ffw_dim_experts(2475, degree=8, num_active=4) == 0
-    assert critical_ffw_dim_experts(2475, degree=16, num_active=4) == 2475 * 8 / 4
-    assert critical_ffw_dim_experts(2475, degree=10**6, num_active=4) == pytest.approx(8 * 2475, rel=1e-4)
-
-
 def test_the_best_split_balances_what_fsdp_and_tensor_parallelism_send():
     """At X_opt both take as long: 4 D F / (Y M_X) = 4 B D / (X M_Y)."""
     tokens, ffw, chips = 3e6, 13824, 4096
@@ -110,3 +103,36 @@ def test_a_degree_becomes_the_nearest_power_of_two(degree, most, power):
 def test_no_degree_is_refused():
     with pytest.raises(MeshwrightError, match="not positive"):
         power_of_two(0, at_most=8)
+
+
+def alpha(system, axes, **mesh):
+    """C / W of a collective over some axes of a mesh."""
+    parsed = parse_system(system)
+    return network_intensity(parsed, gather_bytes_per_second(lay_mesh(parsed, mesh).placement(axes)))
+
+
+# training, figure of 16x16x16: all strategies are communication bound below 400 k tokens with F = 4 x 8192
+def test_fsdp_with_tensor_parallelism_needs_a_smaller_batch():
+    one_axis = alpha("v5p:16x16x16", "x", x=16, y=16, z=16)
+    assert one_axis == pytest.approx(2550)
+    assert critical_tokens_fsdp_tp(one_axis, num_devices=4096, ffw_dim=32768) == pytest.approx(406406, rel=1e-5)
+
+
+# gpus, data parallelism, MoE: E = 128, k = 4 between H100 nodes; printed with 9.9e14 flops/s
+def test_a_mixture_of_experts_needs_more_tokens():
+    dense = alpha("h100:64", ("dp", "tp"), dp=8, tp=8)
+    assert critical_tokens_moe(dense, num_experts=128, num_active=4) == pytest.approx(79200, rel=2e-3)
+
+
+def test_more_active_experts_than_there_are_is_refused():
+    with pytest.raises(MeshwrightError, match="9 active of 8 experts; the active are from 1 to all of them"):
+        critical_tokens_moe(1.0, num_experts=8, num_active=9)
+
+
+def test_activations_travel_through_a_pipeline():
+    microbatch = 2 * 1e6 * 8192 / 8
+    placement = lay_mesh(parse_system("h100:32"), {"pp": 4, "tp": 8}).placement("pp")
+    hop = collective_seconds("collective-permute", microbatch / 8, placement)
+    transfer = pipeline_transfer_seconds(hop.bandwidth_seconds, num_microbatches=8, num_stages=4)
+    assert transfer == pytest.approx(0.0512)
+    assert hop.seconds == pytest.approx(hop.bandwidth_seconds + 5e-6)

@@ -1,0 +1,253 @@
+"""What the rebuilt derivation predicts otherwise than the golden records, with the cause of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RERUN = "Recomputing a whole block sums the MLP's output again: the old list called it attention's output."
+BIASES = (
+    "Gradients of biases and of learned positions are planned as programs sum them: in float32, one all- "
+    "reduce for each dim of the tokens that is split. The old plan had one in the compute dtype."
+)
+LATENTS = (
+    "A latent's gradient is all-reduced over tp, after which attention's input gradient needs no reduce- "
+    "scatter. Latents are recomputed, rotary embedding is counted on whole keys, heads of two sizes "
+    "product by product; a stage's dense and sparse layers are counted together, and each kind reads its "
+    "own weights alone."
+)
+POST_NORMS = "Norms after blocks cost a pass, and their backward makes the MLP's last product and its sum again."
+SLOTS = (
+    "The activation goes through all slots of experts, filled or not; the router multiplies the stream as tp splits it."
+)
+ROUTER = "The router multiplies the stream as tp splits it; the old time had it whole on every device."
+TWO_KINDS = (
+    "Experts and the MLP beside them have an activation each, a launch on GPUs; layers of two kinds read "
+    "their own weights alone; the router multiplies the stream as tp splits it."
+)
+PARALLEL = (
+    "Parallel blocks have two norms and gather the input of each; nothing needs attention's output product again."
+)
+QK_NORM = "Norms of query and key heads cost a pass over each; the router multiplies the stream as tp splits it."
+
+TIMES = ("breakdown seconds/*", "mfu", "step seconds", "tokens per second")
+
+CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "70b torchtitan with tp on h100": (RERUN, ("executed collectives/*", "useful collectives/*")),
+    "bloom alibi on a100": (
+        BIASES,
+        (*TIMES, "executed collectives/*", "predicted collectives/*", "useful collectives/*"),
+    ),
+    "gpt2 learned positions on v5e": (
+        BIASES,
+        ("executed collectives/*", "predicted collectives/*", "useful collectives/*"),
+    ),
+    "gpt2-xl ZeRO-1 on v5e": (BIASES, ("executed collectives/*", "predicted collectives/*", "useful collectives/*")),
+    "gpt3 DeepSpeed ZeRO-3 on a100": (
+        BIASES,
+        (*TIMES, "executed collectives/*", "predicted collectives/*", "useful collectives/*"),
+    ),
+    "gpt3 megatron on a100": (
+        BIASES,
+        (*TIMES, "executed collectives/*", "predicted collectives/*", "search/*", "useful collectives/*"),
+    ),
+    "qwen2 biases on v6e": (
+        BIASES,
+        ("executed collectives/*", "predicted collectives/*", "search/*", "useful collectives/*"),
+    ),
+    "deepseek-v2 lockstep on v5p": (
+        LATENTS,
+        (
+            *TIMES,
+            "attention flops by phase/*",
+            "executed collectives/*",
+            "flops",
+            "flops by phase/*",
+            "hbm bytes by phase/*",
+            "predicted collectives/*",
+            "useful collectives/*",
+        ),
+    ),
+    "deepseek-v2 on h100": (
+        LATENTS,
+        (
+            *TIMES,
+            "attention flops by phase/*",
+            "flops",
+            "flops by phase/*",
+            "hbm bytes by phase/*",
+            "predicted collectives/*",
+        ),
+    ),
+    "deepseek-v3 on h100": (
+        LATENTS,
+        (
+            *TIMES,
+            "attention flops by phase/*",
+            "executed collectives/*",
+            "flops",
+            "flops by phase/*",
+            "hbm bytes by phase/*",
+            "predicted collectives/*",
+            "useful collectives/*",
+        ),
+    ),
+    "deepseek-v3 plain layers repeated by stages on v5p": (
+        LATENTS,
+        (
+            *TIMES,
+            "attention flops by phase/*",
+            "executed collectives/*",
+            "flops",
+            "flops by phase/*",
+            "hbm bytes by phase/*",
+            "predicted collectives/*",
+            "useful collectives/*",
+        ),
+    ),
+    "deepseek-v3 plain layers shared by stages on v5p": (
+        LATENTS,
+        (
+            *TIMES,
+            "attention flops by phase/*",
+            "executed collectives/*",
+            "flops",
+            "flops by phase/*",
+            "hbm bytes by phase/*",
+            "predicted collectives/*",
+            "useful collectives/*",
+        ),
+    ),
+    "deepseek-v3 search of h100": (
+        LATENTS,
+        (
+            *TIMES,
+            "attention flops by phase/*",
+            "flops",
+            "flops by phase/*",
+            "hbm bytes by phase/*",
+            "predicted collectives/*",
+            "search/*",
+        ),
+    ),
+    "gemma2 post norms on v6e": (
+        POST_NORMS,
+        (
+            *TIMES,
+            "executed collectives/*",
+            "flops",
+            "flops by phase/*",
+            "predicted collectives/*",
+            "useful collectives/*",
+        ),
+    ),
+    "kit 045 slotted fsdp=2 on cpu": (SLOTS, (*TIMES,)),
+    "kit 045 slotted fsdp=2 on h100": (SLOTS, (*TIMES,)),
+    "kit 051 slotted ep=4 on cpu": (SLOTS, (*TIMES,)),
+    "kit 051 slotted ep=4 on h100": (SLOTS, (*TIMES,)),
+    "kit 051 slotted ep=4 on v5e": (SLOTS, (*TIMES,)),
+    "kit 059 slotted fsdp=2,tp=2,ep=2 on cpu": (SLOTS, (*TIMES,)),
+    "kit 059 slotted fsdp=2,tp=2,ep=2 on h100": (SLOTS, (*TIMES,)),
+    "kit 059 slotted fsdp=2,tp=2,ep=2 on v5e": (SLOTS, (*TIMES,)),
+    "kit 061 slotted tp=2,sp=2,ep=2 remat=matmuls on cpu": (SLOTS, (*TIMES, "bound")),
+    "kit 061 slotted tp=2,sp=2,ep=2 remat=matmuls on h100": (SLOTS, (*TIMES,)),
+    "kit 061 slotted tp=2,sp=2,ep=2 remat=matmuls on v5e": (SLOTS, (*TIMES,)),
+    "kit 073 slotted tp=2,ep=2,pp=2 num_microbatches=4 on cpu": (SLOTS, (*TIMES,)),
+    "kit 073 slotted tp=2,ep=2,pp=2 num_microbatches=4 on h100": (SLOTS, (*TIMES,)),
+    "kit 073 slotted tp=2,ep=2,pp=2 num_microbatches=4 on v5e": (SLOTS, (*TIMES,)),
+    "mixtral capacity on v5e": (SLOTS, (*TIMES,)),
+    "tiny experts with slots on cpu": (SLOTS, (*TIMES, "search of what runs/*")),
+    "kit 046 moe tp=8 on cpu": (ROUTER, (*TIMES,)),
+    "kit 046 moe tp=8 on h100": (ROUTER, (*TIMES,)),
+    "kit 046 moe tp=8 on v5e": (ROUTER, (*TIMES,)),
+    "kit 055 moe dp=2,fsdp=2,tp=2 num_microbatches=4 on cpu": (ROUTER, (*TIMES, "predicted collectives/*")),
+    "kit 055 moe dp=2,fsdp=2,tp=2 num_microbatches=4 on h100": (ROUTER, (*TIMES, "predicted collectives/*")),
+    "kit 055 moe dp=2,fsdp=2,tp=2 num_microbatches=4 on v5e": (
+        ROUTER,
+        ("predicted collectives/*", "breakdown seconds/*"),
+    ),
+    "kit 058 moe tp=2,ep=4 on cpu": (ROUTER, (*TIMES,)),
+    "kit 058 moe tp=2,ep=4 on h100": (ROUTER, (*TIMES,)),
+    "kit 058 moe tp=2,ep=4 on v5e": (ROUTER, (*TIMES,)),
+    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sequence=ring on cpu": (ROUTER, (*TIMES,)),
+    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sequence=ring on h100": (ROUTER, (*TIMES,)),
+    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sequence=ring on v5e": (ROUTER, (*TIMES,)),
+    "kit 084 moe dp=2,tp=2,ep=2 dropout=0.2 on cpu": (ROUTER, (*TIMES,)),
+    "kit 084 moe dp=2,tp=2,ep=2 dropout=0.2 on h100": (ROUTER, (*TIMES,)),
+    "kit 084 moe dp=2,tp=2,ep=2 dropout=0.2 on v5e": (ROUTER, (*TIMES,)),
+    "mixtral 1f1b lockstep on v6e": (ROUTER, (*TIMES,)),
+    "mixtral ep on h100": (ROUTER, (*TIMES,)),
+    "mixtral ep on v5p": (ROUTER, (*TIMES,)),
+    "mixtral without ep on h100": (ROUTER, (*TIMES,)),
+    "kit 052 shared ep=4 on cpu": (TWO_KINDS, ("bound", "hbm bytes by phase/*")),
+    "kit 052 shared ep=4 on h100": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 052 shared ep=4 on v5e": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "kit 054 shared fsdp=2,tp=4 remat=none on cpu": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 054 shared fsdp=2,tp=4 remat=none on h100": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 054 shared fsdp=2,tp=4 remat=none on v5e": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 060 shared fsdp=2,tp=2,ep=2 on cpu": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 060 shared fsdp=2,tp=2,ep=2 on h100": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 060 shared fsdp=2,tp=2,ep=2 on v5e": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
+    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sequence=ring on cpu": (TWO_KINDS, (*TIMES,)),
+    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sequence=ring on h100": (TWO_KINDS, (*TIMES,)),
+    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sequence=ring on v5e": (TWO_KINDS, (*TIMES,)),
+    "kit 074 shared fsdp=2,ep=2,pp=2 num_microbatches=2 schedule=gpipe on cpu": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "kit 074 shared fsdp=2,ep=2,pp=2 num_microbatches=2 schedule=gpipe on h100": (
+        TWO_KINDS,
+        (*TIMES, "hbm bytes by phase/*", "predicted collectives/*"),
+    ),
+    "kit 074 shared fsdp=2,ep=2,pp=2 num_microbatches=2 schedule=gpipe on v5e": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sequence=ring on cpu": (
+        TWO_KINDS,
+        ("hbm bytes by phase/*",),
+    ),
+    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sequence=ring on h100": (
+        TWO_KINDS,
+        (*TIMES, "hbm bytes by phase/*", "predicted collectives/*"),
+    ),
+    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sequence=ring on v5e": (
+        TWO_KINDS,
+        ("hbm bytes by phase/*",),
+    ),
+    "kit 076 aftertwo tp=2,ep=2,pp=2 num_microbatches=4 on cpu": (
+        TWO_KINDS,
+        (*TIMES, "executed collectives/*", "hbm bytes by phase/*", "useful collectives/*"),
+    ),
+    "kit 076 aftertwo tp=2,ep=2,pp=2 num_microbatches=4 on h100": (
+        TWO_KINDS,
+        (*TIMES, "executed collectives/*", "hbm bytes by phase/*", "useful collectives/*"),
+    ),
+    "kit 076 aftertwo tp=2,ep=2,pp=2 num_microbatches=4 on v5e": (
+        TWO_KINDS,
+        (*TIMES, "executed collectives/*", "hbm bytes by phase/*", "useful collectives/*"),
+    ),
+    "kit 077 aftertwo fsdp=2,pp=2 num_microbatches=4 virtual_stages=2 on cpu": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "kit 077 aftertwo fsdp=2,pp=2 num_microbatches=4 virtual_stages=2 on h100": (
+        TWO_KINDS,
+        (*TIMES, "hbm bytes by phase/*"),
+    ),
+    "kit 077 aftertwo fsdp=2,pp=2 num_microbatches=4 virtual_stages=2 on v5e": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "kit 085 shared fsdp=2,ep=2,pp=2 num_microbatches=4 schedule=gpipe on cpu": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "kit 085 shared fsdp=2,ep=2,pp=2 num_microbatches=4 schedule=gpipe on h100": (
+        TWO_KINDS,
+        (*TIMES, "hbm bytes by phase/*", "predicted collectives/*"),
+    ),
+    "kit 085 shared fsdp=2,ep=2,pp=2 num_microbatches=4 schedule=gpipe on v5e": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "tiny shared experts over stages on cpu": (TWO_KINDS, ("hbm bytes by phase/*",)),
+    "neox parallel blocks on a100": (
+        PARALLEL,
+        (*TIMES, "executed collectives/*", "predicted collectives/*", "useful collectives/*"),
+    ),
+    "palm slices of v4": (PARALLEL, (*TIMES, "flops", "flops by phase/*")),
+    "qwen3 experts on h100": (QK_NORM, (*TIMES, "search/*")),
+    "qwen3 experts on v6e": (QK_NORM, (*TIMES,)),
+    "qwen3 norms of heads on v6e": (
+        QK_NORM,
+        (*TIMES, "executed collectives/*", "predicted collectives/*", "useful collectives/*"),
+    ),
+    "qwen3 uneven stages on a100": (QK_NORM, (*TIMES,)),
+}
+"""By case: why it differs, and in which quantities (`fnmatch`)."""
+
+NAMED_DIFFERENCES: Mapping[tuple[str, str], str] = {
+    (case, quantity): why for case, (why, quantities) in CASES.items() for quantity in quantities
+} | {("kit 076 *", f"{counted} collectives/reduce-scatter tp recompute *"): RERUN for counted in ("useful", "executed")}
