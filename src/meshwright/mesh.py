@@ -152,9 +152,11 @@ def _degree(word: str, text: str) -> int:
     return degree
 
 
-def check_batch(mesh: MeshShape, *, batch: int, seq_len: int) -> None:
-    """Raise where `batch` sequences of `seq_len` tokens cannot be split over the mesh."""
-    axes = ("dp", "fsdp", "ep") if mesh.ep > 1 else ("dp", "fsdp")
+def check_batch(
+    mesh: MeshShape, *, batch: int, seq_len: int, batch_axes: tuple[str, ...] = ("dp", "fsdp", "ep")
+) -> None:
+    """Raise where `batch` sequences of `seq_len` tokens cannot be split over the mesh; batch_axes: over which."""
+    axes = tuple(axis for axis in batch_axes if axis in ("dp", "fsdp") or mesh.degree(axis) > 1)
     shards = mesh.degree(axes)
     if batch < 1 or batch % shards:
         raise MeshwrightError(

@@ -26,6 +26,7 @@ from meshwright.planner import (
     ways_to_fit,
     why,
 )
+from meshwright.step import ModelConfig
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 
@@ -231,7 +232,7 @@ def _notes(plan: Plan) -> list[str]:
     """What a reader should know beside the numbers."""
     notes, model = list(plan.predicted.notes), plan.workload.model
     trained = SEQ_LENS.get(model.name, 0)
-    if model.positions != "learned" and 0 < trained < plan.workload.seq_len:
+    if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
         notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
     return notes
 

@@ -32,12 +32,15 @@ from meshwright.step.train import train_step
 
 @dataclass(frozen=True)
 class Activations:
-    """The bytes of each kind of activation in a layer of `stack`; widths are in elements of the compute dtype."""
+    """The bytes of each kind of activation in a layer of `stack`; widths are in elements of the compute dtype.
+
+    stack: its name; the last one of the model where there is none.
+    """
 
     workload: Workload
     mesh: MeshShape
     strategy: Strategy = DEFAULT
-    stack: str = "layers"
+    stack: str = ""
 
     @cached_property
     def step(self) -> Step:
@@ -47,7 +50,7 @@ class Activations:
     @cached_property
     def ops(self) -> ForwardOps:
         """The ops of one layer, forward."""
-        return self.step.ops.forward[self.stack]
+        return self.step.ops.forward[self.stack or program(self.workload.model).stacks[-1].name]
 
     @cached_property
     def tokens(self) -> int:
@@ -137,11 +140,11 @@ class Activations:
     @cached_property
     def table_elements(self) -> float:
         """The elements of the tables that tokens are looked up in, as one device has them in use."""
-        lookups = (
-            op for op in program(self.workload.model).embedding if isinstance(op, Lookup) and not op.is_positional
-        )
-        degree = self.mesh.tp * (self.mesh.pp if is_lockstep(self.mesh, self.strategy) else 1)
-        return sum(op.rows[1] * op.columns[1] for op in lookups) / degree
+        ops = program(self.workload.model).embedding
+        # A table that is looked up in twice is one.
+        tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
+        degree = self.mesh.degree(RULES["vocab"]) * (self.mesh.pp if is_lockstep(self.mesh, self.strategy) else 1)
+        return sum(op.rows[1] * op.columns[1] for op in tables.values()) / degree
 
     @cached_property
     def lookup_elements(self) -> float:
@@ -161,7 +164,8 @@ class Activations:
     def inputs(self) -> float:
         """A block's gathered input."""
         residual = self._residual
-        return self._size(residual) * (self.mesh.tp if "tp" in residual.split_axes else 1)
+        gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
+        return self._size(residual) * self.mesh.degree(gathered)
 
     @cached_property
     def stream(self) -> float:

@@ -23,6 +23,7 @@ from meshwright.step.pipeline import (
     pre_pipeline_strategy,
     stage_layers,
 )
+from meshwright.step.sequence import has_attention
 
 Kind = Literal["tpu", "gpu", "cpu"]
 
@@ -302,4 +303,5 @@ def _is_mlp(op: Matmul) -> bool:
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
     """The bytes of tokens and targets on one device, and of positions where tokens do not lie in order."""
-    return (3 if is_zigzag(mesh, strategy) else 2) * 4 * (workload.tokens // mesh.degree(token_axes()))
+    has_positions = is_zigzag(mesh, strategy) and has_attention(workload.model)
+    return (3 if has_positions else 2) * 4 * (workload.tokens // mesh.degree(token_axes()))

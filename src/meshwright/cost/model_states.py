@@ -15,7 +15,8 @@ from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import (
     DEFAULT,
-    ModelConfig,
+    RULES,
+    Model,
     Strategy,
     Workload,
     chunk_slots,
@@ -58,7 +59,7 @@ def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy =
 
 @lru_cache(maxsize=1 << 14)
 def stored_elements(
-    model: ModelConfig, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
+    model: Model, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
 ) -> tuple[int, int]:
     """The elements that one device stores of the layers, and of what is before and after; `mesh` without dp, of copies.
 
@@ -101,7 +102,7 @@ def _filled(dim: int, tile: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def factored_elements(model: ModelConfig, mesh: MeshShape) -> int:
+def factored_elements(model: Model, mesh: MeshShape) -> int:
     """The elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): means over rows and over columns.
 
     Of a parameter whose two largest dims are not both from `FACTORED_FROM` on it is all. What is not kept has one.
@@ -202,10 +203,11 @@ class States:
 
     @property
     def _shards(self) -> int:
-        """The devices that share each parameter, and would have it whole without ZeRO: those of fsdp and sp."""
-        return self.mesh.fsdp * self.mesh.sp
+        """The devices that share each parameter, and would have it whole without ZeRO."""
+        return self.mesh.degree(RULES["embed"])
 
     @property
     def _kept_on(self) -> MeshShape:
         """The mesh that shards what stays from step to step."""
-        return replace(self.mesh, dp=1) if self.strategy.zero_stage else replace(self.mesh, dp=1, fsdp=1, sp=1)
+        whole = {} if self.strategy.zero_stage else dict.fromkeys(RULES["embed"], 1)
+        return replace(self.mesh, dp=1, **whole)

@@ -25,9 +25,10 @@ from meshwright.cost.model_states import parameter_elements
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
-from meshwright.step import DEFAULT, Strategy, Workload, routed_tokens, sent_tokens, token_axes
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
+from meshwright.step.layer import DotProduct
 from meshwright.step.pipeline import (
     is_shared_before,
     pre_pipeline_stack,
@@ -61,6 +62,9 @@ class PassSeconds:
 
 
 NONE = PassSeconds()
+
+WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
+"""The mesh axes that split weights as products have them: with the tokens of a device they make its ops."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,10 @@ class _Timed:
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
     """The times of one microbatch, by what they depend on alone: a search meets each of them many times."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
-    return _time(workload, MeshShape(tp=mesh.tp, ep=mesh.ep), system, _of_ops(strategy), tokens)
+    has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
+    rows = workload.tokens / strategy.num_microbatches if has_rows else None
+    weights = MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
+    return _time(workload, weights, system, _of_ops(strategy), tokens, rows)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -164,10 +171,17 @@ def _of_ops(strategy: Strategy) -> Strategy:
 
 
 @lru_cache(maxsize=1 << 14)
-def _time(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float) -> _Timed:
-    """The time of every op of one microbatch of `tokens` tokens on a device, whatever the mesh around it."""
+def _time(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
+) -> _Timed:
+    """The time of every op of one microbatch of `tokens` tokens on a device, whatever the mesh around it.
+
+    rows: those of a microbatch on all devices, where a model multiplies with all of them.
+    """
     step = train_step(workload, mesh, strategy)
-    sizes = dict(step.extents.sizes) | {"B": tokens * mesh.ep / workload.seq_len}
+    sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
+    if rows is not None:
+        sizes["I"] = rows
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count

@@ -304,14 +304,15 @@ def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
 def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
     """A product with a weight in the notation, its weight as it is stored or as it is used."""
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
-    weight = op.stored if is_stored else tuple(used[dim.letter] for dim in op.stored)
+    letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
+    weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
     source, target = _input_name(op), _result_name(op)
     of_inner, of_columns = _axes(op.inner), _axes(op.columns)
     # The rows of an expert are counted on one device: there are others on all that share its weight.
     rows = tuple(dim._replace(axes=op.pending) for dim in op.rows) if op.experts else op.rows
     X = _array(source, (*op.experts, *rows, *op.inner))
     dY = _array(f"d{target}", (*op.experts, *rows, *op.columns))
-    W = _array(_weight_name(op.name), weight)
+    W = _array(op.right or _weight_name(op.name), weight)
     match op.role:
         case "result":
             return Product((X, W), _array(target, (*op.experts, *rows, *op.columns), of_inner))
@@ -319,7 +320,7 @@ def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
             return Product((dY, W), _array(f"d{source}", (*op.experts, *rows, *op.inner), of_columns))
         case "weight_gradient":
             pending = () if is_stored else op.pending
-            return Product((X, dY), _array(_weight_name(op.name, is_gradient=True), weight, pending))
+            return Product((X, dY), _array(f"d{W.name}", weight, pending))
 
 
 def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Product:

@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.prediction import predict
-from meshwright.step import DEFAULT, REMATS, Strategy, Workload, check_mesh
+from meshwright.step import DEFAULT, REMATS, RULES, Strategy, Workload, check_mesh
 
 MOST_CHANGES = 3
 """The changes made at once where fewer do not help."""
@@ -132,7 +132,7 @@ def _fix(step: _Step, changes: tuple[Change, ...], system: System, before: float
 
 def _is_legal(step: _Step) -> bool:
     """Whether the mesh can split the workload, and each device's sequences the microbatches."""
-    local = step.workload.batch // step.mesh.degree(("dp", "fsdp", "ep"))
+    local = step.workload.batch // step.mesh.degree(RULES["batch"])
     if local % step.strategy.num_microbatches:
         return False
     try:
@@ -165,7 +165,7 @@ def _meshes(step: _Step, system: System) -> Iterator[Change]:
 
 def _strategies(step: _Step) -> Iterator[list[Change]]:
     """What a strategy can change, each kind a list."""
-    now, local = step.strategy, step.workload.batch // step.mesh.degree(("dp", "fsdp", "ep"))
+    now, local = step.strategy, step.workload.batch // step.mesh.degree(RULES["batch"])
     yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
     yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]
     yield [Change("optimizer", "adamw-8bit")] * (now.optimizer == "adamw")

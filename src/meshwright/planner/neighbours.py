@@ -21,7 +21,7 @@ from meshwright.planner.facts import (
 )
 from meshwright.planner.plan import Plan, make_plan
 from meshwright.planner.search import find_best
-from meshwright.step import Workload, check_mesh
+from meshwright.step import RULES, Workload, check_mesh, learned_positions
 
 MAX_FACTOR = 64
 """The largest factor that is looked at."""
@@ -96,12 +96,11 @@ def _longer(plan: Plan) -> LongerSequences:
     if not plan.predicted.fits:
         return LongerSequences(SequenceLimit.ALREADY)
     model, last = plan.workload.model, plan
+    most = learned_positions(model)
     for factor in _factors():
         seq_len = factor * plan.workload.seq_len
-        if model.positions == "learned" and seq_len > model.max_positions:
-            return LongerSequences(
-                SequenceLimit.POSITIONS, last.workload.seq_len, model=model.name, positions=model.max_positions
-            )
+        if most is not None and seq_len > most:
+            return LongerSequences(SequenceLimit.POSITIONS, last.workload.seq_len, model=model.name, positions=most)
         try:
             last = _plan(plan, workload=replace(plan.workload, seq_len=seq_len), parts=factor)
         except MeshwrightError as error:
@@ -118,7 +117,7 @@ def _plan(
     """A plan with another workload, or another mesh on `factor` times the chips; of `parts` times the microbatches."""
     system = plan.system if factor == 1 else _larger(plan.system, factor)
     read, shape = workload or plan.workload, mesh or plan.mesh
-    shards = shape.degree(("dp", "fsdp", "ep"))
+    shards = shape.degree(RULES["batch"])
     if read.batch % shards:
         raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be shared out over {shards:,} devices")
     check_mesh(read, shape)

@@ -14,9 +14,10 @@ from meshwright.planner.plan import check_kernel
 from meshwright.step import (
     DEFAULT,
     REMATS,
+    RULES,
     STAGE_REMATS,
     Attention,
-    ModelConfig,
+    Model,
     Remat,
     SequenceMethod,
     Strategy,
@@ -28,6 +29,8 @@ from meshwright.step import (
     num_staged_layers,
     sequence_method,
 )
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Attention as AttentionOfLayer
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Space:
 
     def parts(self, mesh: MeshShape) -> list[int]:
         """The numbers of microbatches that a device's batch can be cut into."""
-        each = self.workload.batch // mesh.degree(("dp", "fsdp", "ep"))
+        each = self.workload.batch // mesh.degree(RULES["batch"])
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
         return _divisors(each)
@@ -154,17 +157,18 @@ def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...]
     )
 
 
-def run_strategy(model: ModelConfig, mesh: MeshShape, system: System) -> Strategy:
+def run_strategy(model: Model, mesh: MeshShape, system: System) -> Strategy:
     """How a step is run on a mesh of which nothing else is said."""
     return _on_mesh(replace(DEFAULT, attention=run_attention(model, system)), model, mesh)
 
 
-def run_attention(model: ModelConfig, system: System) -> Attention:
+def run_attention(model: Model, system: System) -> Attention:
     """How a step computes attention where nothing is said: by a fused kernel on TPUs, but for scores with a cap.
 
     GPUs have cuDNN's, where `attention='cudnn'` asks for it.
     """
-    return "flash" if system.chip.kind == "tpu" and not model.attention_softcap else "scores"
+    is_capped = any(isinstance(op, AttentionOfLayer) and op.softcap for stack in layers(model) for op in stack.ops)
+    return "flash" if system.chip.kind == "tpu" and not is_capped else "scores"
 
 
 def planned_attention(system: System) -> Attention:
@@ -244,7 +248,7 @@ def _strategies(
 
 
 @lru_cache(maxsize=1 << 14)
-def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
+def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether what runs takes a strategy on a mesh."""
     try:
         check_runnable(model, mesh, strategy)
@@ -253,7 +257,7 @@ def _does_run(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> bool:
     return True
 
 
-def _on_mesh(base: Strategy, model: ModelConfig, mesh: MeshShape) -> Strategy:
+def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
     """The strategy, with the best method of a mesh that splits the sequence; scores gather it."""
     if mesh.sp == 1 or base.attention == "scores":
         return base

@@ -16,13 +16,14 @@ from meshwright.cost import (
     ring_work,
     weight_collectives,
 )
+from meshwright.cost.seconds import WEIGHT_AXES
 from meshwright.hardware import Layout, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Phase
-from meshwright.step import DEFAULT, RULES, Strategy, Workload
+from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload
 from meshwright.step.pipeline import KEPT_INPUTS
 
-CRITICAL = frozenset({"tp", "sp", "ep", "pp"})
+CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
@@ -177,7 +178,8 @@ def _weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy:
 
 def _ends_of(mesh: MeshShape) -> MeshShape:
     """The part of a mesh that splits weights for good, and the fewest devices that store them in shards."""
-    return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], tp=mesh.tp, ep=mesh.ep, pp=mesh.pp)
+    split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
+    return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
 
 
 @lru_cache(maxsize=1 << 14)

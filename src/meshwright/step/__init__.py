@@ -13,8 +13,8 @@ from meshwright.step.images import (
     pooled_size,
 )
 from meshwright.step.layer import RopeScaling
-from meshwright.step.legality import check_mesh, check_positions, check_runnable, limits
-from meshwright.step.model import Experts, ModelConfig
+from meshwright.step.legality import check_mesh, check_positions, check_runnable, learned_positions, limits
+from meshwright.step.model import Experts, Model, ModelConfig, ProgramModel
 from meshwright.step.parameter_tree import (
     Parameter,
     Tree,
@@ -95,9 +95,11 @@ __all__ = [
     "FrameworkProfile",
     "ImageWorkload",
     "MatmulDtype",
+    "Model",
     "ModelConfig",
     "Optimizer",
     "Parameter",
+    "ProgramModel",
     "Remat",
     "RopeScaling",
     "Rules",
@@ -129,6 +131,7 @@ __all__ = [
     "halves_queries",
     "image_parameters",
     "is_zigzag",
+    "learned_positions",
     "leaves",
     "limits",
     "local_parameter_shape",

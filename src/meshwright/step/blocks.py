@@ -31,17 +31,19 @@ from meshwright.step.layer import (
     Slice,
     Stack,
 )
-from meshwright.step.model import Experts, LatentAttention, ModelConfig
+from meshwright.step.model import Experts, LatentAttention, Model, ModelConfig, ProgramModel
 
 
 @cache
-def program(model: ModelConfig) -> Program:
+def program(model: Model) -> Program:
     """The forward pass of a model as ops."""
+    if isinstance(model, ProgramModel):
+        return model.program
     stacks = model.family.layers(model) or decoder_layers(model)
     return Program(embedding=embedding_ops(model), stacks=stacks, logits=logits_ops(model))
 
 
-def layers(model: ModelConfig) -> tuple[Stack, ...]:
+def layers(model: Model) -> tuple[Stack, ...]:
     """The layers of a model as ops, one stack for each kind."""
     return program(model).stacks
 

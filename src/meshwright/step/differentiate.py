@@ -126,6 +126,7 @@ def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
         is_rounded=work.is_rounded,
         is_ring=work.is_ring,
         source=work.source,
+        right=work.right,
         stored=work.weight.stored.dims if work.weight else (),
         pending=work.weight.pending if work.weight else (),
     )

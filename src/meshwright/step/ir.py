@@ -131,8 +131,8 @@ class Matmul:
 
     role: the product itself, the gradient of its input, or the gradient of its weight. is_summed: whether what it makes
     goes back to the residual stream, so that tp sums it. is_rounded: whether 8-bit products round its operands. source:
-    the name of its input. stored: the dims of its weight as it is stored. pending: the axes over which each device has
-    a part of the weight's gradient.
+    the name of its input. stored: the dims of its weight as it is stored; none where it multiplies with another value,
+    called `right`. pending: the axes over which each device has a part of the weight's gradient.
     """
 
     name: str
@@ -149,6 +149,7 @@ class Matmul:
     is_rounded: bool = False
     is_ring: bool = False
     source: str = "X"
+    right: str = ""
     stored: tuple[Dim, ...] = ()
     pending: tuple[str, ...] = ()
 

@@ -229,7 +229,22 @@ class CrossEntropy:
     softcap: float | None = None
 
 
-EndOp = Lookup | Norm | Linear | CrossEntropy
+@dataclass(frozen=True, kw_only=True)
+class DotProduct:
+    """The product of every row of `left` with every row of `right` in a batch, over `size` elements.
+
+    The logits of retrieval and contrastive models, whose targets are the other rows of the batch: `right` is gathered
+    over what splits the batch, and its rows stay split over tp, as a vocab is.
+    """
+
+    name: str
+    left: str
+    right: str
+    target: str
+    size: int
+
+
+EndOp = Lookup | Norm | Linear | DotProduct | CrossEntropy
 """What stands before and after the layers."""
 
 
@@ -243,7 +258,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """`num_layers` layers of one kind, stacked along the dim `name`: `layers`, or `dense_layers` before experts'."""
+    """`num_layers` layers of one kind, whose parameters are stacked.
+
+    name: also the logical axis of the stacked dim, where it is `layers` or `dense_layers` (before experts'); the layers
+    of a stack with another name are stacked along `layers`.
+    """
 
     name: str
     num_layers: int

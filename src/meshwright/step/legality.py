@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
-from meshwright.step.blocks import layers
-from meshwright.step.layer import Attention, Concat, Slice
-from meshwright.step.model import ModelConfig
+from meshwright.step.blocks import layers, program
+from meshwright.step.layer import Attention, Concat, Lookup, Slice
+from meshwright.step.model import Model, ProgramModel
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.precision import check_precision
 from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
@@ -34,7 +34,7 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
             f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
             f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
         )
-    check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len)
+    check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len, batch_axes=rules["batch"])
     check_divides("batch", workload.batch, mesh, rules["batch"])
     check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
     for path, parameter in leaves(parameters(workload.model)):
@@ -54,29 +54,37 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
     return frozenset((size, axes) for size, axes in found if axes)
 
 
-def _used_axes(model: ModelConfig, rules: Rules) -> set[str]:
+def _used_axes(model: Model, rules: Rules) -> set[str]:
     """The mesh axes that split something of a model or its batch.
 
     Experts give ep its dim; the batch alone would make it another name for dp.
     """
     declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
     named = declared | {"residual_sequence", "batch"}
-    return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | {"pp"}
+    stages = set() if isinstance(model, ProgramModel) and not model.has_stages else {"pp"}
+    return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | stages
 
 
-def check_positions(model: ModelConfig, seq_len: int, use: str = "--seq-len {} or less") -> None:
+def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less") -> None:
     """Raise where a model with learned positions has fewer of them than a sequence has tokens.
 
     use: what to do about it, with a place for the number of positions.
     """
-    if model.positions == "learned" and seq_len > model.max_positions:
+    most = learned_positions(model)
+    if most is not None and seq_len > most:
         raise MeshwrightError(
-            f"sequence length {seq_len} is more than the {model.max_positions} positions that {model.name} has learned;"
-            f" use {use.format(model.max_positions)}"
+            f"sequence length {seq_len} is more than the {most} positions that {model.name} has learned;"
+            f" use {use.format(most)}"
         )
 
 
-def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
+def learned_positions(model: Model) -> int | None:
+    """The positions that a model has learned, the tokens of its longest sequence; None where they are computed."""
+    tables = (op for op in program(model).embedding if isinstance(op, Lookup) and op.is_positional)
+    return min((op.rows[1] for op in tables), default=None)
+
+
+def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
     """Raise where a step would compute a model otherwise than it is, or otherwise than the mesh and strategy say.
 
     Such a model, mesh or strategy can be planned, not lowered, compiled or trained.
@@ -100,7 +108,7 @@ def check_runnable(model: ModelConfig, mesh: MeshShape, strategy: Strategy = DEF
     check_precision(mesh, strategy)
 
 
-def _check_lowered(model: ModelConfig) -> None:
+def _check_lowered(model: Model) -> None:
     """Raise where a model has something that no code here runs."""
     ops = [op for stack in layers(model) for op in stack.ops]
     reasons = [*model.planned_only]
@@ -114,15 +122,16 @@ def _check_lowered(model: ModelConfig) -> None:
         )
 
 
-def _check_attention(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where a fused attention does not have what a model's has."""
     if strategy.attention == "scores":
         return
-    if model.attention_softcap:
-        raise MeshwrightError(
-            f"model {model.name} has attention_softcap={model.attention_softcap:g}, which attention="
-            f"{strategy.attention!r} does not have; use attention='scores'"
-        )
+    for op in (op for stack in layers(model) for op in stack.ops):
+        if isinstance(op, Attention) and op.softcap:
+            raise MeshwrightError(
+                f"model {model.name} has attention_softcap={op.softcap:g}, which attention={strategy.attention!r} does"
+                f" not have; use attention='scores'"
+            )
     if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
         raise MeshwrightError(
             f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
@@ -139,7 +148,7 @@ def _check_rings(strategy: Strategy) -> None:
         )
 
 
-def _check_experts(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+def _check_experts(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.mesh import MeshShape
+from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Elementwise, Extents, Region
+from meshwright.step.layer import DotProduct
 from meshwright.step.nodes import Weight
 from meshwright.step.rules import token_axes
 from meshwright.step.strategy import Strategy
@@ -16,12 +18,15 @@ from meshwright.step.workload import Workload
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
     """The sizes of a step's symbols, of one microbatch.
 
-    B, S: sequences and their tokens, of all devices. Of experts, on one device: C the copies of tokens that it sends,
-    CT those of all of its tp, R the rows of an expert in balance, A the choices of its tokens, sent and gathered the
-    counts that go with them, M its layers of experts. loss: numbers that the loss sums.
+    B, S: sequences and their tokens, of all devices; I: the rows of a batch, which are both together. Of experts, on
+    one device: C the copies of tokens that it sends, CT those of all of its tp, R the rows of an expert in balance, A
+    the choices of its tokens, sent and gathered the counts that go with them, M its layers of experts. loss: numbers
+    that the loss sums.
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.batch / parts, "S": workload.seq_len}
+    if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
+        sizes["I"] = workload.tokens / parts
     # Where each stage runs its own program, the last sums the losses of all microbatches first.
     sizes["loss"] = 1 if mesh.pp == 1 or strategy.lockstep else 1 / parts
     if experts := workload.model.experts:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.choices import check_choices
-from meshwright.step.layer import Activation, LinearRopeScaling, NormKind, RopeScaling, Stack
+from meshwright.step.layer import Activation, Gated, LinearRopeScaling, Lookup, NormKind, Program, RopeScaling, Stack
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
@@ -190,6 +190,49 @@ class ModelConfig:
     def value_dim(self) -> int:
         """The dims of a head's value."""
         return self.latent.value_head_dim if self.latent else self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramModel:
+    """A model written as ops (`step.layer`), whatever it computes: it is planned as a decoder is, and does not run.
+
+    experts: what its `Dispatch` ops route to. has_stages: whether its stacks follow one another, so that pp can split
+    them into stages.
+    """
+
+    name: str
+    program: Program
+    experts: Experts | None = None
+    has_stages: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        """The layers of all stacks."""
+        return sum(stack.num_layers for stack in self.program.stacks)
+
+    @property
+    def num_dense_layers(self) -> int:
+        """The layers before those of experts."""
+        return self.experts.num_dense_layers if self.experts else 0
+
+    @property
+    def mlp(self) -> int:
+        """The width of the widest MLP."""
+        return max((op.width for stack in self.program.stacks for op in stack.ops if isinstance(op, Gated)), default=0)
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """Whether a table that rows are looked up in makes the logits too."""
+        return any(isinstance(op, Lookup) and op.is_tied for op in self.program.embedding)
+
+    @property
+    def planned_only(self) -> tuple[str, ...]:
+        """Nothing here runs a model that is written as ops."""
+        return ("ops of its own",)
+
+
+Model = ModelConfig | ProgramModel
+"""What a step is of."""
 
 
 def _check_whole(model: ModelConfig, field: str) -> None:

@@ -100,7 +100,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A product with a weight, as it is multiplied."""
+    """A product with a weight, as it is multiplied; or with another value, called `right`."""
 
     name: str
     rows: tuple[Dim, ...]
@@ -112,6 +112,7 @@ class Product:
     is_ring: bool = False
     source: str = "X"
     weight: Weight | None = None
+    right: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

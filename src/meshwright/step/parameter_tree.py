@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, Union
 
 from meshwright.step.blocks import program
 from meshwright.step.layer import EndOp, LayerOp, Linear, Lookup, Norm
-from meshwright.step.model import ModelConfig
+from meshwright.step.model import Model
 
 Role = Literal["product", "table", "vector"]
 
@@ -57,7 +57,7 @@ class Parameter:
 
 
 @cache
-def parameters(model: ModelConfig) -> Tree[Parameter]:
+def parameters(model: Model) -> Tree[Parameter]:
     """The declaration of every parameter of `model`; those of a stack's layers are stacked, its dim first.
 
     Layers with experts are stacked apart from those with a plain mlp: under `layers` stand the kind that a model is
@@ -68,10 +68,10 @@ def parameters(model: ModelConfig) -> Tree[Parameter]:
     for op in ops.embedding:
         tree |= declared(op)
     for stack in ops.stacks:
+        axis = stack.name if stack.name in STACKED else "layers"
         of_layer = {name: parameter for op in stack.ops for name, parameter in declared(op).items()}
         tree[stack.name] = {
-            name: replace(p, shape=(stack.num_layers, *p.shape), axes=(stack.name, *p.axes))
-            for name, p in of_layer.items()
+            name: replace(p, shape=(stack.num_layers, *p.shape), axes=(axis, *p.axes)) for name, p in of_layer.items()
         }
     for op in ops.logits:
         tree |= declared(op)
@@ -129,17 +129,17 @@ def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: s
     }
 
 
-def num_parameters(model: ModelConfig) -> int:
+def num_parameters(model: Model) -> int:
     """The number of parameters of `model`."""
     return sum(parameter.size for _, parameter in leaves(parameters(model)))
 
 
-def num_active_parameters(model: ModelConfig) -> int:
+def num_active_parameters(model: Model) -> int:
     """The parameters of `model` that work on a token: of its experts, those that a token is sent to."""
     return sum(int(parameter.size * active_share(parameter, model)) for _, parameter in leaves(parameters(model)))
 
 
-def active_share(parameter: Parameter, model: ModelConfig) -> float:
+def active_share(parameter: Parameter, model: Model) -> float:
     """The share of a parameter that works on a token: 1 but for experts, of which some do."""
     if model.experts is None or "expert" not in parameter.axes:
         return 1.0

@@ -56,7 +56,7 @@ def rules_of(strategy: Strategy) -> Rules:
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
     stream = RULES if strategy.sequence_parallel else WHOLE_STREAM
-    return {**stream, **stored, "layers": ("pp",), "vocab": ("tp", "pp")}
+    return {**stream, **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
 
 
 def logical_rules(strategy: Strategy) -> Rules:

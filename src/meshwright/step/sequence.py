@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_divides
-from meshwright.step.model import ModelConfig
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Attention
+from meshwright.step.model import Model
 from meshwright.step.rules import RULES
 from meshwright.step.strategy import SequenceMethod, Strategy
 from meshwright.step.workload import Workload, can_halve_queries
@@ -17,7 +21,7 @@ BLOCK = 512
 """The queries, and the keys, of a block at most, of an attention that goes block by block."""
 
 
-def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
+def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
     """The method by which a fused attention moves least: Ulysses where sp > 1 + heads / kv heads, else a ring.
 
     For n tokens a device, heads of h elements and P = sp, forward: Ulysses exchanges queries and outputs of H heads,
@@ -28,8 +32,21 @@ def sequence_method(model: ModelConfig, mesh: MeshShape) -> SequenceMethod:
     The rule counts bytes, not time: a ring's sends run beside its work, and cost nothing where n is large
     (`benchmarks/sequence_methods.py --compile`), while what Ulysses exchanges is waited for.
     """
-    is_less = mesh.sp > 1 + model.num_heads / model.num_kv_heads
-    return "ulysses" if is_less and model.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"
+    heads = next(attention_ops(model), None)
+    if heads is None:
+        return "ring"
+    is_less = mesh.sp > 1 + heads.num_heads / heads.num_kv_heads
+    return "ulysses" if is_less and heads.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"
+
+
+def attention_ops(model: Model) -> Iterator[Attention]:
+    """The attention of each of a model's stacks."""
+    return (op for stack in layers(model) for op in stack.ops if isinstance(op, Attention))
+
+
+def has_attention(model: Model) -> bool:
+    """Whether a model has attention, of which the tokens of a split sequence have to know their positions."""
+    return any(True for _ in attention_ops(model))
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
@@ -50,7 +67,7 @@ def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
     return mesh.sp > 1 and strategy.attention != "scores" and strategy.sequence != "ulysses"
 
 
-def check_sequence(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
     if mesh.sp == 1:
         return
@@ -65,4 +82,5 @@ def check_sequence(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> N
             f" sp={mesh.sp}; use sequence='ulysses', or attention='flash'"
         )
     if strategy.sequence == "ulysses":
-        check_divides("kv_heads", model.num_kv_heads, mesh, HEAD_AXES)
+        for op in attention_ops(model):
+            check_divides("kv_heads", op.num_kv_heads, mesh, HEAD_AXES)

@@ -115,8 +115,9 @@ class _BlockSharder:
         return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
 
     def _embed(self) -> int:
-        """The width of the stream, as the block's first norm has it."""
-        return next(op.size for op in self.ops if isinstance(op, Norm))
+        """The width of the stream, as the block's first norm or product has it."""
+        first = next(op for op in self.ops if isinstance(op, Norm | Linear))
+        return first.size if isinstance(first, Norm) else first.fan_in
 
     def _norm(self, op: Norm) -> Iterator[Node]:
         """A norm over the last dim; what is still a sum is summed first."""
@@ -194,7 +195,8 @@ class _BlockSharder:
         """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
         array = self._array(op.source)
         key = (op.source, "tokens")
-        if "tp" not in {a for dim in array.dims[2:] for a in dim.axes} and key not in self.entries:
+        is_split = any(dim.axes for dim in array.dims[2:])
+        if not is_split and key not in self.entries:
             after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
             pending = tuple(axis for dim in columns for axis in dim.axes)
             self.entries[key] = name = f"{op.source} as read"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.step.ir import Array, Block, Dim, Region
-from meshwright.step.layer import CrossEntropy, EndOp, Linear, Lookup, Norm
+from meshwright.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
 from meshwright.step.nodes import Exchange, Layout, Move, Node, PassOver, Product, Vector, Weight, Work, outermost_first
 
 EMBEDDING, LOGITS = Region("embedding"), Region("logits")
@@ -71,11 +71,38 @@ def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
                 )
                 logits = Array(op.target, (*product.rows, *product.columns), width="float32")
                 yield _node(LOGITS, Block.LOGITS, entry, weight, product, writes=op.target)
+            case DotProduct():
+                node, logits = _dot_product(op, layout)
+                yield node
             case CrossEntropy():
                 assert logits, "a loss has logits before it"
                 yield from _loss(layout, vocab, logits)
             case _:
                 pass
+
+
+def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
+    """Every row with every row of the batch, those of the right split over tp as a vocab is; and the logits."""
+    split, width = layout.axes("vocab"), Dim("D", op.size)
+    left = Array(op.left, (*layout.residual_tokens, width))
+    right = replace(left, name=op.right)
+    batch, tokens = layout.tokens
+    whole = replace(right, dims=(batch._replace(axes=()), tokens._replace(axes=split), width))
+    product = Product(
+        name=op.name,
+        rows=layout.tokens,
+        inner=(width,),
+        columns=(Dim("I", None, split),),
+        source=op.left,
+        right=op.right,
+    )
+    work = (
+        Move(name=op.left, before=left, after=replace(left, dims=(*layout.tokens, width)), pending=split),
+        Move(name=op.right, before=right, after=whole, pending=_over_tokens(layout.tokens)),
+        product,
+    )
+    logits = Array(op.target, (*product.rows, *product.columns), width="float32")
+    return _node(LOGITS, Block.LOGITS, *work, writes=op.target), logits
 
 
 def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array) -> Iterator[Node]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.step.model import ModelConfig
+from meshwright.step.model import Model
 from meshwright.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
 from meshwright.step.rules import RULES, local_parameter_shape, rules_of
 from meshwright.step.strategy import Strategy
@@ -32,7 +32,7 @@ def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
     return math.ceil(num_layers / (stages * virtual_stages))
 
 
-def num_staged_layers(model: ModelConfig) -> int:
+def num_staged_layers(model: Model) -> int:
     """The layers that the stages of a pipeline share: all but the plain ones before those of experts."""
     return model.num_layers - (model.num_dense_layers if model.experts else 0)
 
@@ -46,7 +46,7 @@ def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tupl
     return axes if batch % (mesh.degree(axes) * strategy.num_microbatches) == 0 else RULES["batch"]
 
 
-def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
+def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
     """The declarations of a model's parameters with those of layers stacked over slots, stage by stage.
 
     Which layer is in which slot says `step.schedule.slot_layers`. One stage has a slot for each layer.
@@ -63,7 +63,7 @@ def staged_parameters(model: ModelConfig, *, stages: int, virtual_stages: int) -
     return map_leaves(staged, parameters(model))
 
 
-def check_stages(model: ModelConfig, mesh: MeshShape, strategy: Strategy) -> None:
+def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where a model cannot be cut into the stages of a mesh as a strategy says, each with layers of its own."""
     stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
     if stages == 1:

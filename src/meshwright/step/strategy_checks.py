@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 from meshwright.step.rules import RULES
-from meshwright.step.sequence import check_sequence, is_zigzag
+from meshwright.step.sequence import check_sequence, has_attention, is_zigzag
 from meshwright.step.strategy import DEFAULT, Strategy
 from meshwright.step.workload import Workload
 
@@ -20,7 +20,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
         )
     _check_microbatches(workload, mesh, strategy)
     check_sequence(workload.model, mesh, strategy)
-    if is_zigzag(mesh, strategy):
+    if is_zigzag(mesh, strategy) and has_attention(workload.model):
         _check_zigzag(workload.seq_len, mesh)
 
 

@@ -26,7 +26,7 @@ from meshwright.step.ir import (
 )
 from meshwright.step.layer import Stack
 from meshwright.step.microbatch import extents_of, gradient_sums
-from meshwright.step.model import ModelConfig
+from meshwright.step.model import Model
 from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.optimizer import update_moves
 from meshwright.step.parameter_tree import leaves, parameters
@@ -40,7 +40,7 @@ from meshwright.step.pipeline import (
 )
 from meshwright.step.rematerialize import recomputed
 from meshwright.step.rules import RULES, rules_of
-from meshwright.step.sequence import is_zigzag
+from meshwright.step.sequence import has_attention, is_zigzag
 from meshwright.step.shard import shard_stack
 from meshwright.step.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.strategy import DEFAULT, Strategy
@@ -93,7 +93,7 @@ def _of_layout(strategy: Strategy) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _ops(
-    model: ModelConfig,
+    model: Model,
     remat: Remat,
     has_chunks: bool,
     live: frozenset[str],
@@ -104,6 +104,8 @@ def _ops(
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
+    if not has_attention(model):
+        layout = replace(layout, has_positions=False)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
@@ -130,7 +132,7 @@ def _ops(
 @lru_cache(maxsize=1 << 12)
 def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
-    vocab = ("pp", "tp") if is_lockstep(mesh, strategy) else ("tp",)
+    vocab = ("pp", *RULES["vocab"]) if is_lockstep(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -258,7 +260,7 @@ class _Builder:
                 yield from gradient_sums(work, region, node.block)
 
 
-def _update(model: ModelConfig, layout: Layout, mesh: MeshShape, strategy: Strategy) -> Iterator[Communicate]:
+def _update(model: Model, layout: Layout, mesh: MeshShape, strategy: Strategy) -> Iterator[Communicate]:
     """What the update of every parameter sums."""
     lockstep = is_lockstep(mesh, strategy)
     for path, parameter in leaves(parameters(model)):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.choices import check_choices
-from meshwright.step.model import ModelConfig
+from meshwright.step.model import Model, ModelConfig, ProgramModel
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
@@ -35,7 +35,7 @@ class Workload:
     `compute_dtype`.
     """
 
-    model: ModelConfig
+    model: Model
     batch: int
     seq_len: int
     compute_dtype: Dtype = "bf16"
@@ -47,6 +47,13 @@ class Workload:
         for field in ("batch", "seq_len"):
             if getattr(self, field) < 1:
                 raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model as sizes and features, as what runs wants it; a model written as ops is an error."""
+        if isinstance(self.model, ProgramModel):
+            raise MeshwrightError(f"{self.model.name} is written as ops; it can be planned, and does not run")
+        return self.model
 
     @property
     def tokens(self) -> int:

@@ -49,7 +49,7 @@ def generate(
         yield from sample(
             params,
             np.tile(np.frombuffer(prompt, np.uint8).astype(np.int32), (num_samples, 1)),
-            workload.model,
+            workload.config,
             sampling_layout(mesh_shape, num_samples),
             num_tokens=num_tokens,
             temperature=temperature,

@@ -47,7 +47,7 @@ def loss_and_gradients(
         rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
         run = staged_loss_and_load if is_staged else loss_and_load
-        return run(params, text, workload.model, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
+        return run(params, text, workload.config, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
         return jax.value_and_grad(loss_of, has_aux=True)(params, batch)

@@ -37,12 +37,12 @@ def run_steps(config: RunConfig, directory: Path, *, on_step: Callable[[Row], No
     mesh may be another than the one before. `on_step` is told of every step. Of several processes, which all call this
     and see one directory, the first writes what is not a checkpoint, and has the record; an interruption is for all.
     """
-    check_runnable(config.workload.model, config.mesh, config.strategy)
+    check_runnable(config.workload.config, config.mesh, config.strategy)
     check_mesh(config.workload, config.mesh)
     check_strategy(config.workload, config.mesh, config.strategy)
-    if config.workload.model.vocab < BYTES:
+    if config.workload.config.vocab < BYTES:
         raise MeshwrightError(
-            f"vocab {config.workload.model.vocab} is too small for text as bytes, which wants {BYTES}"
+            f"vocab {config.workload.config.vocab} is too small for text as bytes, which wants {BYTES}"
         )
     corpus = load_corpus(config.data)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
@@ -82,7 +82,7 @@ def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: 
     if (saved := _saved_layout(config, layout)) == layout:
         return checkpoints.latest, checkpoints.restore(checkpoints.latest, wanted)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    back = jax.jit(lambda state: to_slots(state, wanted, config.workload.model, layout, config.strategy))
+    back = jax.jit(lambda state: to_slots(state, wanted, config.workload.config, layout, config.strategy))
     return checkpoints.latest, back(checkpoints.restore(checkpoints.latest, kept))
 
 
@@ -91,12 +91,12 @@ def _saved(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State)
     if (saved := _saved_layout(config, layout)) == layout:
         return state
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    return jax.jit(lambda state: to_order(state, wanted, config.workload.model, layout, config.strategy))(state)
+    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
     """How a state lies while it is written and read."""
-    return in_order(layout, config.workload.model, config.strategy)
+    return in_order(layout, config.workload.config, config.strategy)
 
 
 def _steps(

@@ -83,7 +83,7 @@ def initial_state(
 
     What is drawn for a layer does not depend on the mesh. To be called under `jax.set_mesh`.
     """
-    model, dtype = workload.model, "f32" if strategy.master_weights else workload.param_dtype
+    model, dtype = workload.config, "f32" if strategy.master_weights else workload.param_dtype
     drawn = initialise(parameters(model), jax.random.key(seed), mesh, in_order(layout, model, strategy), dtype)
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
