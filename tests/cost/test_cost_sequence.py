@@ -83,7 +83,11 @@ def test_the_peak_of_memory_is_that_of_blocks_and_not_of_scores(method, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "shape", "kernels"),
-    [("gather", MeshShape(fsdp=8), 4), ("ulysses", MeshShape(tp=2, sp=4), 4), ("ring", MeshShape(tp=2, sp=4), 12)],
+    [
+        pytest.param("gather", MeshShape(fsdp=8), 4, marks=pytest.mark.matrix),
+        pytest.param("ulysses", MeshShape(tp=2, sp=4), 4, marks=pytest.mark.matrix),
+        ("ring", MeshShape(tp=2, sp=4), 12),
+    ],
     ids=str,
 )
 def test_the_tpu_compiler_moves_as_much_over_sp_and_runs_attention_in_kernels(method, shape, kernels):
