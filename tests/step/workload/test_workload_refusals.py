@@ -209,5 +209,5 @@ def test_what_a_plan_says_beyond_what_runs_is_refused_and_not_left_out():
     plan = make_plan(
         workload, MeshShape(fsdp=4), parse_system("cpu:4"), Strategy(profile=FrameworkProfile(flat_buffers=True))
     )
-    with pytest.raises(MeshwrightError, match="profile=flat_buffers=True can be planned, but what runs has profile=XLA"):
+    with pytest.raises(MeshwrightError, match=r"profile=flat_buffers=True can be planned, .* has profile=XLA"):
         as_run(plan)
