@@ -44,8 +44,8 @@ def _case(row: Row, hardware: str, *, is_wide: bool) -> dict[str, Any]:
         if "experts" in model:
             model["experts"] |= {"mlp": 512, "shared_mlp": 1024 * bool(model["experts"]["shared_mlp"])}
     dtypes = {} if is_wide else {"compute_dtype": "f32"}
-    default = asdict(type(row.strategy)())
-    changed = {name: value for name, value in asdict(row.strategy).items() if value != default[name]}
+    default = vars(type(row.strategy)())
+    changed = {name: value for name, value in vars(row.strategy).items() if value != default[name]}
     return train(
         "tiny",
         hardware,

@@ -7,7 +7,7 @@ remat policy of the table, on 1, 2, 4 and 8 devices. `make matrix` trains the ot
 `benchmarks/strategy_matrix.py` on real ones.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
@@ -51,7 +51,7 @@ class Row:
     core: bool = False
 
     def __str__(self) -> str:
-        changed = {name: value for name, value in asdict(self.strategy).items() if value != getattr(DEFAULT, name)}
+        changed = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
         changed |= {"remat": self.remat} if self.remat != "block" else {}
         return " ".join((self.model.name, str(self.mesh), *(f"{name}={value}" for name, value in changed.items())))
 
