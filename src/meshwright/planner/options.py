@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model, usual_seq_len
-from meshwright.hardware import System, parse_system
+from meshwright.hardware import MEMORY_HEADROOM, System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.step import (
     RESNETS,
@@ -79,7 +79,8 @@ class WorkloadOptions(TypedDict, total=False):
     on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch; batch_tokens: the same in tokens. seq_len:
     tokens of a sequence (what the model was trained on). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
-    model's own. hardware: a TOML file with a chip of your own.
+    model's own. hardware: a TOML file with a chip of your own. memory_headroom: the share that is added to a predicted
+    peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike
@@ -91,6 +92,7 @@ class WorkloadOptions(TypedDict, total=False):
     remat: Remat | Literal["auto"] | None
     num_layers: Count | None
     hardware: str | Path | None
+    memory_headroom: float | str | None
 
 
 class MoreOptions(StrategyOptions, total=False):
@@ -99,6 +101,7 @@ class MoreOptions(StrategyOptions, total=False):
     param_dtype: Dtype | None
     num_layers: Count | None
     hardware: str | Path | None
+    memory_headroom: float | str | None
 
 
 class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
@@ -107,6 +110,7 @@ class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
     mesh: MeshLike | None
 
 
+_OF_SYSTEM = ("on", "hardware", "memory_headroom")
 WORKLOAD_OPTIONS = tuple(WorkloadOptions.__annotations__)
 STRATEGY_OPTIONS = tuple(StrategyOptions.__annotations__)
 
@@ -122,15 +126,31 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def read_system(on: SystemLike, hardware: str | Path | None = None) -> System:
-    """The system of a text; a system is returned as it is."""
+def read_system(
+    on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
+) -> System:
+    """The system of a text, with the usual headroom of its kind of chip; a system is returned with its own."""
     if isinstance(on, System):
-        return on
+        return on if memory_headroom is None else replace(on, memory_headroom=read_share(memory_headroom))
     if not isinstance(on, str):
         raise MeshwrightError(
             f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
         )
-    return parse_system(on, hardware_file=hardware)
+    system = parse_system(on, hardware_file=hardware)
+    usual = MEMORY_HEADROOM[system.chip.kind]
+    return replace(system, memory_headroom=usual if memory_headroom is None else read_share(memory_headroom))
+
+
+def read_share(value: float | str) -> float:
+    """A share from 0 to below 1, of a number or a text: 0.1, "0.1" or "10%"."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise MeshwrightError(f"memory_headroom is {value!r}; it is a share from 0 to below 1, as 0.1 or 10%")
+    return share
 
 
 def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
@@ -179,7 +199,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
     system = _hardware(name, said)
-    said = {option: value for option, value in said.items() if option not in ("on", "hardware")}
+    said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
     if isinstance(model, Workload):
         if said:
             raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
@@ -224,8 +244,7 @@ PROMPT_LEN, OUTPUT_LEN = 1024, 256
 """The tokens of a prompt and of an answer where none are said."""
 
 SERVING_OPTIONS = (
-    "on",
-    "hardware",
+    *_OF_SYSTEM,
     "batch",
     "latency",
     "prompt_len",
@@ -235,7 +254,7 @@ SERVING_OPTIONS = (
     "weight_dtype",
     "kv_dtype",
 )
-IMAGE_OPTIONS = ("on", "hardware", "batch", "dtype")
+IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 
 
 def read_serving(
@@ -276,7 +295,7 @@ def _hardware(name: object, said: Mapping[str, Any]) -> System:
     """The system that the options name."""
     if "on" not in said:
         raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
-    return read_system(said["on"], said.get("hardware"))
+    return read_system(said["on"], said.get("hardware"), said.get("memory_headroom"))
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:

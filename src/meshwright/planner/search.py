@@ -189,14 +189,14 @@ class _Search:
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             way = Way(mesh, group.remat, strategy)
-            if (peak := _peak(self.space, way)) <= system.usable_bytes:
+            if (peak := _peak(self.space, way)) <= system.plannable_bytes:
                 self.num_priced += 1
                 self._push(step_seconds(workload, mesh, system, strategy), way, peak)
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the way of a group that wants least memory fits."""
         way = Way(_most_sharded(group), group.remat, self._strategies(group)[0])
-        return _peak(self.space, way) <= self.space.system.usable_bytes
+        return _peak(self.space, way) <= self.space.system.plannable_bytes
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """The strategies of a group on the mesh that stores most shards."""
