@@ -15,14 +15,18 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.planner import (
     Plan,
+    Ranking,
     check_output,
+    find_beyond,
     find_meshes,
     plan_one_mesh,
     read_count,
     read_mesh,
+    read_price,
     read_strategy,
     read_workload,
     remats,
+    training_run,
 )
 from meshwright.record import Record
 from meshwright.step import Remat, Workload
@@ -61,9 +65,10 @@ class _Training:
         self.fields: dict[str, Any] = read_strategy(
             {name: value for name, value in vars(args.fixed).items() if name != "param_dtype"}
         )
-        if args.search.runnable and self.fields:
-            name = next(iter(self.fields)).replace("_", "-")
-            raise MeshwrightError(f"--{name} is for what can be planned; --runnable plans how train runs it today")
+        if args.search.price is not None and args.search.tokens is None:
+            raise MeshwrightError("--price is that of a chip for an hour; --tokens N says for how much training")
+        self.tokens = None if args.search.tokens is None else read_count("--tokens", args.search.tokens)
+        self.price = None if args.search.price is None else read_price(args.search.price)
         self.top = read_count("--top", args.search.top)
 
     def run(self) -> int:
@@ -86,34 +91,42 @@ class _Training:
 
     def _rank(self) -> None:
         """The best plans, and the mesh that is asked for beside them."""
-        from meshwright.cli.plan_screen import plan_data, print_plan
+        from meshwright.cli.plan_screen import Shown, plan_data, print_plan
 
         output = self.args.output
         asked = self._of_mesh(self.args.search.mesh) if self.args.search.mesh is not None else None
-        ranking = find_meshes(
-            self.workload, self.system, self.policies, self.fields, top=self.top, runnable=self.args.search.runnable
-        )
+        ranking = self._find(self.workload, self.system, top=self.top)
         if output.output is not None:
             (asked or ranking.plans[0]).write(output.output)
         if output.plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
             plot_plan([plan.predicted for plan in ranking.plans], output.plot, self.workload, self.system)
+        shown = Shown(
+            ranking=ranking,
+            asked=asked,
+            beyond=None if ranking.plans[0].planned_only else find_beyond(ranking.plans[0], self.policies, self.fields),
+            run=None if self.tokens is None else training_run(asked or ranking.plans[0], self.tokens, self.price),
+        )
         if output.json:
-            plan_data(ranking, asked, with_ops=output.ops)
+            plan_data(shown, with_ops=output.ops)
         else:
-            print_plan(ranking, asked, top=self.top, output=output.output, with_ops=output.ops)
+            print_plan(shown, output=output.output, with_ops=output.ops)
 
     def _of_mesh(self, text: str) -> Plan:
         """The plan of the mesh that a text means."""
         mesh = read_mesh(text, self.system.num_devices)
-        runnable = self.args.search.runnable
-        return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, runnable=runnable)
+        planned = self.args.search.include_planned
+        return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, include_planned=planned)
 
     def _best(self, workload: Workload, system: System) -> Record:
         """The record of the best plan of another workload or system."""
-        runnable = self.args.search.runnable
-        return find_meshes(workload, system, self.policies, self.fields, top=1, runnable=runnable).plans[0].predicted
+        return self._find(workload, system, top=1).plans[0].predicted
+
+    def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
+        """The best meshes of a workload on a system, of what runs or of all that can be planned."""
+        planned = self.args.search.include_planned
+        return find_meshes(workload, system, self.policies, self.fields, top=top, include_planned=planned)
 
 
 def _check_together(args: Args) -> None:

@@ -26,8 +26,12 @@ class SearchArgs:
     """Compare these meshes with each other instead of searching."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
     """The best for each of several values: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
-    runnable: Annotated[bool, option()] = False
-    """Plan only what train runs today, on these chips."""
+    include_planned: Annotated[bool, option()] = False
+    """Rank what can be planned and train does not run today too. Default: what runs, where anything does."""
+    tokens: Annotated[str | None, option("N")] = None
+    """Say what training on so many tokens takes, as 15T: days and chip hours."""
+    price: Annotated[str | None, option("AMOUNT")] = None
+    """With --tokens, what a chip costs an hour, as 4.2, for the cost of the training."""
     top: Top = "8"
     """How many meshes to print. Default: 8."""
 

@@ -82,6 +82,11 @@ def _failed(request: CompileRequest, failure: Failure) -> str:
     if failure.kind == FailureKind.OUT_OF_MEMORY:
         memory = f" for {failure.memory}" if failure.memory else ""
         return f"{what} does not fit: it needs {failure.needed}{memory} of the {failure.available} a device has"
+    if "cuDNN not found" in failure.message:
+        return (
+            f"{what} does not compile: attention='cudnn' is planned by cuDNN, which is not installed;"
+            f" pip install meshwright[gpu-compiler], or take --attention scores"
+        )
     first = failure.message.strip().split("\n")[0]
     return f"{what} does not compile: {first}"
 

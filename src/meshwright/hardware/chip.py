@@ -9,7 +9,6 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.dtypes import canonical_dtype
 
-
 MEMORY_HEADROOM = {"tpu": 0.104, "gpu": 0.0324, "cpu": 0.0}
 """By kind of chip, how far a compiled peak of memory is above the predicted one: the 95th percentile of train steps.
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.explain import data_axes, dearest_axes, local_tokens, wanted_tokens
 from meshwright.planner.facts import (
@@ -40,9 +39,11 @@ def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
 def chips_that_fit(plan: Plan) -> Plan | None:
     """The best plan on the fewest chips, by factors of 2, on which a plan fits; None up to `MAX_FACTOR`."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
+    is_run = not plan.planned_only
     for factor in _factors():
         try:
-            found = find_best(plan.workload, plan.system.resized(factor * plan.system.num_chips), remats=(plan.workload.remat,), **choices)
+            system = plan.system.resized(factor * plan.system.num_chips)
+            found = find_best(plan.workload, system, remats=(plan.workload.remat,), is_runnable=is_run, **choices)
         except MeshwrightError:
             continue
         if found.predicted.fits:

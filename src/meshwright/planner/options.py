@@ -6,6 +6,7 @@ The command line and `meshwright.plan`, `verify` and `train` share these readers
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -175,6 +176,17 @@ def read_count(name: str, value: Count) -> int:
     if number < 1 or isinstance(value, bool):
         raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k or 4M")
     return number
+
+
+def read_price(value: float | str) -> float:
+    """An amount of money from 0, of a number or a text."""
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < math.inf:
+        raise MeshwrightError(f"price {value!r} is not an amount; it is what a chip costs an hour, as 4.2")
+    return price
 
 
 def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:

@@ -173,7 +173,7 @@ def check_kernel(system: System, strategy: Strategy) -> None:
 def as_run(plan: Plan) -> Plan:
     """The plan, as `meshwright train` runs it; one that cannot be run is an error that says why."""
     if reason := plan.planned_only:
-        raise MeshwrightError(f"{reason}; `meshwright plan … --runnable` finds what can")
+        raise MeshwrightError(f"{reason}; `meshwright plan` without --include-planned finds what can")
     return plan
 
 

@@ -12,8 +12,8 @@ from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import Plan
-from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
+from meshwright.planner.plan import Plan, predicted_plan
+from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import Space, Way, runnable_space, whole_space
 from meshwright.planner.waits import NO_WAITS, least_waits, least_weight_waits
 from meshwright.step import (
@@ -22,10 +22,8 @@ from meshwright.step import (
     Strategy,
     Workload,
     check_mesh,
-    check_positions,
     check_runnable,
     check_stage_remat,
-    check_strategy,
     token_axes,
 )
 
@@ -38,12 +36,14 @@ class Ranking:
     """The best plans, each of another mesh: those that fit by step time, then those that want least too much memory.
 
     num_meshes: the legal ones, in num_ways ways. num_priced: the ways whose step was priced; no other can be better.
+    num_tied: how many of the first plans no prediction can tell apart, the simplest first (`planner.ties`).
     """
 
     plans: tuple[Plan, ...]
     num_meshes: int
     num_ways: int
     num_priced: int
+    num_tied: int = 1
 
 
 def rank(
@@ -61,25 +61,13 @@ def rank(
     today. choices: fields of the strategy that are not to be searched (`whole_space`). No legal mesh is an
     error that says why.
     """
-    if is_runnable:
-        return rank_space(runnable_space(workload, system, remats), top=top)
-    return rank_space(whole_space(workload, system, remats, **choices), top=top)
+    space = runnable_space if is_runnable else whole_space
+    return rank_space(space(workload, system, remats, **choices), top=top)
 
 
 def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
     """The best of everything that can be planned; where nothing fits, what wants least memory."""
     return rank(workload, system, remats=remats, top=1, **choices).plans[0]
-
-
-def plan_mesh(
-    workload: Workload, mesh: MeshShape, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any
-) -> Plan:
-    """The plan of one mesh, run in the best of its ways; a mesh that cannot split the workload is an error."""
-    check_positions(workload.model, workload.seq_len)
-    check_mesh(workload, mesh)
-    said = {name: value for name, value in choices.items() if value is not None}
-    check_strategy(workload, mesh, replace(DEFAULT, **said))
-    return rank_space(whole_space(workload, system, remats, **choices), (mesh,), top=1).plans[0]
 
 
 def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
@@ -246,12 +234,4 @@ def _peak(space: Space, way: Way) -> int:
 
 def _plan(space: Space, way: Way) -> Plan:
     """A way with what is predicted of it."""
-    workload, system = space.with_remat(way.remat), space.system
-    return Plan(
-        workload=workload,
-        hardware=str(system),
-        mesh=way.mesh,
-        predicted=predict(workload, way.mesh, system, way.strategy),
-        strategy=way.strategy,
-        hardware_file=system.chip.file,
-    )
+    return predicted_plan(space.with_remat(way.remat), way.mesh, space.system, way.strategy)
