@@ -73,7 +73,7 @@ def run(args: Args) -> int:
     found = _inspection(args)
     if args.html is not None:
         from meshwright.viz.document import write_page
-        from meshwright.viz.inspection_page import inspection_page
+        from meshwright.viz.pages import inspection_page
 
         write_page(args.html, inspection_page(found))
     if args.json:

@@ -95,7 +95,7 @@ def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
     """The page of a verification."""
     from meshwright.viz.document import write_page
-    from meshwright.viz.verify_page import verify_page
+    from meshwright.viz.pages import verify_page
 
     write_page(path, verify_page(found, measured))
 
