@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console
-from meshwright.errors import MeshwrightError
+from meshwright.files import check_output, write_file
 from meshwright.viz import read_text, show, show_data
 
 EXAMPLES = (
@@ -44,6 +44,8 @@ class Args:
 
 def run(args: Args) -> int:
     """Show the picture, and write it where that is asked for."""
+    if args.svg is not None:
+        check_output(args.svg)
     array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
     picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
     if args.svg is not None:
@@ -56,11 +58,3 @@ def run(args: Args) -> int:
     again = f'meshwright show "{args.array}" --mesh {args.mesh} --dims {args.dims}'
     print(f"\n next   {again} {'--svg FILE' if args.all else '--all'}" if args.svg is None else f"\n wrote  {args.svg}")
     return 0
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file; one that cannot be written is an error."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-from meshwright.errors import MeshwrightError
 from meshwright.viz import svg
 from meshwright.viz.scene import Scene
 
@@ -87,13 +85,3 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: S
 def paragraphs(lines: Sequence[str]) -> str:
     """Lines of text, each a paragraph."""
     return "\n".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a page atomically."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(page)
-        partial.replace(path)
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None
