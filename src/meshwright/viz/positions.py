@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from meshwright.hardware import IDLE, Layout, System
+from meshwright.hardware import IDLE, MeshPlacement, System
 
 Coordinates = Mapping[str, int]
 
@@ -22,7 +22,7 @@ class Place(NamedTuple):
     core: int
 
 
-def device_coordinates(layout: Layout) -> dict[Place, Coordinates]:
+def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
     """The mesh coordinates of every device of a torus; an idle device has none."""
     order = layout.order
     if order is None:
@@ -41,7 +41,7 @@ _DIMS = ("slice", "x", "y", "z", "core")
 """The dimensions of a fabric; a mesh axis over several counts the later ones faster."""
 
 
-def _coordinates(layout: Layout, place: Place, dims: tuple[str, ...]) -> Coordinates:
+def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
     """The mesh coordinates made up of the pieces of some fabric dimensions."""
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
@@ -53,7 +53,7 @@ def _coordinates(layout: Layout, place: Place, dims: tuple[str, ...]) -> Coordin
     return {} if is_idle else found
 
 
-def _degrees_in_slice(layout: Layout) -> dict[str, int]:
+def _degrees_in_slice(layout: MeshPlacement) -> dict[str, int]:
     """The part of each mesh axis's degree inside a slice."""
     inside = [piece for piece in layout.pieces if piece.dim != "slice"]
     return {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.viz.grid import mesh_text
 from meshwright.viz.positions import Coordinates, Place, device_coordinates
 from meshwright.viz.sketch import Cell, Panel, Sketch, limit_panels
@@ -32,7 +32,7 @@ def torus_sketch(system: System, degrees: Mapping[str, int]) -> Sketch:
     return Sketch(title=title, panels=panels, notes=tuple(_notes(layout, shown)), is_gallery=len(panels) > 1)
 
 
-def _plane(layout: Layout, places: Mapping[Place, Coordinates], shown: list[str], number: int, z: int) -> Panel:
+def _plane(layout: MeshPlacement, places: Mapping[Place, Coordinates], shown: list[str], number: int, z: int) -> Panel:
     """The chips of one plane of one slice."""
     system = layout.system
     rows, columns = system.shape[:2]
@@ -51,7 +51,7 @@ def _plane(layout: Layout, places: Mapping[Place, Coordinates], shown: list[str]
     )
 
 
-def _chip(layout: Layout, places: Mapping[Place, Coordinates], shown: list[str], first: Place) -> Cell:
+def _chip(layout: MeshPlacement, places: Mapping[Place, Coordinates], shown: list[str], first: Place) -> Cell:
     """One chip with the coordinates of its devices, coloured by the first mesh axis."""
     devices = [places[first._replace(core=core)] for core in range(layout.system.devices_per_chip)]
     texts = [",".join(str(device[axis]) for axis in shown) or "0" if device else _IDLE_CHIP for device in devices]
@@ -61,7 +61,7 @@ def _chip(layout: Layout, places: Mapping[Place, Coordinates], shown: list[str],
     return Cell("|".join(texts), colour, f"{where}: {'; '.join(said)}")
 
 
-def _notes(layout: Layout, shown: list[str]) -> Iterator[str]:
+def _notes(layout: MeshPlacement, shown: list[str]) -> Iterator[str]:
     """What the labels mean, what each mesh axis runs over, which physical axes wrap, and what lay_mesh has to say."""
     system = layout.system
     if shown:
