@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import IDLE, Layout, System, lay_mesh
+from meshwright.hardware import IDLE, MeshPlacement, System, lay_mesh
 from meshwright.viz.arrays import fills_of, mesh_text
 from meshwright.viz.holdings import Holdings
 from meshwright.viz.panels import Cell, Panel, Sketch, limit_panels
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     core: int
 
 
-def device_coordinates(layout: Layout) -> dict[Place, Coordinates]:
+def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
     """The mesh coordinates of every device of a torus; an idle device has none."""
     order = layout.order
     if order is None:
@@ -45,7 +45,7 @@ _DIMS = ("slice", "x", "y", "z", "core")
 """The dimensions of a fabric; a mesh axis over several counts the later ones faster."""
 
 
-def _coordinates(layout: Layout, place: Place, dims: tuple[str, ...]) -> Coordinates:
+def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
     """The mesh coordinates made up of the pieces of some fabric dimensions."""
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
@@ -57,7 +57,7 @@ def _coordinates(layout: Layout, place: Place, dims: tuple[str, ...]) -> Coordin
     return {} if is_idle else found
 
 
-def _degrees_in_slice(layout: Layout) -> dict[str, int]:
+def _degrees_in_slice(layout: MeshPlacement) -> dict[str, int]:
     """The part of each mesh axis's degree inside a slice."""
     inside = [piece for piece in layout.pieces if piece.dim != "slice"]
     return {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
@@ -124,7 +124,7 @@ def _colour_note(system: System) -> str:
     return f"a colour is a shard, as above: the one that the {first} holds"
 
 
-def _notes(layout: Layout, shown: list[str]) -> Iterator[str]:
+def _notes(layout: MeshPlacement, shown: list[str]) -> Iterator[str]:
     """What the labels mean, what each mesh axis runs over, which physical axes wrap, and what lay_mesh has to say."""
     system = layout.system
     if shown:
