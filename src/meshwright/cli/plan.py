@@ -12,11 +12,11 @@ from typing import Any
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan_args import Args, ImageArgs, ServeArgs
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output
 from meshwright.hardware import System
 from meshwright.planner import (
     Plan,
     Ranking,
-    check_output,
     find_beyond,
     find_meshes,
     plan_one_mesh,

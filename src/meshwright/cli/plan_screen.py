@@ -52,7 +52,7 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
     data: dict[str, Any] = {
         "candidates": [candidate(plan, best) for plan in ranking.plans],
         "num_meshes": ranking.num_meshes,
-        "num_ways": ranking.num_ways,
+        "num_ways": ranking.num_candidates,
         "num_tied": ranking.num_tied,
         "why": [fact_data(fact) for fact in why(best)],
         "rules_of_thumb": [fact_data(fact) for fact in rules_of_thumb(best)],
@@ -131,7 +131,9 @@ def _print_answer(shown: Shown) -> None:
     best = ranking.plans[0]
     record, room = best.predicted, show_bytes(best.system.usable_bytes)
     print(headline(best))
-    print(f"{ranking.num_meshes:,} meshes in {ranking.num_ways:,} ways; {ranking.num_priced:,} had to be priced\n")
+    print(
+        f"{ranking.num_meshes:,} meshes in {ranking.num_candidates:,} ways; {ranking.num_priced:,} had to be priced\n"
+    )
     memory = f"{show_bytes(record.memory_bytes['peak'])} of {room}"
     rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
     fits = "" if record.fits else "   DOES NOT FIT"

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan_args import ServeArgs
 from meshwright.cli.tables import collective_table, console, folded, show, table, terms
+from meshwright.files import check_output
 from meshwright.hardware import System
 from meshwright.planner import (
     TERMS,
     ServingPlan,
     ServingPoint,
     ServingRanking,
-    check_output,
     fact_data,
     longest_term,
     prefill_share,

@@ -162,16 +162,19 @@ def plan_one_mesh(
     if not fixed:
         return rank_space(space, (mesh,), top=1).plans[0]
     stages = {name: value for name, value in fixed.items() if name != "sp_method"}
-    ways = [
-        way for way in space.ways(mesh) if all(getattr(way.strategy, name) == value for name, value in stages.items())
+    candidates = [
+        candidate
+        for candidate in space.candidates(mesh)
+        if all(getattr(candidate.strategy, name) == value for name, value in stages.items())
     ]
-    if not ways and space.is_runnable:
+    if not candidates and space.is_runnable:
         return plan_one_mesh(workload, mesh, system, policies, fields, include_planned=True)
-    if not ways:
+    if not candidates:
         said = ", ".join(f"{name}={value}" for name, value in stages.items())
         raise MeshwrightError(f"{said} cannot run mesh {mesh}: schedules are of pp, and virtual stages divide layers")
     plans = [
-        make_plan(replace(workload, remat=way.remat), mesh, system, replace(way.strategy, **fixed)) for way in ways
+        make_plan(replace(workload, remat=candidate.remat), mesh, system, replace(candidate.strategy, **fixed))
+        for candidate in candidates
     ]
     return min(plans, key=lambda found: (not found.predicted.fits, found.predicted.step_seconds or 0.0))
 
