@@ -13,6 +13,7 @@ from meshwright.step import RESNETS, Attention, Dtype, Optimizer
 
 Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]
+Headroom = Annotated[str | None, option("SHARE")]
 Top = Annotated[str, option("N")]
 
 
@@ -104,6 +105,8 @@ class ServedArgs:
     """Cut the model to N layers, to look at a part of it. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
+    memory_headroom: Headroom = None
+    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,8 @@ class ImageArgs:
     """Look at this mesh alone, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
+    memory_headroom: Headroom = None
+    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     top: Top = "8"
     """How many meshes to print. Default: 8."""
     json: Json = False

@@ -21,14 +21,14 @@ class System:
     """The hardware a plan is for: slices of one shape, or so many GPUs or simulated devices.
 
     shape: the chips along each physical axis of a slice; of a switched fabric the number of devices. memory_headroom:
-    the share by which a predicted peak of memory is enlarged before it is held against the memory. Every figure here is
-    per device, as JAX counts devices, and decimal.
+    the share by which a predicted peak of memory is enlarged before it is held against the memory; nothing where None.
+    Every figure here is per device, as JAX counts devices, and decimal.
     """
 
     chip: Chip
     shape: tuple[int, ...]
     num_slices: int = 1
-    memory_headroom: float = 0.0
+    memory_headroom: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> System:
@@ -90,7 +90,7 @@ class System:
     @property
     def plannable_bytes(self) -> float:
         """The largest predicted peak that still fits: the usable memory less the headroom."""
-        return self.usable_bytes / (1 + self.memory_headroom)
+        return self.usable_bytes / (1 + (self.memory_headroom or 0.0))
 
     @property
     def runtime_bytes(self) -> float:

@@ -136,7 +136,7 @@ def _memory(plan: Plan) -> MemoryUse:
     terms = {name: size for name, size in plan.predicted.memory_bytes.items() if name != "peak"}
     largest = max(terms, key=terms.__getitem__)
     share = plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes
-    return MemoryUse(share, plan.memory_headroom, largest, terms[largest])
+    return MemoryUse(share, plan.memory_headroom or 0.0, largest, terms[largest])
 
 
 def _causal(plan: Plan) -> CausalFlops | None:

@@ -130,16 +130,17 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
 def read_system(
     on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
 ) -> System:
-    """The system of a text, with the usual headroom of its kind of chip; a system is returned with its own."""
-    if isinstance(on, System):
-        return on if memory_headroom is None else replace(on, memory_headroom=read_share(memory_headroom))
-    if not isinstance(on, str):
+    """The system of a text, or as it is; without a headroom of its own it has the usual one of its kind of chip."""
+    if isinstance(on, str):
+        on = parse_system(on, hardware_file=hardware)
+    elif not isinstance(on, System):
         raise MeshwrightError(
             f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
         )
-    system = parse_system(on, hardware_file=hardware)
-    usual = MEMORY_HEADROOM[system.chip.kind]
-    return replace(system, memory_headroom=usual if memory_headroom is None else read_share(memory_headroom))
+    if memory_headroom is not None:
+        return replace(on, memory_headroom=read_share(memory_headroom))
+    usual = MEMORY_HEADROOM[on.chip.kind]
+    return on if on.memory_headroom is not None else replace(on, memory_headroom=usual)
 
 
 def read_share(value: float | str) -> float:

@@ -48,7 +48,7 @@ class Plan:
     predicted: Record
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
-    memory_headroom: float = 0.0
+    memory_headroom: float | None = None
     alternatives: tuple[Plan, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
@@ -200,7 +200,7 @@ def plan_from_data(data: dict[str, Any], *, name: str) -> Plan:
             workload=workload_from_data(data["workload"]),
             hardware=data["hardware"],
             hardware_file=data.get("hardware_file"),
-            memory_headroom=data.get("memory_headroom", 0.0),
+            memory_headroom=data.get("memory_headroom"),
             mesh=MeshShape(**data["mesh"]),
             strategy=strategy_from_data(data.get("strategy", {})),
             predicted=record_from_json(data["predicted"]),
