@@ -135,7 +135,7 @@ class _Search:
 
     space: Space
     num_priced: int = 0
-    heap: list[tuple[float, float, int, object]] = field(default_factory=list)
+    heap: list[tuple[float, float, int, object]] = field(default_factory=list[tuple[float, float, int, object]])
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
