@@ -18,6 +18,7 @@ ROOT = Path(meshwright.__file__).parent
 FLOORS = (
     "errors",
     "units",
+    "files",
     "notebook",
     "mesh",
     "record",

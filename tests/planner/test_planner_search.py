@@ -118,7 +118,7 @@ def test_what_runs_is_searched_like_what_can_be_planned():
     assert {
         (way.strategy.zero_stage, way.strategy.num_microbatches) for way in space.ways(MeshShape(fsdp=4, tp=2))
     } == {(stage, parts) for stage in (1, 2, 3) for parts in (1, 2)}
-    assert {way.strategy.overlaps_tp for way in space.ways(MeshShape(fsdp=4, tp=2))} == {False, True}
+    assert {way.strategy.collective_matmul for way in space.ways(MeshShape(fsdp=4, tp=2))} == {False, True}
     assert {way.strategy.zero_stage for way in space.ways(MeshShape(fsdp=4, pp=2))} == {1, 3}
     assert {way.strategy.attention for way in space.ways(MeshShape(fsdp=8))} == {"scores"}
     tpu = runnable_space(workload, parse_system("v5e:2x4"), ("block",))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod
+from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod, TpStream
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
@@ -92,7 +92,7 @@ class StrategyArgs:
     ] = None
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
     """How queries meet the keys of a sequence that sp splits; ring and ulysses imply --attention flash (gather)."""
-    tp_stream: Annotated[Literal["split", "whole"] | None, option("split|whole")] = None
+    tp_stream: Annotated[TpStream | None, option("split|whole")] = None
     """Whether tp splits the residual stream along the sequence between products, or keeps it whole (split)."""
     collective_matmul: Annotated[bool, option()] = False
     """Run tp's collectives chunk by chunk beside the products that need them (off)."""

@@ -1,10 +1,11 @@
-"""`meshwright COMMAND …`: finds the command's file, reads its arguments, runs it, and says by its exit code how it went.
+"""`meshwright COMMAND …`: finds the command's file, reads its arguments and runs it; exit codes say how it went.
 
 Every mistake, interruption and failure to write is one line on stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -30,7 +31,7 @@ COMMANDS = {
 
 EXIT_CODES = {
     0: "done",
-    1: "a check failed: a plan that does not fit or is too late, --tolerance, findings with --check, a loss that is NaN",
+    1: "a check failed: a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN",
     2: "wrong input: one line on stderr says what is wrong, and what would be right",
     130: "interrupted with Ctrl-C",
 }
@@ -156,20 +157,15 @@ def _help() -> str:
 
 def _fail(line: str, code: int) -> int:
     """Say in one line on stderr how a command ended."""
-    try:
+    with contextlib.suppress(OSError):  # Where nobody can be told, the code still says it.
         print(line, file=sys.stderr, flush=True)
-    except OSError:
-        pass  # Nobody can be told; the code still says it.
     return code
 
 
 def _drop_output() -> None:
     """Send what stdout still holds nowhere, or Python fails again over it when it ends."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass  # stdout has no file of its own, as in tests.
+    with contextlib.suppress(OSError, ValueError):  # stdout may have no file of its own, as in tests.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

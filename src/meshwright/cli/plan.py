@@ -15,11 +15,11 @@ from meshwright.cli.plan_args import Args, ImageArgs, ServeArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
     Plan,
-    check_output,
     find_meshes,
     plan_one_mesh,
     read_count,

@@ -11,13 +11,13 @@ from meshwright.cli.tables import collective_table, console, folded, show, table
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output
 from meshwright.hardware import System
 from meshwright.planner import (
     TERMS,
     ServingPlan,
     ServingPoint,
     ServingRanking,
-    check_output,
     fact_data,
     longest_term,
     prefill_share,

@@ -37,9 +37,7 @@ def plan_sweep(
     with waiting(f"planning {len(sweep.values)} values of {sweep.key}"):
         points = run_sweep(sweep, workload, system, best)
     if not any(point.record for point in points):
-        raise MeshwrightError(
-            f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}"
-        )
+        raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
     code = 0 if any(point.record and point.record.fits for point in points) else 1
     if plot is not None:
         _plot(points, plot, workload, system, sweep.key)

@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console
-from meshwright.errors import MeshwrightError
+from meshwright.files import check_output, write_file
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.notation import ShardedArray, Sizes
 from meshwright.viz import device_coordinates, every_sharding, holdings_of, read_text, show
@@ -46,6 +46,8 @@ class Args:
 
 def run(args: Args) -> int:
     """Show the picture, and write it where that is asked for."""
+    if args.svg is not None:
+        check_output(args.svg)
     array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
     picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
     if args.svg is not None:
@@ -69,11 +71,3 @@ def _data(array: ShardedArray, sizes: Sizes, args: Args) -> dict[str, Any]:
         places = device_coordinates(lay_mesh(parse_system(args.on), sizes.degrees))
         data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
     return data
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file; one that cannot be written is an error."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from meshwright.cli.arguments import Json, option
-from meshwright.cli.show import write_file
 from meshwright.cli.tables import console
+from meshwright.files import check_output, write_file
 from meshwright.step.schedule import Kind, Schedule, slot_layers
 from meshwright.viz import show_pipeline
 
@@ -41,6 +41,8 @@ class Args:
 
 def run(args: Args) -> int:
     """Show the picture, and write it where that is asked for."""
+    if args.svg is not None:
+        check_output(args.svg)
     schedule = Schedule(
         stages=args.stages,
         microbatches=args.microbatches,

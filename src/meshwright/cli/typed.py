@@ -64,7 +64,7 @@ def _watched(args: Any, notes: _Notes) -> Any:
             notes.read.add(name)
         elif name == "__dict__":
             notes.read |= names  # `vars(args)` reads them all.
-        return kind.__getattribute__(self, name)
+        return object.__getattribute__(self, name)
 
     found = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": get, _NOTES: notes}))
     object.__getattribute__(found, "__dict__").update(object.__getattribute__(args, "__dict__"))

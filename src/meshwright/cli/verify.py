@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.page import check_page
 from meshwright.cli.tables import console, folded, headline, show, table
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output, write_file
 from meshwright.planner import Plan, plan_to_run
 from meshwright.record import Record
 from meshwright.units import show_seconds
@@ -64,7 +64,8 @@ class Args:
 def run(args: Args) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
     compare = args.compare
-    check_page(compare.html)
+    if compare.html is not None:
+        check_output(compare.html)
     options = given_options(args.workload, args.strategy) | {"mesh": compare.mesh}
     what: str | Plan = args.model
     if not Path(args.model).is_dir():
@@ -107,10 +108,9 @@ def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
     """The page of a verification."""
-    from meshwright.viz.document import write_page
     from meshwright.viz.verify_page import verify_page
 
-    write_page(path, verify_page(found, measured))
+    write_file(path, verify_page(found, measured))
 
 
 def _print(found: Verification) -> None:

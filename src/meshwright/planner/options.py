@@ -28,10 +28,10 @@ from meshwright.step import (
     SequenceMethod,
     Serving,
     ServingPhase,
+    TpStream,
     Workload,
     check_positions,
 )
-from meshwright.step.choices import not_a_choice
 from meshwright.units import parse_count, parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
@@ -63,7 +63,7 @@ class StrategyOptions(TypedDict, total=False):
     virtual_stages: Count | None
     attention: Attention | None
     sp_method: SequenceMethod | None
-    tp_stream: Literal["split", "whole"] | None
+    tp_stream: TpStream | None
     collective_matmul: bool | None
     optimizer: Optimizer | None
     moment_dtype: Dtype | None
@@ -214,15 +214,6 @@ def read_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
             said[name] = read_count(name, said[name])
-    if "sp_method" in said:
-        said["sequence"] = said.pop("sp_method")
-    if "collective_matmul" in said:
-        said["overlaps_tp"] = said.pop("collective_matmul")
-    if "tp_stream" in said:
-        stream = said.pop("tp_stream")
-        if stream not in ("split", "whole"):
-            raise MeshwrightError(not_a_choice("tp_stream", stream, ("split", "whole")))
-        said["sequence_parallel"] = stream == "split"
     return said
 
 

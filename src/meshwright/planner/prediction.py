@@ -40,7 +40,7 @@ from meshwright.step.blocks import program
 from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
 
-_WORKED = replace(DEFAULT, lockstep=False)
+_WORKED = replace(DEFAULT, spmd_pipeline=False)
 """The default strategy, but that stages do nothing while they wait."""
 
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"

@@ -177,7 +177,7 @@ class _Search:
         strategies = self._strategies(group)
         # Rings beside products leave less to wait for, and make more products of one.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
-        hiding = max(strategies, key=lambda strategy: strategy.overlaps_tp)
+        hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
         waited = NO_WAITS
         if group.zero_stage is not None:
             least = least_waits if group.is_close else least_weight_waits

@@ -267,13 +267,13 @@ def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
     """The strategy, and the same with overlapped products."""
-    return base, replace(base, overlaps_tp=True)
+    return base, replace(base, collective_matmul=True)
 
 
 @lru_cache(maxsize=1 << 5)
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
     """The strategy with a method for a split sequence, the same object each time."""
-    return replace(base, sequence=method)
+    return replace(base, sp_method=method)
 
 
 @lru_cache(maxsize=1 << 5)

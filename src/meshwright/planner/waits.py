@@ -228,12 +228,12 @@ def can_hide(move: Collective, layout: Layout, strategy: Strategy) -> bool:
         return False
     if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
         return False
-    return not is_critical(move) or (strategy.overlaps_tp and _is_beside_products(move, strategy))
+    return not is_critical(move) or (strategy.collective_matmul and _is_beside_products(move, strategy))
 
 
 def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
     """Whether a collective is of those over tp that overlapped products do in steps; of a whole stream all are."""
-    in_steps = move.kind == "collective-permute" or not strategy.sequence_parallel
+    in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return move.axes == ("tp",) and move.phase != "update" and in_steps
 
 

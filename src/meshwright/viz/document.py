@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-
-from meshwright.errors import MeshwrightError
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1100px; margin: 2rem auto;
@@ -68,13 +65,3 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: S
 def paragraphs(lines: Sequence[str]) -> str:
     """Lines of text, each a paragraph."""
     return "\n".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a page atomically."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(page)
-        partial.replace(path)
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None
