@@ -213,7 +213,7 @@ def _ranked(ranking: Any) -> dict[str, Any]:
     """The best plans of a search and the size of its space."""
     return {
         "meshes": ranking.num_meshes,
-        "candidates": ranking.num_ways,
+        "candidates": ranking.num_candidates,
         "best": [
             {
                 "mesh": str(plan.mesh),

@@ -118,7 +118,7 @@ def ways(expression, axes):
     """The collectives of every way that the notation lists."""
     operands = (expression.start,) if isinstance(expression, Chain) else expression.operands
     dims = {dim: 1 << 10 for operand in operands for dim in operand.dims}
-    found = infer(expression, Sizes(degrees=dict.fromkeys(axes, 2), dims=dims)).ways
+    found = infer(expression, Sizes(degrees=dict.fromkeys(axes, 2), dims=dims)).implementations
     return [[(step.kind, step.axes) for step in way.steps if isinstance(step, Communicate)] for way in found]
 
 

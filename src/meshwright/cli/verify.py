@@ -108,7 +108,7 @@ def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
     """The page of a verification."""
-    from meshwright.viz.verify_page import verify_page
+    from meshwright.viz.pages import verify_page
 
     write_file(path, verify_page(found, measured))
 

@@ -2,7 +2,7 @@
 
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes
-from meshwright.hardware.fabric import IDLE, Crossing, Layout, Placement, Ring, lay_mesh
+from meshwright.hardware.fabric import IDLE, Crossing, MeshPlacement, Placement, Ring, lay_mesh
 from meshwright.hardware.load import chip_names, chips, load_chip, load_hardware
 from meshwright.hardware.system import System, cloud_note, make_system, parse_system
 
@@ -10,7 +10,7 @@ __all__ = [
     "IDLE",
     "Chip",
     "Crossing",
-    "Layout",
+    "MeshPlacement",
     "Placement",
     "Ring",
     "System",

@@ -130,16 +130,17 @@ def plan_one_mesh(
     if not fixed:
         return plan_mesh(workload, mesh, system, remats=policies, **fields)
     stages = {name: value for name, value in fixed.items() if name != "sp_method"}
-    ways = [
-        way
-        for way in whole_space(workload, system, policies, **free).ways(mesh)
-        if all(getattr(way.strategy, name) == value for name, value in stages.items())
+    candidates = [
+        candidate
+        for candidate in whole_space(workload, system, policies, **free).candidates(mesh)
+        if all(getattr(candidate.strategy, name) == value for name, value in stages.items())
     ]
-    if not ways:
+    if not candidates:
         said = ", ".join(f"{name}={value}" for name, value in stages.items())
         raise MeshwrightError(f"{said} cannot run mesh {mesh}: schedules are of pp, and virtual stages divide layers")
     plans = [
-        make_plan(replace(workload, remat=way.remat), mesh, system, replace(way.strategy, **fixed)) for way in ways
+        make_plan(replace(workload, remat=candidate.remat), mesh, system, replace(candidate.strategy, **fixed))
+        for candidate in candidates
     ]
     return min(plans, key=lambda found: (not found.predicted.fits, found.predicted.step_seconds or 0.0))
 
