@@ -21,7 +21,16 @@ from meshwright.families import PRESETS, load_model, workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
-from meshwright.step import ModelConfig, SequenceMethod, Strategy, Workload, check_sequence, is_zigzag, sequence_method
+from meshwright.step import (
+    ModelConfig,
+    SequenceMethod,
+    Strategy,
+    Workload,
+    check_sequence,
+    is_zigzag,
+    sequence_method,
+    strategy_from_data,
+)
 from meshwright.units import show_bytes, show_seconds
 
 METHODS: tuple[SequenceMethod, ...] = ("gather", "ring", "ulysses")
@@ -61,7 +70,7 @@ def show_table(model: ModelConfig) -> None:
 
 def show_row(model: ModelConfig, length: int, degree: int, method: SequenceMethod) -> None:
     """Print one row, or why the method cannot split the heads."""
-    mesh, strategy = MeshShape(dp=64 // degree, sp=degree), Strategy(attention="flash", sequence=method)
+    mesh, strategy = MeshShape(dp=64 // degree, sp=degree), Strategy(attention="flash", sp_method=method)
     star = "*" if method == sequence_method(model, mesh) else " "
     head = f"{length:>8} {degree:>3} {star} {method:<8}"
     try:
@@ -110,7 +119,7 @@ def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
     from meshwright.simulate import simulate
 
     on = "v5e:2x4" if degree == 8 else "v5e:4x4"
-    mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sequence=method)
+    mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sp_method=method)
     workload = Workload(model=FEW_HEADS, batch=1, seq_len=length, remat="none")
     arguments = {"workload": asdict(workload), "strategy": asdict(strategy)}
     head = f"{method:<8} S = {length:>7}, P = {degree:>2}, {on}:"
@@ -142,7 +151,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     from meshwright.runtime.segments import Mask, Segments
     from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS
 
-    asked, way = workload_from_data(workload), Strategy(**strategy)
+    asked, way = workload_from_data(workload), strategy_from_data(strategy)
     model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
     layout, tokens = ShardingContext(shape), (asked.batch, asked.seq_len)
     groups = model.num_heads // model.num_kv_heads
@@ -155,7 +164,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
         places = Segments(positions) if is_zigzag(shape, way) else None
 
         def attention(query: Any, key: Any, value: Any) -> Any:
-            return attend(query, key, value, places, layout, method=way.sequence, mask=Mask())
+            return attend(query, key, value, places, layout, method=way.sp_method, mask=Mask())
 
         output, back = jax.vjp(attention, query, key, value)
         return output, *back(gradient)

@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
-from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
+from meshwright.step.ir import AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
 from meshwright.step.pipeline import (
     is_shared_before,
@@ -100,7 +100,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
         return stage + ahead.layer(before.name) * before.num_layers
     num_layers = workload.model.num_layers
     layer = _mean([(timed.layer(stack.name), stack.num_layers) for stack in found.stacks])
-    if mesh.pp == 1 or strategy.lockstep:
+    if mesh.pp == 1 or strategy.spmd_pipeline:
         return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
     most = stage_layers(num_layers, mesh)
     last = max(num_layers - most * (mesh.pp - 1), 0)
@@ -240,7 +240,8 @@ class OpTimer:
                 return self._attention(op)
             case Elementwise():
                 return self._elementwise(op)
-        return 0.0
+            case Communicate():
+                return 0.0
 
     def _matmul(self, op: Matmul) -> float:
         """A product, or one of its gradients; rows in several steps where it overlaps with its collective."""

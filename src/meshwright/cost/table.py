@@ -15,7 +15,7 @@ from meshwright.cost.collective import collective_seconds
 from meshwright.cost.comm_volume import priced_collectives
 from meshwright.cost.flops import AttentionProduct, attention_products, scores_share
 from meshwright.cost.roofline import intensity, op_seconds
-from meshwright.hardware import Layout, System, dtype_bytes, lay_mesh
+from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.notation import Product, ShardedArray
 from meshwright.record import Bound, Collective, Phase
@@ -36,9 +36,9 @@ HALVES = 2
 
 
 class LocalProduct(NamedTuple):
-    """A product as matrices on one device: `count` times [rows, inner] @ [inner, columns]."""
+    """A product as matrices on one device: `repeats` times [rows, inner] @ [inner, columns]."""
 
-    count: float
+    repeats: float
     rows: float
     inner: float
     columns: float
@@ -51,12 +51,12 @@ class LocalProduct(NamedTuple):
     @property
     def operands(self) -> float:
         """The elements of both operands."""
-        return self.count * self.inner * (self.rows + self.columns)
+        return self.repeats * self.inner * (self.rows + self.columns)
 
     @property
     def result(self) -> float:
         """The elements of the result."""
-        return self.count * self.rows * self.columns
+        return self.repeats * self.rows * self.columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class _Table:
         self.workload, self.mesh, self.system, self.strategy = workload, mesh, system, strategy
         self.step: Step = train_step(workload, mesh, strategy)
         self.extents: Extents = self.step.extents
-        self.layout: Layout = lay_mesh(system, mesh.layout)
+        self.layout: MeshPlacement = lay_mesh(system, mesh.layout)
         self.products = {_place(op) for op in self.step.ops.matmuls}
         self.collectives: dict[_Place, list[Collective]] = {}
         self.alone: list[tuple[Communicate, Collective]] = []

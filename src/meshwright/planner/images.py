@@ -20,7 +20,7 @@ from meshwright.cost import (
     straggling_seconds,
 )
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, System, lay_mesh, make_system
+from meshwright.hardware import MeshPlacement, System, lay_mesh, make_system
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.facts import Gap, GapKind
 from meshwright.planner.prediction import SIMULATED
@@ -57,7 +57,8 @@ class ImageRanking:
 def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
     """Every legal mesh of dp and fsdp over all devices, priced and ranked; none is an error that says why."""
     shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
-    found, refusals = [], []
+    found: list[Record] = []
+    refusals: list[str] = []
     for mesh in shapes:
         try:
             found.append(plan_image_mesh(workload, mesh, system))
@@ -212,7 +213,7 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
     return passes
 
 
-def _priced(workload: ImageWorkload, mesh: MeshShape, layout: Layout) -> list[Collective]:
+def _priced(workload: ImageWorkload, mesh: MeshShape, layout: MeshPlacement) -> list[Collective]:
     """The collectives of a step with the time that all runs of each take on the fabric."""
     return [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost import most_sequences, serving_step
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
@@ -62,7 +62,8 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
     """
     system.peak(serving.compute_dtype)  # A dtype without a figure says so before anything is searched.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
-    chosen, points = [], []
+    chosen: list[ServingPlan] = []
+    points: list[ServingPoint] = []
     for layout in legal:
         priced = _Priced(serving, layout, system)
         best = priced.best_sequences()
@@ -118,7 +119,8 @@ def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, .
 def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:
     """The layouts on some meshes that can split what is served, and how many were tried; none is an error."""
     layouts = [layout for mesh in shapes for layout in serving_layouts(serving, mesh)]
-    found, refusals = [], []
+    found: list[ServingLayout] = []
+    refusals: list[str] = []
     for layout in layouts:
         try:
             check_serving(serving, layout)
@@ -143,7 +145,7 @@ class _Priced:
     system: System
 
     @functools.cached_property
-    def laid(self) -> Layout:
+    def laid(self) -> MeshPlacement:
         """The mesh laid on the system."""
         return lay_mesh(self.system, self.layout.mesh.layout)
 

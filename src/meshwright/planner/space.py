@@ -34,7 +34,7 @@ from meshwright.step.layer import Attention as AttentionOfLayer
 
 
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """One way to run a workload: its mesh, what a layer keeps for backward, and the strategy."""
 
     mesh: MeshShape
@@ -66,14 +66,14 @@ class Space:
         found = _legal(self.workload, self.system.num_devices, self.axes)
         return tuple(mesh for mesh in found if self._runs(mesh)) if self.is_runnable else found
 
-    def ways(self, mesh: MeshShape) -> Iterator[Way]:
+    def candidates(self, mesh: MeshShape) -> Iterator[Candidate]:
         """Every way to run a mesh."""
         for parts in self.parts(mesh):
             for remat in self.remats:
                 for strategy in self.strategies(mesh, parts, remat):
-                    yield Way(mesh, remat, strategy)
+                    yield Candidate(mesh, remat, strategy)
 
-    def num_ways(self, meshes: tuple[MeshShape, ...]) -> int:
+    def num_candidates(self, meshes: tuple[MeshShape, ...]) -> int:
         """All ways on some meshes."""
         each = (
             len(self.strategies(mesh, parts, remat))
@@ -144,7 +144,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
 
 def _policies(base: Strategy) -> tuple[Remat, ...]:
     """The policies that differ: a fused kernel leaves no scores to drop; what the host keeps is asked for by name."""
-    left_out = {"offload"} | ({"attention"} if base.attention != "scores" else set())
+    left_out = ("offload",) if base.attention == "scores" else ("offload", "attention")
     return tuple(remat for remat in REMATS if remat not in left_out)
 
 
@@ -192,7 +192,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...]) -> tuple
     check_positions(workload.model, workload.seq_len)
     sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload)]
     stages = axes.index("pp") if "pp" in axes else None
-    found, shapes = [], list(factorings(num_devices, len(axes)))
+    found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
     for degrees in shapes:
         if stages is not None and degrees[stages] > workload.model.num_layers:
             continue
@@ -267,13 +267,13 @@ def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
     """The strategy, and the same with overlapped products."""
-    return base, replace(base, overlaps_tp=True)
+    return base, replace(base, collective_matmul=True)
 
 
 @lru_cache(maxsize=1 << 5)
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
     """The strategy with a method for a split sequence, the same object each time."""
-    return replace(base, sequence=method)
+    return replace(base, sp_method=method)
 
 
 @lru_cache(maxsize=1 << 5)

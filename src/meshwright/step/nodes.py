@@ -17,6 +17,7 @@ from meshwright.step.ir import Array, Block, Dim, Pass, Region
 from meshwright.step.layer import (
     Attention,
 )
+from meshwright.step.strategy import SequenceMethod, TpStream
 
 LETTERS = {
     "embed": "D",
@@ -63,11 +64,11 @@ class Layout:
     batch: tuple[str, ...]
     sequence: tuple[str, ...]
     residual: tuple[str, ...]
-    sp_method: Literal["gather", "ring", "ulysses"]
+    sp_method: SequenceMethod
     has_positions: bool
     is_pair: bool
     collective_matmul: bool
-    sequence_parallel: bool
+    tp_stream: TpStream
     dropout: bool
 
     @cached_property
@@ -230,7 +231,7 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     source, target = before.notation, after.notation
     axes = {*source.split_axes, *source.unreduced, *target.split_axes}
     sizes = Sizes(degrees=dict.fromkeys(axes, 2), dims=dict.fromkeys(source.dims, 1 << 20))
-    found = []
+    found: list[Collected] = []
     for move in reshard(source, target, sizes):
         if isinstance(move, Inferred):
             operand, result = (_laid(before, array) for array in (move.operand, move.result))
