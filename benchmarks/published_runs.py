@@ -180,9 +180,8 @@ def show(report: dict[str, Any]) -> str:
     ]
     pairs = report["ratios"]
     if pairs["pairs"]:
-        lines.append(
-            f"ratios of two runs on the same chips: median |error| {pairs['median_abs_error']:.2%}, {pairs['pairs']} pairs"
-        )
+        error = f"median |error| {pairs['median_abs_error']:.2%}, {pairs['pairs']} pairs"
+        lines.append(f"ratios of two runs on the same chips: {error}")
     lines.append(f"refused: {len(report['refused'])}")
     lines += [f"  {item['id']}: {item['reason']}" for item in report["refused"]]
     return "\n".join(lines)

@@ -74,7 +74,7 @@ def _point(
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
     """The numbers from the first to the last, each twice the one before."""
-    values = []
+    values: list[int] = []
     while first and first <= last:
         values.append(first)
         first *= 2
