@@ -74,9 +74,9 @@ def test_the_data_has_the_candidates_how_they_run_and_what_is_near(capsys):
     assert {"mesh", "step_seconds", "remat", "strategy", "gap_to_best", "planned_only"} <= set(first)
     assert first["strategy"]["attention"] == "cudnn"
     assert answer["requested"]["mesh"]["pp"] == 2
-    assert "can be planned" in answer["requested"]["planned_only"]
+    assert answer["requested"]["planned_only"] is None
     assert len(answer["nearby"]) == len(answer["rules_of_thumb"]) == 3
-    steps = [record["step_seconds"] for record in answer["candidates"] if record["fits"]]
+    steps = [record["step_seconds"] for record in answer["candidates"] if record["fits"]][answer["num_tied"] :]
     assert steps == sorted(steps)
     assert answer["num_ways"] > len(answer["candidates"])
 

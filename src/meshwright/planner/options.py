@@ -131,12 +131,15 @@ def read_system(
     on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
 ) -> System:
     """The system of a text, or as it is; without a headroom of its own it has the usual one of its kind of chip."""
-    if isinstance(on, str):
-        on = parse_system(on, hardware_file=hardware)
-    elif not isinstance(on, System):
-        raise MeshwrightError(
-            f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
-        )
+    match on:
+        case System():
+            pass
+        case str():
+            on = parse_system(on, hardware_file=hardware)
+        case _:
+            raise MeshwrightError(
+                f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
+            )
     if memory_headroom is not None:
         return replace(on, memory_headroom=read_share(memory_headroom))
     usual = MEMORY_HEADROOM[on.chip.kind]
@@ -171,7 +174,7 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
             raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
 
 
-LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}
+LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8, "--tokens": 10**18}
 """The most that some options may be; all others 10^9. A search over more would not end."""
 
 
