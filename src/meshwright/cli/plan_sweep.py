@@ -44,7 +44,8 @@ def plan_sweep(
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
-    print(f"{headline(workload, str(system))}\nsweep over {sweep.key}\n")
+    show(console(), headline(workload, str(system)))
+    print(f"sweep over {sweep.key}\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
     priced = [point for point in points if point.record]
     first = next((point for point in priced if point.record and point.record.fits), priced[0])
