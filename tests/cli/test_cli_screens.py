@@ -1,4 +1,4 @@
-"""Screens at 60, 80, 100 and 140 columns and in a pipe: no number is ever cut, none is left out, no line is too long."""
+"""Screens at 60, 80, 100 and 140 columns and in a pipe: no number is cut or left out, no line is too long."""
 
 import importlib
 import re
