@@ -71,6 +71,10 @@ class _Training:
         search_args, output = self.args.search, self.args.output
         if output.output is not None:
             check_output(output.output)
+        if output.plot is not None:
+            from meshwright.viz.charts import check_chart_file
+
+            check_chart_file(output.plot)
         if search_args.sweep:
             from meshwright.cli.plan_sweep import plan_sweep
 
@@ -98,7 +102,7 @@ class _Training:
         if output.plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
-            plot_plan([plan.predicted for plan in ranking.plans], output.plot, self.workload, self.system)
+            plot_plan(ranking.plans, output.plot)
         if output.json:
             plan_data(ranking, asked, with_ops=output.ops)
         else:

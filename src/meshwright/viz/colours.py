@@ -31,6 +31,7 @@ _NAMED = {
     "exposed copies": "#ec9f94",
     "exposed calls": "#f2bdb5",
     "host copies": "#ec9f94",
+    "MFU": "#c4cad0",
     "pipeline bubble": "#d5d5d5",
     "contention": "#b9b9b9",
     "stragglers": "#9f9f9f",
