@@ -18,6 +18,7 @@ ROOT = Path(meshwright.__file__).parent
 FLOORS = (
     "errors",
     "units",
+    "encoding",
     "files",
     "notebook",
     "mesh",
@@ -38,6 +39,7 @@ FLOORS = (
     "inspection",
     "viz",
     "cli",
+    "__main__",
 )
 WITHOUT_JAX = FLOORS[: FLOORS.index("runtime")]
 

@@ -67,7 +67,7 @@ def test_the_title_of_a_sweep_claims_nothing_that_differs_between_its_points(tmp
     import matplotlib as mpl
 
     monkeypatch.setitem(mpl.rcParams, "svg.fonttype", "none")
-    asked = ["plan", "gpt2-xl", "--on", "v5e:4x4", "--batch", "64", "--sweep", "batch=32,64"]
+    asked = ["plan", "gpt2-xl", "--on", "v5e:4x4", "--sweep", "batch=32,64"]
     assert main([*asked, "--plot", str(tmp_path / "a.svg")]) == 0
     for text in (capsys.readouterr().out.splitlines()[0], (tmp_path / "a.svg").read_text()):
         assert "gpt2-xl · train · batch × " in text

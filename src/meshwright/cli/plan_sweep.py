@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.plan_screen import run_as
 from meshwright.cli.tables import console, folded, mesh_name, show, table
+from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.planner import Plan, Point, read_sweep, run_sweep
+from meshwright.planner import Plan, Point, run_sweep
+from meshwright.planner.sweep import Sweep
 from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -21,26 +23,28 @@ if TYPE_CHECKING:
 
 
 def plan_sweep(
-    text: str,
+    sweep: Sweep,
     workload: Workload,
     system: System,
     best: Callable[[Workload, System], Record],
     *,
     plot: Path | None,
     as_json: bool,
-) -> None:
-    """Print the table of a sweep, and draw it where a file is named; no value that can be planned is an error."""
-    sweep = read_sweep(text)
-    points = run_sweep(sweep, workload, system, best)
+) -> int:
+    """Print the table of a sweep, and draw it where a file is named; 1 where nothing fits.
+
+    No value that can be planned is an error.
+    """
+    with waiting(f"planning {len(sweep.values)} values of {sweep.key}"):
+        points = run_sweep(sweep, workload, system, best)
     if not any(point.record for point in points):
-        raise MeshwrightError(
-            f"no point of sweep {text} can be planned; {sweep.key}={points[0].value}: {points[0].reason}"
-        )
+        raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
+    code = 0 if any(point.record and point.record.fits for point in points) else 1
     if plot is not None:
         _plot(points, plot, workload, system, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
-        return
+        return code
     chips = system.chip.name if sweep.key == "chips" else str(system)
     print(f"{_headline(workload, sweep=sweep.key)} · {chips}\nsweep over {sweep.key}, the best plan for each\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
@@ -52,6 +56,7 @@ def plan_sweep(
             print(folded(f"{sweep.key}={point.value:,}: {point.reason}"))
     if plot is not None:
         print(f"\n wrote  {plot}")
+    return code
 
 
 def plot_plan(plans: Sequence[Plan], path: Path) -> None:
@@ -80,8 +85,8 @@ def _plot(points: Sequence[Point], path: Path, workload: Workload, system: Syste
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
     """What is the same for all: neither what a sweep changes, nor what the planner chooses for each."""
-    batch = "batch" if sweep == "batch" else f"{workload.batch}"
-    seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len}"
+    batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
+    seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · train · {batch} × {seq_len} tokens · {workload.compute_dtype}"
 
 

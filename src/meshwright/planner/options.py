@@ -146,6 +146,10 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
     return parse_mesh(mesh, num_devices=num_devices)
 
 
+LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}
+"""The most that some options may be; all others 10^9. A search over more would not end."""
+
+
 def read_count(name: str, value: Count) -> int:
     """A whole number from 1, of a number or a text."""
     try:
@@ -153,7 +157,9 @@ def read_count(name: str, value: Count) -> int:
     except (MeshwrightError, TypeError):
         number = 0
     if number < 1 or isinstance(value, bool):
-        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k or 4M")
+        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k, 128Ki or 4M")
+    if number > LARGEST.get(name, 10**9):
+        raise MeshwrightError(f"{name} is {value!r}; the most is {LARGEST.get(name, 10**9):,}")
     return number
 
 

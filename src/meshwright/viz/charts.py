@@ -13,7 +13,6 @@ from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
 from meshwright.record import Record, wire_bytes
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
-from meshwright.viz.bars import NOT_TERMS
 from meshwright.viz.colours import INK, RULE, WRONG, named
 
 if TYPE_CHECKING:
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 """The file formats of a chart."""
 
+
+NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
+"""Entries of a record's memory that are sums of others, or lie in memory that others already count."""
 
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 """The ground of a text that a line may cross."""
@@ -77,7 +79,7 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize="x-large")
-    (speed, parts), (roof, memory) = figure.subfigures(2, 2, wspace=0.03, hspace=0.03)
+    (speed, parts), (roof, memory) = figure.subfigures(2, 2, squeeze=False, wspace=0.03, hspace=0.03)
     if scale:
         _draw_scaling(speed, bars, scale)
     else:
