@@ -14,7 +14,7 @@ import tyro
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console, folded, show, table, terms, wrap
 from meshwright.cli.typed import check_all_read
-from meshwright.cost import PricedImplementation, PricedProduct, price
+from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.notation import Communicate, Inference, Sizes, infer, parse, parse_numbers
@@ -155,8 +155,8 @@ def _why(priced: PricedProduct) -> list[str]:
                 then="  ",
             )
     if chosen.bound:
-        verdict = "; ".join(filter(None, (f"{chosen.bound} bound", chosen.threshold)))
-        lines += wrap(verdict, first=" ", then="  ")
+        threshold = say_threshold(chosen.threshold) if chosen.threshold else ""
+        lines += wrap("; ".join(filter(None, (f"{chosen.bound} bound", threshold))), first=" ", then="  ")
     return lines + [folded(f"note: {note}") for note in priced.layout.notes]
 
 
