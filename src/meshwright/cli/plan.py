@@ -87,6 +87,10 @@ class _Training:
         from meshwright.cli.plan_sweep import plan_sweep
 
         plot, as_json = self.args.output.plot, self.args.output.json
+        if plot is not None:
+            from meshwright.viz.charts import check_chart_file
+
+            check_chart_file(plot)
         check_all_read(self.args, "beside --sweep")
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
@@ -117,6 +121,10 @@ class _Training:
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
         if path is not None:
             check_output(path)
+        if plot is not None:
+            from meshwright.viz.charts import check_chart_file
+
+            check_chart_file(plot)
         check_all_read(self.args)
         with waiting(f"planning {self.workload.model.name} on {self.system}"):
             asked = None if mesh is None else self._of_mesh(mesh)
@@ -129,7 +137,7 @@ class _Training:
         if plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
-            plot_plan([plan.predicted for plan in ranking.plans], plot, self.workload, self.system)
+            plot_plan(ranking.plans, plot)
         run = None if tokens is None else training_run(chosen, tokens, price)
         shown = Shown(ranking=ranking, asked=asked, beyond=beyond, run=run)
         if as_json:

@@ -130,7 +130,7 @@ def _print_answer(shown: Shown) -> None:
     ranking = shown.ranking
     best = ranking.plans[0]
     record, room = best.predicted, show_bytes(best.system.usable_bytes)
-    print(headline(best))
+    show(console(), headline(best))
     print(
         f"{ranking.num_meshes:,} meshes in {ranking.num_candidates:,} ways; {ranking.num_priced:,} had to be priced\n"
     )
@@ -200,7 +200,7 @@ def _print_candidates(ranking: Ranking) -> None:
         within = f"they differ by less than {show_percent(RATIO_ERROR)}, the error of such a comparison"
         print(f"  1 to {ranking.num_tied} tie: {within}; the simplest is first")
     if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
-        print("  run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3")
+        print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     print()
 
 
