@@ -38,6 +38,7 @@ FLOORS = (
     "inspection",
     "viz",
     "cli",
+    "__main__",
 )
 WITHOUT_JAX = FLOORS[: FLOORS.index("runtime")]
 

@@ -26,10 +26,8 @@ from meshwright.step import Workload
 from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render
-from meshwright.viz.findings_section import findings_section
-from meshwright.viz.inspection_page import inspection_page
+from meshwright.viz.pages import findings_section, inspection_page, verify_page
 from meshwright.viz.timeline import timeline_section
-from meshwright.viz.verify_page import verify_page
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = GatheredTwice(

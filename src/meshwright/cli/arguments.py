@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,13 +25,12 @@ def positional(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-def given_options(*groups: Any) -> dict[str, Any]:
-    """The options of some groups by name, those left out as None."""
+def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """The options of some groups by name, those left out as None; `without` are not read."""
     found: dict[str, Any] = {}
     for group in groups:
         for field in fields(group):
-            value = getattr(group, field.name)
-            if not is_dataclass(value):
+            if field.name not in without and not is_dataclass(value := getattr(group, field.name)):
                 found[field.name] = None if value is False else value
     return found
 

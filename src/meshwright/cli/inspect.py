@@ -73,7 +73,7 @@ def run(args: Args) -> int:
         check_output(args.html)
     found = _inspection(args)
     if args.html is not None:
-        from meshwright.viz.inspection_page import inspection_page
+        from meshwright.viz.pages import inspection_page
 
         write_file(args.html, inspection_page(found))
     if args.json:

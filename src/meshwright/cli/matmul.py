@@ -14,6 +14,7 @@ import tyro
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import WIDTH, console, show, table, terms
+from meshwright.cli.typed import check_all_read
 from meshwright.cost import PricedImplementation, PricedProduct, price
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
@@ -63,19 +64,24 @@ class Args:
 
 def run(args: Args) -> int:
     """Price the product, print it, and run it where that is asked for."""
+    is_run = args.run
     degrees = parse_numbers(args.mesh)
     sizes = Sizes(degrees=degrees, dims=parse_numbers(args.dims), element_bytes=dtype_bytes(args.dtype))
     inference, system = infer(parse(args.product, axes=degrees), sizes), parse_system(args.on)
+    there = {dim for array in (*inference.operands, inference.result) for dim in array.dims}
+    if unknown := [dim for dim in sizes.dims if dim not in there]:
+        raise MeshwrightError(f"--dims names {unknown[0]}, which is no dim of {args.product}; leave it out")
+    top = None if args.json else read_count("--top", args.top)
+    check_all_read(args, "beside --json" if top is None else "here")
     priced = price(inference, system, dtype=args.dtype)
-    if args.run and sizes.degree(degrees) > MOST_DEVICES:
+    if is_run and sizes.degree(degrees) > MOST_DEVICES:
         raise MeshwrightError(
             f"--run simulates up to {MOST_DEVICES} devices; {args.mesh} are {sizes.degree(degrees)}, take fewer"
         )
-    top = read_count("--top", args.top)
-    if not args.json:
+    if top is not None:
         _print(args, priced, system, top)
-    executed = _execute(_small(priced)) if args.run else None
-    if args.json:
+    executed = _execute(_small(priced)) if is_run else None
+    if top is None:
         print(json.dumps(priced.to_json() | ({"run": executed.to_json()} if executed else {}), indent=2))
     elif executed:
         _print_run(executed)

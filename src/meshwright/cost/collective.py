@@ -136,7 +136,7 @@ def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
     On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring
     (V / 4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
     """
-    terms = []
+    terms: list[Term] = []
     for ring in placement.rings:
         chunk = nbytes * placement.chip_members * ring.size / (_links(ring) * ring.link_bytes_per_second)
         terms.append(Term("ICI", chunk * (ring.size**2 // 4) / ring.size**2, chunk / 4, f"ICI {ring}"))

@@ -231,7 +231,7 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     source, target = before.notation, after.notation
     axes = {*source.split_axes, *source.unreduced, *target.split_axes}
     sizes = Sizes(degrees=dict.fromkeys(axes, 2), dims=dict.fromkeys(source.dims, 1 << 20))
-    found = []
+    found: list[Collected] = []
     for move in reshard(source, target, sizes):
         if isinstance(move, Inferred):
             operand, result = (_laid(before, array) for array in (move.operand, move.result))

@@ -264,7 +264,7 @@ def _update(model: Model, layout: Layout, mesh: MeshShape, strategy: Strategy) -
     """What the update of every parameter sums."""
     is_one_program = is_spmd_pipeline(mesh, strategy)
     for path, parameter in leaves(parameters(model)):
-        dims = []
+        dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
