@@ -78,8 +78,6 @@ def check_vocab(config: RunConfig, *, more: str = "") -> None:
 
 def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
     """What is predicted of a run; one that does not fit the memory, or has tokens that no text has, is an error."""
-    if not anyway:
-        check_vocab(config, more=f"; {ANYWAY}")
     system = config.system
     predicted = make_plan(config.workload, config.mesh, system, config.strategy).predicted
     if not predicted.fits and not anyway:
@@ -88,4 +86,6 @@ def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
             f" {show_bytes(predicted.memory_bytes['peak'])} of the {show_bytes(system.usable_bytes)} it has;"
             f" `meshwright plan` says what would fit, {ANYWAY}"
         )
+    if not anyway:
+        check_vocab(config, more=f"; {ANYWAY}")
     return predicted

@@ -49,7 +49,7 @@ def _read_text(file: Path) -> bytes:
     """The bytes of a file of text; one that holds something else is an error, and so is one of another format."""
     if file.suffix in NOT_TEXT:
         raise MeshwrightError(
-            f"{file} is not plain text ({NOT_TEXT[file.suffix]}); --data reads text as it is: extract it first"
+            f"{file} is not plain text ({NOT_TEXT[file.suffix]}); --data reads text as it is: take its text out first"
         )
     try:
         data = file.read_bytes()

@@ -12,6 +12,7 @@ from meshwright.files import check_new_directory
 from meshwright.planner import Count, PlanLike, PlanOptions, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
+from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_from_scratch, check_rate, check_save_every, check_seed, check_start
 from meshwright.training.data import check_corpus, load_corpus
 from meshwright.training.loop import run_steps
@@ -115,6 +116,8 @@ def new_run(
         strategy=plan.strategy,
     )
     if (directory / "config.json").exists():
+        if not Checkpoints(directory).steps:
+            raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
         raise MeshwrightError(
             f"{directory} holds a run; `meshwright train {directory} --resume` goes on with it, -o starts another"
         )

@@ -30,6 +30,10 @@ from meshwright.training.slots import in_order, to_order, to_slots
 from meshwright.training.step import State, abstract_state, initial_state, train_step
 
 
+class NotFiniteError(MeshwrightError):
+    """Loss, gradients or parameters that are no numbers."""
+
+
 def run_steps(
     config: RunConfig,
     directory: Path,
@@ -118,12 +122,15 @@ def _run(
                 if is_last or (config.save_every and taken % config.save_every == 0):
                     saved = _saved(config, layout, mesh, state)
                     if not _is_finite(saved):
-                        raise RunStoppedError(f"parameters are no numbers (nan or inf) after step {taken}")
+                        raise NotFiniteError(
+                            f"parameters are no numbers (nan or inf) after step {taken}; training stops"
+                        )
                     checkpoints.save(taken, saved, config.to_json())
                 if is_last:
                     break
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}; {_left(config, directory)}") from None
+    except NotFiniteError as error:
+        how = "--resume --change --learning-rate RATE"
+        raise RunStoppedError(f"{error}; {_left(config, directory, how)}") from None
     except MeshwrightError as error:
         if not interruption.has_begun:
             raise
@@ -166,7 +173,7 @@ def _begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: 
     begin_run(directory, config, start)
     for step in checkpoints.steps:
         if step > start:
-            on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged')}")
+            on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
 
 
 def _end_failed_start(directory: Path, start: int) -> None:
@@ -177,29 +184,30 @@ def _end_failed_start(directory: Path, start: int) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-def _left(config: RunConfig, directory: Path) -> str:
+def _left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
     """What is left of a run that had to stop, and what can be done with it."""
     steps = Checkpoints(directory).steps
     if not steps:
         return "no checkpoint was written" + ("" if config.save_every else " (--save-every N writes some on the way)")
     return (
-        f"the last checkpoint is {steps[-1]}, of {directory / 'checkpoints'};"
-        f" `meshwright train {shlex.quote(str(directory))} --resume` goes on from it"
+        f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
+        f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"
     )
 
 
 def _check_finite(row: Row, checkpoints: Checkpoints) -> None:
-    """Raise where loss or gradients of a step are no numbers; a checkpoint that gives such a loss is put aside."""
-    wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(row[name])]
+    """Raise where loss or gradients of a step are no numbers; the checkpoint they came from is put aside."""
+    wrong = {"the loss": row["loss"], "the norm of the gradients": row["grad_norm"]}
+    wrong = {name: value for name, value in wrong.items() if not math.isfinite(value)}
     if not wrong:
         return
     checkpoints.wait()
-    if wrong[0] == "loss" and is_first_process() and row["step"] in checkpoints.steps:
+    if is_first_process() and row["step"] in checkpoints.steps:
         checkpoints.set_aside(row["step"], "nan")
-    name = "the loss" if wrong[0] == "loss" else "the norm of the gradients"
-    raise RunStoppedError(
-        f"{name} is {row[wrong[0]]} at step {row['step'] + 1}: training stops (a lower --learning-rate may help, at"
-        f" {row['learning_rate']:.3g} it was too high)"
+    name, value = next(iter(wrong.items()))
+    raise NotFiniteError(
+        f"{name} is {value} at step {row['step'] + 1}, where the learning rate was {row['learning_rate']:.3g}; training"
+        f" stops"
     )
 
 
@@ -244,7 +252,6 @@ def _steps(
 ) -> Iterator[tuple[Row, State]]:
     """The row of each step from `start` on, and the state after it."""
     step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
-    rate: Callable[[int], Any] = config.optimizer.schedule()
     tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
     batch = batches[start]
     for step in range(start, config.steps):
@@ -255,7 +262,7 @@ def _steps(
         found = {name: value.item() for name, value in metrics.items()}
         seconds = time.perf_counter() - began
         where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": np.asarray(rate(step)).item()}
+        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
         speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
         yield row | speed | {"memory_peak_bytes": _memory_peak()}, state
 

@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Count, PlanOptions, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.step import DEFAULT, Workload, check_positions, unused_options
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_rate, check_save_every, check_seed
-from meshwright.training.optimizer import Optimizer
 from meshwright.training.run import RunConfig, read_config
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
@@ -142,29 +139,23 @@ def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[Ru
 
     A schedule ends with a tenth of the rate; steps after it would all be taken at that.
     """
-    if steps is None or steps == config.steps:
-        return config, []
     taken = Checkpoints(directory).latest or 0
-    optimizer, ends = config.optimizer, config.optimizer.decay_steps
+    if steps is None or steps == config.steps or steps <= taken:
+        return config if steps is None else replace(config, steps=steps), []
+    optimizer, ends = config.optimizer, config.optimizer.end
     config = replace(config, steps=steps)
     if steps < ends:
-        rate = _rate(optimizer, steps)
+        rate = f"{optimizer.rate(steps):.3g}"
         return config, [
             f"stops at step {steps}; the schedule of the learning rate still ends at {ends}, it is {rate} there"
         ]
     if steps == ends:
         return config, []
     stretched = replace(optimizer, decay_steps=steps)
-    line = (
-        f"the schedule of the learning rate is stretched from {ends} to {steps} steps: at step {taken} the rate is"
-        f" {_rate(stretched, taken)} instead of {_rate(optimizer, taken)}"
-    )
+    line = f"the schedule of the learning rate is stretched from {ends} to {steps} steps, where it ends"
+    if (rate := f"{stretched.rate(taken):.3g}") != (before := f"{optimizer.rate(taken):.3g}"):
+        line += f": at step {taken} the rate is {rate} instead of {before}"
     return replace(config, optimizer=stretched), [line]
-
-
-def _rate(optimizer: Optimizer, step: int) -> str:
-    """The learning rate at a step."""
-    return f"{np.asarray(optimizer.schedule()(step)).item():.3g}"
 
 
 def config_conflict(config: RunConfig, checkpoint: Mapping[str, Any]) -> str:

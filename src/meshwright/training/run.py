@@ -78,7 +78,9 @@ def read_config(directory: Path) -> RunConfig:
         )
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise MeshwrightError(f"{path} is not the config of a run: it has no {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise MeshwrightError(f"{path} is not the config of a run: {str(error).splitlines()[0]}") from None
 
 
