@@ -18,6 +18,7 @@ ROOT = Path(meshwright.__file__).parent
 FLOORS = (
     "errors",
     "units",
+    "encoding",
     "files",
     "notebook",
     "mesh",

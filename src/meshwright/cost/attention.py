@@ -119,7 +119,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
     """The shares on a TPU: of n blocks in a row (n + 1) / 2 are made, whole, and backward is two kernels.
 
-    These make seven products again, of which five are counted.
+    These do seven products, two of them recomputed, of which five are counted.
     """
     rows = max(1, seq_len // tpu_block(head_dim))
     seen = rows / (rows + 1)

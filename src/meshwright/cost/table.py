@@ -175,7 +175,7 @@ class _Table:
         region = op.region.name
         places: dict[Phase, list[_Place]] = {
             "forward": [(region, op.name, "result", "forward")],
-            # A weight that no product is recomputed for is gathered again for the gradient of its input.
+            # A weight that no product is recomputed for is gathered once more for the gradient of its input.
             "recompute": [
                 (region, op.name, "result", "recompute"),
                 (region, op.name, "input_gradient", "backward"),

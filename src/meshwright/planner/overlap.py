@@ -148,7 +148,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
 
 def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
     """The budget of the collectives of weights and of their gradients."""
-    # Stages of GPipe in lockstep gather a table again.
+    # Stages of GPipe in lockstep gather a table twice.
     shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
     once, each = _weight_budgets(_any_remat(workload), mesh, system, _without(strategy, shape))
     return once + each * strategy.num_microbatches

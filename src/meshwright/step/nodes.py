@@ -147,7 +147,6 @@ class Move:
     after: Array
     pending: tuple[str, ...] = ()
     is_ring: bool = False
-    name_gradient: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +165,7 @@ class Core:
 class Exchange:
     """One collective that a kernel of its own makes in some phases: `array` is as in `record.Collective`.
 
-    phases: in which it runs; recompute where the node runs again.
+    phases: in which it runs; recompute where the node is recomputed.
     """
 
     name: str

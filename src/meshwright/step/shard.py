@@ -301,7 +301,7 @@ class _BlockSharder:
         work: list[Work] = []
         reads = op.source
         if ep:
-            work.extend(dispatch_moves(ep, tp, self._embed(), op, layout))
+            work.extend(dispatch_moves(ep, tp, self._embed(), op))
         else:
             array = self._array(op.source)
             after = replace(array, dims=(*layout.tokens, *array.dims[2:]))
