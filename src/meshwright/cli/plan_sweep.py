@@ -46,7 +46,8 @@ def plan_sweep(
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
     chips = system.chip.name if sweep.key == "chips" else str(system)
-    print(f"{_headline(workload, sweep=sweep.key)} · {chips}\nsweep over {sweep.key}, the best plan for each\n")
+    show(console(), f"{_headline(workload, sweep=sweep.key)} · {chips}")
+    print(f"sweep over {sweep.key}, the best plan for each\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
     priced = [point for point in points if point.record]
     first = next((point for point in priced if point.record and point.record.fits), priced[0])
