@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshwright.errors import MeshwrightError
 from meshwright.step.schedule import Schedule
 from meshwright.viz import show_pipeline
 
@@ -61,3 +62,15 @@ def test_the_svg_says_what_each_cell_is():
     svg = show_pipeline(Schedule(stages=2, microbatches=2, virtual_stages=2)).svg
     assert "microbatch 1 backward in chunk 1" in svg
     assert svg.count("waits") == 2 * 2
+
+
+def test_a_schedule_too_long_to_draw_is_refused_at_once():
+    with pytest.raises(MeshwrightError, match="100,000,000, too many to draw"):
+        show_pipeline(Schedule(stages=1_000, microbatches=100_000))
+
+
+def test_a_long_schedule_leaves_its_middle_out():
+    text = str(show_pipeline(Schedule(stages=16, microbatches=64)))
+    assert len(text.splitlines()) < 80
+    assert "left out" in text
+    assert "B63" in text
