@@ -169,7 +169,8 @@ def _table(panel: Panel, limits: Limits) -> Scene:
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
     widths = [
-        max(len(label), *(len(cell.text) for cell in column)) + 2 for label, column in zip(labels, columns, strict=True)
+        max(panel.cell_width, len(label), *(len(cell.text) for cell in column)) + 2
+        for label, column in zip(labels, columns, strict=True)
     ]
     parts, room = [[0]], limits.width - panel.label_width - widths[0]
     for number in range(1, len(columns)):
