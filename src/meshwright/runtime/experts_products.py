@@ -57,7 +57,7 @@ def _blocks(sizes: Array, count: int, size: int) -> Block:
     """Cut the rows of each expert into blocks of `size` rows: `count` blocks, the last of each expert partly filled."""
     each, ends, index = -(-sizes // size), jnp.cumsum(sizes), jnp.arange(count)
     ends_at = jnp.cumsum(each)
-    expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at, axis=1), sizes.shape[0] - 1)
+    expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at[None, :], axis=1), sizes.shape[0] - 1)
     number = index - (ends_at - each)[expert]
     start = (ends - sizes)[expert] + number * size
     return Block(expert, start, ends[expert], number == 0, index < ends_at[-1])

@@ -99,7 +99,12 @@ def _forward(
 
 
 def _backward(pipeline: Pipeline, gradients: tuple[Tree, Tree], scale: tuple[Array, Tree]) -> tuple[Tree, Tree, None]:
-    of_ends, of_layers = jax.tree.map(lambda g: (g * scale[0]).astype(g.dtype), gradients)
+    loss_scale, _ = scale
+
+    def scaled(g: Array) -> Array:
+        return (g.astype(jnp.promote_types(g.dtype, loss_scale.dtype)) * loss_scale).astype(g.dtype)
+
+    of_ends, of_layers = jax.tree.map(scaled, gradients)
     return of_ends, of_layers, None
 
 
