@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshwright.runtime.arrays import widest
 from meshwright.step import expert_blocks
 
 
@@ -86,7 +87,7 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
     An expert's sum is accumulated in float32, or in the dtype of integer sums.
     """
     count, size = expert_blocks(left.shape[0], sizes.shape[0])
-    of_sums = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
     def add(result: tuple[Array, Array], block: Block) -> tuple[Array, Array]:
         total, sums = result

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, initialise
+from meshwright.runtime.arrays import widest
 from meshwright.step import (
     DEFAULT,
     Parameter,
@@ -52,7 +53,7 @@ def train_step(
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(gradients)
             scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
-            clipped = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, scale.dtype)) * scale, gradients)
+            clipped = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
             metrics = {"loss": value, "grad_norm": norm}
             if load is not None:
                 metrics |= load.metrics
