@@ -32,7 +32,7 @@ began = time.process_time()
 ranking = rank(workload, parse_system(hardware), top=1)
 seconds = time.process_time() - began
 print(json.dumps({"model": name, "hardware": hardware, "mesh": str(ranking.plans[0].mesh), "seconds": seconds,
-                  "meshes": ranking.num_meshes, "ways": ranking.num_ways, "priced": ranking.num_priced}))
+                  "meshes": ranking.num_meshes, "ways": ranking.num_candidates, "priced": ranking.num_priced}))
 """
 
 

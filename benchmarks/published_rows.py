@@ -231,12 +231,12 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
         schedule="gpipe" if "gpipe" in schedule else "1f1b",
         virtual_stages=_virtual_stages(row, mesh, schedule),
         # Every pipeline among the rows is of programs of their own, PyTorch's all.
-        lockstep=mesh.pp == 1,
+        spmd_pipeline=mesh.pp == 1,
         # XLA's partitioner splits the stream as it likes; "SP" is a word of Megatron's.
-        sequence_parallel=bool(said.get("sp")) or system.chip.kind == "tpu",
+        tp_stream="split" if said.get("sp") or system.chip.kind == "tpu" else "whole",
         # XLA sends what a product on a TPU needs from its neighbours in chunks beside it (Wang et al., ASPLOS 2023,
         # doi.org/10.1145/3567955.3567959); MaxText's scripts ask for more (`xla_tpu_overlap_compute_collective_tc`).
-        overlaps_tp="asynctp" in f"{row['id']} {row.get('dtype')}".lower() or system.chip.kind == "tpu",
+        collective_matmul="asynctp" in f"{row['id']} {row.get('dtype')}".lower() or system.chip.kind == "tpu",
         # JAX's frameworks scan over layers, and XLA sums what a layer's backward leaves at the end of an iteration.
         # Megatron-LM of 2021 sums after backward (megatron/training.py, `backward-params-all-reduce`).
         overlaps_gradients=not is_jax and not is_megatron,

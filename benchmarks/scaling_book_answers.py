@@ -111,7 +111,7 @@ def cache_of_a_sequence(record: Record) -> Answers:
 def flops_of_a_product(record: Record) -> Answers:
     """The flops of a sharded product; axes that split nothing do it again."""
     inputs = record["inputs"]
-    way = inferred(inputs["matmul"], inputs["mesh"], {dim: inputs[dim] for dim in "BDF"}).way
+    way = inferred(inputs["matmul"], inputs["mesh"], {dim: inputs[dim] for dim in "BDF"}).implementation
     return {"per_device": way.flops, "total_executed": way.flops * math.prod(inputs["mesh"].values())}
 
 
@@ -119,7 +119,7 @@ def flops_with_remat(record: Record) -> Answers:
     """The flops a parameter and token, with and without the forward pass made again."""
     dims = {"B": 64, "D": 32, "F": 128}
     texts = ["X[B, D] @ W[D, F] -> Y[B, F]", "dY[B, F] @ W[D, F] -> dX[B, D]", "X[B, D] @ dY[B, F] -> dW[D, F]"]
-    forward, *backward = (inferred(text, {}, dims).way.flops / math.prod(dims.values()) for text in texts)
+    forward, *backward = (inferred(text, {}, dims).implementation.flops / math.prod(dims.values()) for text in texts)
     none, block = forward + sum(backward), forward + forward + sum(backward)
     return {"no_remat": none, "block_remat": block, "ratio": block / none}
 
@@ -198,7 +198,8 @@ def gather_or_reduce(record: Record) -> Answers:
     inference = inferred("A[B, D] @ W[D_X, F] -> C[B, F]", cube, dims, dtype_bytes(inputs["dtype"]))
     priced = price(inference, slice_of(inputs["hardware"], cube), dtype=inputs["dtype"])
     names = {"all-gather": "AllGather + matmul", "all-reduce": "local matmul + AllReduce"}
-    ways = {way.way.communications[0].kind: way for way in priced.ways if len(way.way.communications) == 1}
+    single = [way for way in priced.implementations if len(way.implementation.communications) == 1]
+    ways = {way.implementation.communications[0].kind: way for way in single}
     best = min((kind for kind in names if kind in ways), key=lambda kind: ways[kind].seconds)
     times = {kind: ways[kind].communication_seconds for kind in names}
     return {"t_allgather": times["all-gather"], "t_allreduce": times["all-reduce"], "best": names[best]}

@@ -28,7 +28,7 @@ from meshwright.cost import (
     price,
 )
 from meshwright.hardware import Crossing, Placement, System, dtype_bytes, lay_mesh, load_chip, parse_system
-from meshwright.notation import Inference, Sizes, Way, infer, parse
+from meshwright.notation import Implementation, Inference, Sizes, infer, parse
 
 Record = Mapping[str, Any]
 Answers = dict[str, Any]
@@ -50,7 +50,7 @@ def inferred(text: str, mesh: Mapping[str, int], dims: Mapping[str, int], elemen
     return infer(parse(text, axes=mesh), Sizes(degrees=mesh, dims=dims, element_bytes=element_bytes))
 
 
-def calls(way: Way) -> list[str]:
+def calls(way: Implementation) -> list[str]:
     """The collectives of a way as the records write them: `AllGather_X(A)`."""
     return [f"{FUNCTIONS[step.kind]}_{''.join(step.axes)}({step.operand.label})" for step in way.communications]
 
@@ -205,11 +205,11 @@ def product_case(record: Record) -> Answers:
     text, mesh = record["inputs"]["matmul"], record["inputs"]["mesh"]
     inference = inferred(text, mesh, dict.fromkeys("IJK", 64))
     if inference.case is None:
-        return {"collectives": [call.partition("(")[0] for call in calls(inference.way)]}
-    if inference.case > 1 or not inference.way.communications:
-        return {"collectives": calls(inference.way)}
+        return {"collectives": [call.partition("(")[0] for call in calls(inference.implementation)]}
+    if inference.case > 1 or not inference.implementation.communications:
+        return {"collectives": calls(inference.implementation)}
     sizes = [dict(zip("IJK", dims, strict=True)) for dims in ((64, 8, 512), (64, 512, 8))]
-    choices = [call for dims in sizes for call in calls(inferred(text, mesh, dims).way)]
+    choices = [call for dims in sizes for call in calls(inferred(text, mesh, dims).implementation)]
     return {"collectives": [" or ".join(choices)]}
 
 
@@ -222,13 +222,13 @@ def data_parallel_step(record: Record) -> Answers:
         "dOut[B_X, D] @ Wout[F, D] -> dH[B_X, F]",
         "In[B_X, D] @ dH[B_X, F] -> dWin[D, F]",
     ]
-    ways = [inferred(text, mesh, dims).way for text in backward]
+    ways = [inferred(text, mesh, dims).implementation for text in backward]
     reduced = [step for way in ways for step in way.communications]
     used = {operand.label for way in ways for product in way.products for operand in product.operands}
     # An all-reduce goes over the links twice.
     over_links = sum(2 * step.bytes for step in reduced) / (dims["D"] * dims["F"])
     return {
-        "forward": [call for text in forward for call in calls(inferred(text, mesh, dims).way)],
+        "forward": [call for text in forward for call in calls(inferred(text, mesh, dims).implementation)],
         "backward": [f"AllReduce_X({step.result})".replace(", ", ",") for step in reduced],
         "bytes_backward": f"{over_links:g}DF",
         "critical_path": any(step.result.label in used for step in reduced),
@@ -238,7 +238,9 @@ def data_parallel_step(record: Record) -> Answers:
 def mixed_step(record: Record) -> Answers:
     """A feedforward block under FSDP over X and tensor parallelism over Y."""
     mesh, dims = {"X": 4, "Y": 2}, {"B": 256, "D": 32, "F": 128}
-    ways = [inferred(text, mesh, dims).way for text in feedforward_texts(batch=("X",), fsdp=("X",), tp=("Y",))]
+    ways = [
+        inferred(text, mesh, dims).implementation for text in feedforward_texts(batch=("X",), fsdp=("X",), tp=("Y",))
+    ]
     steps = [step for way in ways for step in way.communications]
     stream, weights = (sum(step.bytes for step in steps if step.axes == (axis,)) for axis in "YX")
     stream *= mesh["X"] / (dims["B"] * dims["D"])

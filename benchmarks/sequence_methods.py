@@ -61,7 +61,7 @@ def show_table(model: ModelConfig) -> None:
 
 def show_row(model: ModelConfig, length: int, degree: int, method: SequenceMethod) -> None:
     """Print one row, or why the method cannot split the heads."""
-    mesh, strategy = MeshShape(dp=64 // degree, sp=degree), Strategy(attention="flash", sequence=method)
+    mesh, strategy = MeshShape(dp=64 // degree, sp=degree), Strategy(attention="flash", sp_method=method)
     star = "*" if method == sequence_method(model, mesh) else " "
     head = f"{length:>8} {degree:>3} {star} {method:<8}"
     try:
@@ -110,7 +110,7 @@ def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
     from meshwright.simulate import simulate
 
     on = "v5e:2x4" if degree == 8 else "v5e:4x4"
-    mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sequence=method)
+    mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sp_method=method)
     workload = Workload(model=FEW_HEADS, batch=1, seq_len=length, remat="none")
     arguments = {"workload": asdict(workload), "strategy": asdict(strategy)}
     head = f"{method:<8} S = {length:>7}, P = {degree:>2}, {on}:"
@@ -155,7 +155,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
         places = Segments(positions) if is_zigzag(shape, way) else None
 
         def attention(query: Any, key: Any, value: Any) -> Any:
-            return attend(query, key, value, places, layout, method=way.sequence, mask=Mask())
+            return attend(query, key, value, places, layout, method=way.sp_method, mask=Mask())
 
         output, back = jax.vjp(attention, query, key, value)
         return output, *back(gradient)

@@ -40,7 +40,7 @@ def parallelisms(num_devices: int) -> dict[str, tuple[MeshShape, Strategy]]:
     return {
         "dp": (MeshShape(dp=num_devices), DEFAULT),
         "fsdp": (MeshShape(fsdp=num_devices), DEFAULT),
-        "tp, every device with the whole stream": (MeshShape(tp=num_devices), Strategy(sequence_parallel=False)),
+        "tp, every device with the whole stream": (MeshShape(tp=num_devices), Strategy(tp_stream="whole")),
         "tp, the stream split along the sequence": (MeshShape(tp=num_devices), DEFAULT),
         "fsdp+tp": (MeshShape(fsdp=num_devices // 4, tp=4), DEFAULT),
     }

@@ -18,6 +18,7 @@ ROOT = Path(meshwright.__file__).parent
 FLOORS = (
     "errors",
     "units",
+    "files",
     "notebook",
     "mesh",
     "record",
@@ -37,6 +38,7 @@ FLOORS = (
     "inspection",
     "viz",
     "cli",
+    "__main__",
 )
 WITHOUT_JAX = FLOORS[: FLOORS.index("runtime")]
 

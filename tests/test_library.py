@@ -72,7 +72,7 @@ def test_what_a_search_chooses_can_be_fixed_on_a_mesh():
     plan = mw.plan("llama3-8b", on="h100:64", batch=64, mesh="fsdp=16,pp=4", schedule="gpipe", num_microbatches=4)
     assert (plan.strategy.schedule, plan.strategy.num_microbatches) == ("gpipe", 4)
     plan = mw.plan("llama3-8b", on="h100:64", batch=64, mesh="fsdp=16,sp=4", sp_method="ring")
-    assert plan.strategy.sequence == "ring"
+    assert plan.strategy.sp_method == "ring"
 
 
 MISTAKES = [

@@ -15,6 +15,7 @@ from meshwright.errors import MeshwrightError
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_FACTORS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def show_bytes(size: float) -> str:
@@ -46,12 +47,14 @@ def show_percent(share: float) -> str:
 
 
 def parse_count(text: str) -> int:
-    """A whole number with an optional decimal prefix: `4M` is 4,000,000, `64k` 64,000."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)", text.strip().replace(",", ""), re.IGNORECASE)
-    value = float(match[1]) * _FACTORS[match[2].lower()] if match else -1.0
-    if value < 0 or value != int(value):
-        raise MeshwrightError(f"{text!r} is not a whole number; write it as 4096, 64k, 4M or 1.5G")
-    return int(value)
+    """A whole number with an optional prefix: decimal, `4M` is 4,000,000, or of 1024, `128Ki` is 131,072."""
+    match = re.fullmatch(r"([0-9]{1,30})(?:\.([0-9]{1,30}))?([kmgt]i?|)", text.strip().replace(",", ""), re.IGNORECASE)
+    if match:
+        decimals = match[2] or ""
+        value, rest = divmod(int(match[1] + decimals) * _FACTORS[match[3].lower()], 10 ** len(decimals))
+        if not rest:
+            return value
+    raise MeshwrightError(f"{text!r} is not a whole number; write it as 4096, 64k, 128Ki, 4M or 1.5G")
 
 
 def parse_seconds(text: str) -> float:

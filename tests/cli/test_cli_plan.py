@@ -33,10 +33,11 @@ MISTAKES = [
 
 @pytest.mark.parametrize("words", SCREENS, ids=" ".join)
 def test_a_screen_says_the_answer_first_in_100_columns(words, capsys):
-    assert main(words) == 0
+    fits = main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{words[1]} · train · ")
     assert any("step " in line and "MFU" in line for line in lines[:5])
+    assert fits == ("DOES NOT FIT" not in lines[3])
     assert max(map(len, lines)) <= 100
     assert any(line.startswith(" next") for line in lines[-12:])
 
@@ -128,7 +129,7 @@ def test_hardware_of_ones_own_is_planned_for_and_kept_in_the_plan(tmp_path, caps
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_would_help(capsys):
-    assert main(["plan", "llama3-8b", "--on", "v5e:2x4", "--batch", "8", "--optimizer", "adamw"]) == 0
+    assert main(["plan", "llama3-8b", "--on", "v5e:2x4", "--batch", "8", "--optimizer", "adamw"]) == 1
     printed = capsys.readouterr().out
     assert "DOES NOT FIT" in printed
     assert "nothing fits: this is the closest, and wants " in printed

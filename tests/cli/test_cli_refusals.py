@@ -48,7 +48,8 @@ def refused(words, capsys):
 @pytest.mark.parametrize(("on", "more", "said"), REFUSED, ids=[on + more[1] for on, more, _ in REFUSED])
 def test_a_mesh_that_cannot_be_ends_every_command(command, on, more, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    base = [command, "tiny", "--on", on, "--batch", "16", "--seq-len", "64"]
+    length = [] if "--seq-len" in more else ["--seq-len", "64"]
+    base = [command, "tiny", "--on", on, "--batch", "16", *length]
     assert said in refused(base + more, capsys)
     assert list(tmp_path.iterdir()) == []
 

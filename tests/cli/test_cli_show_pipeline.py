@@ -38,11 +38,11 @@ def test_json_has_every_unit_of_work_and_the_layers_of_the_slots(capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--virtual-stages", "2", "--microbatches", "3"], "groups of pp=2: 3 % 2 = 1"),
-        (["--layers", "1"], "1 layers cannot fill the 2 chunks"),
-        (["--stages", "0"], "a pipeline of 0 stages"),
+        (["--stages", "2", "--virtual-stages", "2", "--microbatches", "3"], "groups of pp=2: 3 % 2 = 1"),
+        ([*ASKED[2:], "--layers", "1"], "1 layers cannot fill the 2 chunks"),
+        (["--stages", "0", "--microbatches", "4"], "a pipeline of 0 stages"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_one_clear_error(more, message, capsys):
-    assert main([*ASKED, *more]) == 2
+    assert main(["show", "pipeline", *more]) == 2
     assert message in capsys.readouterr().err

@@ -107,11 +107,11 @@ def test_the_figure_of_the_threshold_put_back_as_a_size_turns_the_verdict(text, 
     degree = parse_numbers(mesh)["X"]
     product = priced(text, mesh, dims.format(8192 * degree), on)
     figure = float(re.findall(r"> (\d+)", product.chosen.threshold)[-1])
-    steps = [step.kind for step in product.chosen.way.communications]
+    steps = [step.kind for step in product.chosen.implementation.communications]
     bounds = []
     for factor in (0.98, 1.02):
-        ways = priced(text, mesh, dims.format(round(factor * figure) * degree), on).ways
-        bounds += [way.bound for way in ways if [step.kind for step in way.way.communications] == steps]
+        ways = priced(text, mesh, dims.format(round(factor * figure) * degree), on).implementations
+        bounds += [way.bound for way in ways if [step.kind for step in way.implementation.communications] == steps]
     assert bounds == ["communication", "compute"]
 
 
@@ -128,7 +128,7 @@ def test_a_way_that_is_written_is_chosen_even_where_another_is_cheaper():
     product = priced("B M_x @ M_x E = B E -> AR over x -> B E -> B E_x", "x=4", "B=64,M=64,E=64", "v6e:4x4")
     assert [c.kind for c in product.chosen.collectives] == ["all-reduce"]
     assert product.alternatives[0].seconds < product.chosen.seconds
-    assert len(product.alternatives) == len(product.ways) - 1
+    assert len(product.alternatives) == len(product.implementations) - 1
 
 
 def test_a_resharding_has_a_time_and_no_intensity():

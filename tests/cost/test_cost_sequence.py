@@ -48,7 +48,7 @@ def test_a_long_sequence_hides_all_that_goes_round_a_ring_but_its_last_send(leng
         Workload(model=model, batch=1, seq_len=length),
         MeshShape(sp=8),
         parse_system("v5e:2x4"),
-        Strategy(attention="flash", sequence="ring"),
+        Strategy(attention="flash", sp_method="ring"),
     )
     sends = {move.phase: move for move in plan.predicted.collectives if move.kind == "collective-permute"}
     assert (sends["forward"].exposed_seconds == 0) is is_hidden
@@ -72,7 +72,7 @@ def test_a_long_sequence_hides_all_that_goes_round_a_ring_but_its_last_send(leng
 def test_the_peak_of_memory_is_that_of_blocks_and_not_of_scores(method, shape):
     """JAX once made the masks of all blocks before the first layer, as they follow from places alone: 30 times this."""
     workload = replace(TINY, model=replace(TINY.model, head_dim=16), batch=4, seq_len=8192)
-    strategy = Strategy(attention="flash", sequence=method)
+    strategy = Strategy(attention="flash", sp_method=method)
     mesh = build_mesh(shape, jax.devices()[:4])
     stats = lower_train_step(mesh, workload=asdict(workload), strategy=asdict(strategy)).compile().memory_analysis()
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -94,7 +94,7 @@ def test_the_tpu_compiler_moves_as_much_over_sp_and_runs_attention_in_kernels(me
     """Forward, forward again, and of queries' and keys' gradients; a ring's before, in and after its loop."""
     model = replace(TINY.model, embed=256, num_heads=8, head_dim=64)
     workload = Workload(model=model, batch=8, seq_len=1024)
-    strategy = Strategy(attention="flash", sequence=method)
+    strategy = Strategy(attention="flash", sp_method=method)
     found = verify(make_plan(workload, shape, parse_system("v5e:2x4"), strategy))
     assert found.program.hlo.count('custom_call_target="tpu_custom_call"') == kernels
     over_sp = [row for row in found.rows if row.quantity in MOVES]

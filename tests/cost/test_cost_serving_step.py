@@ -279,7 +279,7 @@ def test_the_notation_infers_the_same_collectives_of_an_mlp_in_two_dims():
     """The stream over X, hidden activations over Y then X, the result whole over Y: the first of all ways there are."""
     degrees, dims = {"X": 4, "Y": 8}, {"B": 64, "D": 8192, "F": 28672}
     texts = ("In[B, D_X] @ Win[D_X, F_Y] -> H[B, F_YX]", "H[B, F_YX] @ Wout[F_Y, D_X] -> Out[B, D_X]")
-    ways = [infer(parse(text, axes=degrees), Sizes(degrees=degrees, dims=dims)).ways[0] for text in texts]
+    ways = [infer(parse(text, axes=degrees), Sizes(degrees=degrees, dims=dims)).implementations[0] for text in texts]
     first, second = ([(move.kind, move.axes, move.bytes) for move in way.communications] for way in ways)
     found = bytes_by_array(LLAMA, ServingLayout(MeshShape(fsdp=4, tp=8)), 64)
     assert first == [("reduce-scatter", ("X",), found["reduce-scatter", "fsdp", "mlp hidden"] // 2)]  # of one, not two

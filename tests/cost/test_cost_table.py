@@ -31,15 +31,15 @@ THOROUGH = ("gpt2-xl", "palm-540b", "llama3-8b", "mixtral-8x7b", "deepseek-v3")
 
 STRATEGIES = [
     Strategy(num_microbatches=4),
-    Strategy(num_microbatches=2, lockstep=False, virtual_stages=2),
+    Strategy(num_microbatches=2, spmd_pipeline=False, virtual_stages=2),
     Strategy(num_microbatches=4, schedule="gpipe"),
     Strategy(zero_stage=0),
     Strategy(zero_stage=1, num_microbatches=2),
     Strategy(zero_stage=2, num_microbatches=2),
     Strategy(attention="flash"),
-    Strategy(attention="flash", sequence="ring"),
-    Strategy(overlaps_tp=True),
-    Strategy(sequence_parallel=False),
+    Strategy(attention="flash", sp_method="ring"),
+    Strategy(collective_matmul=True),
+    Strategy(tp_stream="whole"),
     Strategy(optimizer="adafactor"),
     Strategy(gradient_dtype="f32"),
 ]

@@ -97,8 +97,8 @@ RUNNABLE = {"search of what runs": {"is_runnable": True}}
 
 SMALL_DENSE = {"num_layers": 5, "num_kv_heads": 4}
 MEGATRON = {
-    "lockstep": False,
-    "sequence_parallel": False,
+    "spmd_pipeline": False,
+    "tp_stream": "whole",
     "overlaps_gradients": False,
     "fuses": False,
     "fuses_loss": False,
@@ -135,7 +135,7 @@ DENSE_ON_TPUS = {
         zero_stage=1,
     ),
     "70b ring over sp on v5p": train(
-        "llama3-70b", "v5p:8x8x8", "fsdp=16,sp=4,tp=8", 64, 32_768, attention="flash", sequence="ring"
+        "llama3-70b", "v5p:8x8x8", "fsdp=16,sp=4,tp=8", 64, 32_768, attention="flash", sp_method="ring"
     ),
     "405b offload on v5p": train(
         "llama3-405b",
@@ -154,30 +154,30 @@ DENSE_ON_TPUS = {
     "palm slices of v4": train("palm-540b", "2*v4:8x16x16", "dp=2,fsdp=1024,sp=2", 2048, 2048),
     "7b fsdp on v5e": train("llama2-7b", "v5e:4x4", "fsdp=16", 64, 4096, num_microbatches=2, search=SEARCH | RUNNABLE),
     "7b attention kept on v5e": train(
-        "llama2-7b", "v5e:8x8", "fsdp=16,tp=4", 64, 2048, workload={"remat": "attention"}, sequence_parallel=False
+        "llama2-7b", "v5e:8x8", "fsdp=16,tp=4", 64, 2048, workload={"remat": "attention"}, tp_stream="whole"
     ),
     "7b gpipe lockstep on v5e": train(
         "llama2-7b", "v5e:2x4", "fsdp=4,pp=2", 32, 2048, num_microbatches=8, schedule="gpipe"
     ),
     "7b whole programs of stages on v5e": train(
-        "llama2-7b", "v5e:4x8", "fsdp=8,pp=4", 128, 2048, num_microbatches=16, lockstep=False, virtual_stages=2
+        "llama2-7b", "v5e:4x8", "fsdp=8,pp=4", 128, 2048, num_microbatches=16, spmd_pipeline=False, virtual_stages=2
     ),
     "13b gather over sp on v5e": train(
         "llama2-13b", "v5e:8x8", "fsdp=16,sp=4", 32, 8192, workload={"remat": "matmuls"}, attention="flash"
     ),
     "13b scores over sp on v5e": train("llama2-13b", "v5e:8x8", "fsdp=16,sp=4", 32, 4096),
     "70b two slices of v5e": train(
-        "llama2-70b", "2*v5e:16x16", "dp=2,fsdp=64,tp=4", 512, 4096, attention="flash", overlaps_tp=True
+        "llama2-70b", "2*v5e:16x16", "dp=2,fsdp=64,tp=4", 512, 4096, attention="flash", collective_matmul=True
     ),
     "qwen2 biases on v6e": train(
         "qwen2-7b", "v6e:4x4", "fsdp=4,tp=4", 16, 2048, workload={"remat": "matmuls"}, search=SEARCH
     ),
     "qwen3 norms of heads on v6e": train(
-        "qwen3-8b", "v6e:8x8", "dp=2,fsdp=8,sp=2,tp=2", 64, 8192, attention="flash", sequence="ulysses"
+        "qwen3-8b", "v6e:8x8", "dp=2,fsdp=8,sp=2,tp=2", 64, 8192, attention="flash", sp_method="ulysses"
     ),
     "gemma tied on v6e": train("gemma-7b", "v6e:4x4", "fsdp=8,tp=2", 32, 8192, attention="flash"),
     "gemma2 post norms on v6e": train(
-        "gemma2-9b", "v6e:4x8", "fsdp=8,tp=4", 64, 4096, overlaps_tp=True, num_microbatches=4, zero_stage=2
+        "gemma2-9b", "v6e:4x8", "fsdp=8,tp=4", 64, 4096, collective_matmul=True, num_microbatches=4, zero_stage=2
     ),
     "mistral window on tpu7x": train("mistral-7b", "tpu7x:4x4x4", "fsdp=64,tp=2", 128, 8192, attention="flash"),
     "8b int8 on v6e": train(
@@ -210,7 +210,7 @@ DENSE_ON_GPUS = {
         "llama3-8b", "h100:128", "fsdp=128", 256, 8192, workload={"remat": "alternate"}, **FSDP
     ),
     "70b torchtitan with tp on h100": train(
-        "llama3-70b", "h100:256", "fsdp=32,tp=8", 512, 8192, workload={"remat": "block"}, overlaps_tp=True, **FSDP
+        "llama3-70b", "h100:256", "fsdp=32,tp=8", 512, 8192, workload={"remat": "block"}, collective_matmul=True, **FSDP
     ),
     "70b 1f1b on h100": train(
         "llama3-70b",
@@ -221,7 +221,7 @@ DENSE_ON_GPUS = {
         attention="flash",
         num_microbatches=16,
         virtual_stages=4,
-        lockstep=False,
+        spmd_pipeline=False,
         zero_stage=1,
         workload={"param_dtype": "bf16"},
         master_weights=True,
@@ -235,15 +235,15 @@ DENSE_ON_GPUS = {
         8192,
         attention="flash",
         num_microbatches=32,
-        lockstep=False,
-        overlaps_tp=True,
+        spmd_pipeline=False,
+        collective_matmul=True,
         workload={"remat": "none"},
     ),
     "8b cudnn on h100": train(
         "llama3-8b", "h100:8", "fsdp=8", 16, 4096, attention="cudnn", workload={"remat": "matmuls"}
     ),
     "8b cudnn ulysses on h100": train(
-        "llama3-8b", "h100:16", "fsdp=4,sp=4", 16, 16_384, attention="cudnn", sequence="ulysses"
+        "llama3-8b", "h100:16", "fsdp=4,sp=4", 16, 16_384, attention="cudnn", sp_method="ulysses"
     ),
     "8b ring on h100": train(
         "llama3-8b",
@@ -252,7 +252,7 @@ DENSE_ON_GPUS = {
         8,
         131_072,
         attention="flash",
-        sequence="ring",
+        sp_method="ring",
         workload={"remat": "none"},
     ),
     "7b fp8 on h100": train(
@@ -294,7 +294,7 @@ DENSE_ON_GPUS = {
         1536,
         2048,
         num_microbatches=32,
-        lockstep=False,
+        spmd_pipeline=False,
         zero_stage=0,
         workload={"remat": "attention"},
     ),
@@ -305,7 +305,7 @@ DENSE_ON_GPUS = {
         2048,
         2048,
         num_microbatches=128,
-        lockstep=False,
+        spmd_pipeline=False,
         zero_stage=1,
         dropout=0.1,
     ),
@@ -367,7 +367,7 @@ EXPERTS = {
         "mixtral-8x7b", "v6e:8x8", "fsdp=2,tp=4,ep=4,pp=2", 256, 4096, attention="flash", num_microbatches=8
     ),
     "qwen3 experts on v6e": train(
-        "qwen3-30b-a3b", "v6e:8x8", "fsdp=4,sp=2,ep=8", 128, 8192, attention="flash", sequence="ring"
+        "qwen3-30b-a3b", "v6e:8x8", "fsdp=4,sp=2,ep=8", 128, 8192, attention="flash", sp_method="ring"
     ),
     "qwen3 experts on h100": train(
         "qwen3-30b-a3b", "h100:32", "ep=16,tp=2", 64, 4096, attention="flash", matmul_dtype="fp8", search=SEARCH
@@ -386,7 +386,7 @@ EXPERTS = {
         4096,
         attention="flash",
         num_microbatches=32,
-        lockstep=False,
+        spmd_pipeline=False,
         workload={"param_dtype": "bf16"},
         moment_dtype="bf16",
         master_weights=True,

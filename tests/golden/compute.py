@@ -93,7 +93,7 @@ def _train(case: Case) -> dict[str, Any]:
         "offloaded bytes": offloaded_bytes(workload, mesh, strategy),
         "hbm bytes by phase": hbm_bytes(workload, mesh),
     }
-    if mesh.pp > 1 and strategy.lockstep:
+    if mesh.pp > 1 and strategy.spmd_pipeline:
         found["untaken branch flops"] = untaken_branch_flops(workload, mesh, strategy)
         found["untaken branch collectives"] = _unmerged(untaken_branch_collectives(workload, mesh, strategy))
     for name, choices in case["search"].items():
@@ -213,7 +213,7 @@ def _ranked(ranking: Any) -> dict[str, Any]:
     """The best plans of a search and the size of its space."""
     return {
         "meshes": ranking.num_meshes,
-        "candidates": ranking.num_ways,
+        "candidates": ranking.num_candidates,
         "best": [
             {
                 "mesh": str(plan.mesh),

@@ -168,9 +168,9 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kit 058 moe tp=2,ep=4 on cpu": (ROUTER, (*TIMES,)),
     "kit 058 moe tp=2,ep=4 on h100": (ROUTER, (*TIMES,)),
     "kit 058 moe tp=2,ep=4 on v5e": (ROUTER, (*TIMES,)),
-    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sequence=ring on cpu": (ROUTER, (*TIMES,)),
-    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sequence=ring on h100": (ROUTER, (*TIMES,)),
-    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sequence=ring on v5e": (ROUTER, (*TIMES,)),
+    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sp_method=ring on cpu": (ROUTER, (*TIMES,)),
+    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sp_method=ring on h100": (ROUTER, (*TIMES,)),
+    "kit 065 moe fsdp=2,tp=2,sp=2 attention=flash sp_method=ring on v5e": (ROUTER, (*TIMES,)),
     "kit 084 moe dp=2,tp=2,ep=2 dropout=0.2 on cpu": (ROUTER, (*TIMES,)),
     "kit 084 moe dp=2,tp=2,ep=2 dropout=0.2 on h100": (ROUTER, (*TIMES,)),
     "kit 084 moe dp=2,tp=2,ep=2 dropout=0.2 on v5e": (ROUTER, (*TIMES,)),
@@ -187,24 +187,24 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kit 060 shared fsdp=2,tp=2,ep=2 on cpu": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
     "kit 060 shared fsdp=2,tp=2,ep=2 on h100": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
     "kit 060 shared fsdp=2,tp=2,ep=2 on v5e": (TWO_KINDS, (*TIMES, "hbm bytes by phase/*")),
-    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sequence=ring on cpu": (TWO_KINDS, (*TIMES,)),
-    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sequence=ring on h100": (TWO_KINDS, (*TIMES,)),
-    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sequence=ring on v5e": (TWO_KINDS, (*TIMES,)),
+    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sp_method=ring on cpu": (TWO_KINDS, (*TIMES,)),
+    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sp_method=ring on h100": (TWO_KINDS, (*TIMES,)),
+    "kit 064 shared tp=2,sp=2,ep=2 attention=flash sp_method=ring on v5e": (TWO_KINDS, (*TIMES,)),
     "kit 074 shared fsdp=2,ep=2,pp=2 num_microbatches=2 schedule=gpipe on cpu": (TWO_KINDS, ("hbm bytes by phase/*",)),
     "kit 074 shared fsdp=2,ep=2,pp=2 num_microbatches=2 schedule=gpipe on h100": (
         TWO_KINDS,
         (*TIMES, "hbm bytes by phase/*", "predicted collectives/*"),
     ),
     "kit 074 shared fsdp=2,ep=2,pp=2 num_microbatches=2 schedule=gpipe on v5e": (TWO_KINDS, ("hbm bytes by phase/*",)),
-    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sequence=ring on cpu": (
+    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sp_method=ring on cpu": (
         TWO_KINDS,
         ("hbm bytes by phase/*",),
     ),
-    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sequence=ring on h100": (
+    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sp_method=ring on h100": (
         TWO_KINDS,
         (*TIMES, "hbm bytes by phase/*", "predicted collectives/*"),
     ),
-    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sequence=ring on v5e": (
+    "kit 075 shared fsdp=2,sp=2,pp=2 num_microbatches=4 attention=flash sp_method=ring on v5e": (
         TWO_KINDS,
         ("hbm bytes by phase/*",),
     ),

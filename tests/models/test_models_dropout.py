@@ -15,7 +15,7 @@ from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64
-RING = Strategy(attention="flash", sequence="ring")
+RING = Strategy(attention="flash", sp_method="ring")
 STREAM = ("batch", "residual_sequence", "activation")
 WEIGHTS = ("batch", "kv_heads", "group", "sequence", "activation")
 

@@ -50,7 +50,7 @@ def staged(strategy, remat):
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "schedule"), [(MeshShape(pp=4, dp=2), "1f1b"), (MeshShape(pp=2, sp=2), "gpipe")])
 def test_documents_packed_in_a_row_stay_apart_in_stages(shape, schedule):
-    strategy = Strategy(num_microbatches=8, schedule=schedule, attention="flash", sequence="ring")
+    strategy = Strategy(num_microbatches=8, schedule=schedule, attention="flash", sp_method="ring")
     found = loss_and_gradients(shape, staged(strategy, "block"), packed())
 
     def whole(*given):

@@ -10,7 +10,7 @@ SIZES = Sizes(degrees=MESH, dims=dict.fromkeys("BDEFIJKM", 64))
 
 
 def first_steps(text, sizes=SIZES):
-    return [str(step) for step in infer(parse(text, axes=sizes.degrees), sizes).way.steps]
+    return [str(step) for step in infer(parse(text, axes=sizes.degrees), sizes).implementation.steps]
 
 
 CASES = [
@@ -98,7 +98,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("text", "ways"), WAYS)
 def test_every_way_is_listed_fewest_bytes_first(text, ways):
-    assert [str(way) for way in infer(parse(text), SIZES).ways] == ways
+    assert [str(way) for way in infer(parse(text), SIZES).implementations] == ways
 
 
 def test_the_operand_that_is_smaller_is_gathered_before_or_after():
@@ -114,31 +114,31 @@ def test_without_a_result_the_natural_one_keeps_the_axes_that_dims_came_with():
 
 def test_bytes_are_the_gathered_result_and_the_unreduced_operand():
     inference = infer(parse("A[I_Y, J_X] @ B[J, K] -> C[I_Y, K]"), SIZES)
-    gather, reduce = (way.collectives[0] for way in inference.ways[:2])
+    gather, reduce = (way.collectives[0] for way in inference.implementations[:2])
     assert (gather.kind, gather.axes, gather.array, gather.bytes) == ("all-gather", ("X",), "A", 32 * 64 * 2)
     assert (reduce.kind, reduce.axes, reduce.array, reduce.bytes) == ("all-reduce", ("X",), "C", 32 * 64 * 2)
 
 
 def test_work_repeated_on_unused_axes_is_counted_and_named():
-    way = infer(parse("A[B_X, D_Y] @ W[D_Y, F]"), SIZES).way
+    way = infer(parse("A[B_X, D_Y] @ W[D_Y, F]"), SIZES).implementation
     assert way.flops == 2 * 16 * 32 * 64
     assert way.repeated_axes == ("Z",)
     assert way.flops * 16 == 2 * (2 * 64 * 64 * 64)
 
 
 def test_a_product_without_a_sum_is_one_flop_an_element():
-    assert infer(parse("A[I] @ B[K] -> C[I, K]"), SIZES).way.flops == 64 * 64
+    assert infer(parse("A[I] @ B[K] -> C[I, K]"), SIZES).implementation.flops == 64 * 64
 
 
 def test_the_way_that_a_chain_writes_is_kept_beside_the_others():
     inference = infer(parse("B M_X @ M_X E = B E -> AR over X -> B E -> B E_X"), SIZES)
-    assert inference.written in inference.ways
-    assert [str(step) for step in inference.way.steps] == [
+    assert inference.written in inference.implementations
+    assert [str(step) for step in inference.implementation.steps] == [
         "B M_X @ M_X E = B E{U_X}",
         "B E{U_X} -> AR over X -> B E",
         "B E -> B E_X",
     ]
-    assert str(inference.ways[0].steps[1]) == "B E{U_X} -> RS over X -> B E_X"
+    assert str(inference.implementations[0].steps[1]) == "B E{U_X} -> RS over X -> B E_X"
 
 
 def test_three_operands_are_multiplied_in_pairs_from_the_left():
@@ -196,7 +196,7 @@ ILLEGAL = [
 def test_what_cannot_lie_on_the_mesh_is_refused_with_what_would(text, words):
     sizes = Sizes(degrees=MESH, dims={"I": 64, "J": 64, "K": 64, "S": 10, "T": 3})
     if words is None:
-        assert infer(parse(text), sizes).ways
+        assert infer(parse(text), sizes).implementations
         return
     with pytest.raises(MeshwrightError) as caught:
         infer(parse(text), sizes)
@@ -214,6 +214,6 @@ def test_local_shape_and_bytes_follow_from_the_axes():
 
 def test_an_illegal_layout_on_the_way_is_passed_over():
     sizes = Sizes(degrees={"X": 4, "Y": 4}, dims={"I": 8, "J": 4, "K": 8})
-    ways = infer(parse("A[I, J_X] @ B[J_Y, K] -> C[I, K]"), sizes).ways
+    ways = infer(parse("A[I, J_X] @ B[J_Y, K] -> C[I, K]"), sizes).implementations
     assert not any("J_XY" in str(way) for way in ways)
     assert any("J_X]" in str(way) for way in ways)

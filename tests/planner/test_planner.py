@@ -115,6 +115,17 @@ def test_a_plan_survives_its_file(tmp_path):
     assert plan_from_data(json.loads(json.dumps(plan_to_data(plan))), name="plan.json") == plan
 
 
+def test_a_plan_of_before_the_fields_were_renamed_is_read():
+    strategy = Strategy(attention="flash", sp_method="ring", tp_stream="whole", spmd_pipeline=False)
+    plan = make_plan(replace(LLAMA, batch=64), MeshShape(fsdp=8, tp=4, sp=2), V5P, strategy)
+    data = plan_to_data(plan)
+    fields = data["strategy"]
+    fields["sequence"], fields["lockstep"] = fields.pop("sp_method"), fields.pop("spmd_pipeline")
+    fields["overlaps_tp"] = fields.pop("collective_matmul")
+    fields["sequence_parallel"] = fields.pop("tp_stream") == "split"
+    assert plan_from_data(data, name="plan.yaml") == plan
+
+
 @pytest.mark.parametrize("text", ["", "a: [", "a: 1", "meshwright_plan: 1\nworkload: {}", "meshwright_plan: 99"])
 def test_a_file_that_is_no_plan_is_told(text, tmp_path):
     (tmp_path / "plan.yaml").write_text(text)
@@ -246,7 +257,8 @@ def test_a_pipeline_works_m_of_m_plus_p_minus_1_over_v(parts, stages, virtual):
 
 def test_collectives_over_tp_that_overlap_are_not_exposed():
     exposed, hidden = (
-        predict(LLAMA, MeshShape(fsdp=16, tp=4), V5P, Strategy(overlaps_tp=overlaps)) for overlaps in (False, True)
+        predict(LLAMA, MeshShape(fsdp=16, tp=4), V5P, Strategy(collective_matmul=overlaps))
+        for overlaps in (False, True)
     )
     assert exposed.breakdown_seconds["exposed communication"] > hidden.breakdown_seconds["exposed communication"]
     assert exposed.collectives[0].seconds == hidden.collectives[0].seconds

@@ -43,7 +43,7 @@ def exhaustive(space):
     """Every way priced: the best of each mesh, those that fit first and fastest first."""
     best = {}
     for mesh in space.meshes():
-        for way in space.ways(mesh):
+        for way in space.candidates(mesh):
             record = predict(space.with_remat(way.remat), mesh, space.system, way.strategy)
             peak = record.memory_bytes["peak"]
             key = (not record.fits, record.step_seconds if record.fits else 0.0, peak)
@@ -61,13 +61,13 @@ def test_the_search_finds_what_pricing_every_way_finds(workload, hardware):
         assert plan.predicted.memory_bytes["peak"] == peak
         if plan.predicted.fits:
             assert plan.predicted.step_seconds == pytest.approx(seconds, rel=1e-12)
-    assert found.num_priced < found.num_ways
+    assert found.num_priced < found.num_candidates
 
 
 @pytest.mark.parametrize(("workload", "hardware"), SPACES, ids=IDS)
 def test_a_step_priced_alone_is_the_records_and_never_under_its_bound(workload, hardware):
     space = whole_space(workload, parse_system(hardware))
-    ways = [way for mesh in space.meshes() for way in space.ways(mesh)]
+    ways = [way for mesh in space.meshes() for way in space.candidates(mesh)]
     for way in random.Random(7).sample(ways, min(40, len(ways))):
         read = space.with_remat(way.remat)
         seconds = predict(read, way.mesh, space.system, way.strategy).step_seconds
@@ -100,7 +100,7 @@ def test_experts_are_searched_over_ep():
 
 def test_a_pipeline_is_searched_in_every_schedule():
     space = whole_space(Workload(model=TINY, batch=8, seq_len=64), parse_system("h100:8"))
-    ways = list(space.ways(MeshShape(fsdp=4, pp=2)))
+    ways = list(space.candidates(MeshShape(fsdp=4, pp=2)))
     assert {(way.strategy.schedule, way.strategy.virtual_stages) for way in ways} == {
         ("1f1b", 1),
         ("1f1b", 2),
@@ -109,20 +109,20 @@ def test_a_pipeline_is_searched_in_every_schedule():
     assert {way.strategy.zero_stage for way in ways} == {1, 2, 3}
     assert {way.strategy.num_microbatches for way in ways} == {1, 2}
     assert {way.remat for way in ways} == {"none", "matmuls", "block"}
-    assert space.num_ways((MeshShape(fsdp=4, pp=2),)) == len(ways)
+    assert space.num_candidates((MeshShape(fsdp=4, pp=2),)) == len(ways)
 
 
 def test_what_runs_is_searched_like_what_can_be_planned():
     workload = Workload(model=TINY, batch=8, seq_len=64)
     space = runnable_space(workload, parse_system("h100:8"), ("block",))
     assert {
-        (way.strategy.zero_stage, way.strategy.num_microbatches) for way in space.ways(MeshShape(fsdp=4, tp=2))
+        (way.strategy.zero_stage, way.strategy.num_microbatches) for way in space.candidates(MeshShape(fsdp=4, tp=2))
     } == {(stage, parts) for stage in (1, 2, 3) for parts in (1, 2)}
-    assert {way.strategy.overlaps_tp for way in space.ways(MeshShape(fsdp=4, tp=2))} == {False, True}
-    assert {way.strategy.zero_stage for way in space.ways(MeshShape(fsdp=4, pp=2))} == {1, 3}
-    assert {way.strategy.attention for way in space.ways(MeshShape(fsdp=8))} == {"scores"}
+    assert {way.strategy.collective_matmul for way in space.candidates(MeshShape(fsdp=4, tp=2))} == {False, True}
+    assert {way.strategy.zero_stage for way in space.candidates(MeshShape(fsdp=4, pp=2))} == {1, 3}
+    assert {way.strategy.attention for way in space.candidates(MeshShape(fsdp=8))} == {"scores"}
     tpu = runnable_space(workload, parse_system("v5e:2x4"), ("block",))
-    assert {way.strategy.attention for way in tpu.ways(MeshShape(fsdp=8))} == {"flash"}
+    assert {way.strategy.attention for way in tpu.candidates(MeshShape(fsdp=8))} == {"flash"}
     assert {(mesh.ep, mesh.pp) for mesh in space.meshes()} == {(1, 1), (1, 2), (1, 4)}
     experts = runnable_space(Workload(model=MOE, batch=8, seq_len=64), parse_system("h100:8"), ("block",))
     assert {mesh.ep for mesh in experts.meshes()} == {1, 2, 4, 8}
@@ -134,7 +134,7 @@ def test_stages_run_in_every_schedule_that_keeps_what_a_policy_says():
     space = runnable_space(Workload(model=TINY, batch=8, seq_len=64), parse_system("h100:8"), ("block", "none"))
     ways = {
         (way.remat, way.strategy.schedule, way.strategy.num_microbatches, way.strategy.virtual_stages)
-        for way in space.ways(MeshShape(fsdp=4, pp=2))
+        for way in space.candidates(MeshShape(fsdp=4, pp=2))
     }
     assert ways == {
         *(("block", "1f1b", parts, virtual) for parts, virtual in ((1, 1), (2, 1), (2, 2))),
@@ -176,7 +176,7 @@ def test_a_mesh_of_its_own_is_run_in_the_best_of_its_ways():
     workload, system = SPACES[5][0], parse_system("a100-80gb:16")
     mesh = MeshShape(fsdp=8, pp=2)
     space = whole_space(workload, system)
-    records = [predict(space.with_remat(w.remat), mesh, system, w.strategy) for w in space.ways(mesh)]
+    records = [predict(space.with_remat(w.remat), mesh, system, w.strategy) for w in space.candidates(mesh)]
     best = min(record.step_seconds for record in records if record.fits)
     assert plan_mesh(workload, mesh, system).predicted.step_seconds == pytest.approx(best, rel=1e-12)
 
@@ -186,7 +186,7 @@ def test_llama_3_405b_on_8192_devices_is_searched_whole(hardware):
     """How long that takes, `benchmarks/plan_search.py` prints."""
     workload = Workload(model=PRESETS["llama3-405b"], batch=2048, seq_len=8192)
     ranking = rank(workload, parse_system(hardware), top=1)
-    assert ranking.num_ways > 50_000
+    assert ranking.num_candidates > 50_000
     assert ranking.plans[0].predicted.fits
 
 

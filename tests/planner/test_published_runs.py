@@ -74,7 +74,7 @@ def test_a_row_becomes_the_setting_it_describes():
     setting = read_setting(ROWS["sc21-t1-39.1b"])
     assert str(setting.mesh) == "dp=32,tp=8,pp=2"
     assert (setting.strategy.num_microbatches, setting.strategy.virtual_stages) == (48, 2)
-    assert (setting.strategy.attention, setting.strategy.sequence_parallel) == ("scores", False)
+    assert (setting.strategy.attention, setting.strategy.tp_stream) == ("scores", "whole")
     slices = read_setting(ROWS["maxtext-v4-22b-2x64"]).system
     assert str(slices) == "2*v4:4x4x4"
     cards = read_setting(ROWS["maxtext-a3-llama2-7b-16h100"]).system.chip.levels[1]
@@ -84,7 +84,7 @@ def test_a_row_becomes_the_setting_it_describes():
 def test_each_software_runs_a_step_in_its_own_way():
     """What the rows do not say is what the framework's code of the time does."""
     megatron = read_setting(ROWS["sc21-t1-39.1b"]).strategy
-    assert (megatron.dropout, megatron.overlaps_gradients, megatron.overlaps_tp) == (0.1, False, False)
+    assert (megatron.dropout, megatron.overlaps_gradients, megatron.collective_matmul) == (0.1, False, False)
     titan = read_setting(ROWS["torchtitan-8b-8gpu-fsdp8-compile"])
     assert (titan.strategy.gradient_dtype, titan.strategy.profile.flat_buffers, titan.strategy.attention) == (
         "f32",
@@ -93,7 +93,7 @@ def test_each_software_runs_a_step_in_its_own_way():
     )
     assert titan.workload.remat == "alternate"
     pod = read_setting(ROWS["maxtext-v4-22b-2x64"])
-    assert (pod.strategy.attention, pod.strategy.overlaps_tp, pod.workload.remat) == ("scores", True, "block")
+    assert (pod.strategy.attention, pod.strategy.collective_matmul, pod.workload.remat) == ("scores", True, "block")
     assert read_setting(ROWS["maxtext-a3-llama2-7b-16h100"]).strategy.attention == "cudnn"
 
 

@@ -86,10 +86,10 @@ def parts(count: int, **more: object) -> Strategy:
 
 def fused(method: str, **more: object) -> Strategy:
     """A strategy by which queries of a split sequence meet keys in a fused attention."""
-    return Strategy(attention="flash", sequence=method, **more)
+    return Strategy(attention="flash", sp_method=method, **more)
 
 
-WHOLE_STREAM = Strategy(sequence_parallel=False)
+WHOLE_STREAM = Strategy(tp_stream="whole")
 RING, ULYSSES, GATHER = fused("ring"), fused("ulysses"), fused("gather")
 GPIPE, ALTERNATING = parts(4, schedule="gpipe"), parts(4)
 
@@ -103,7 +103,7 @@ DENSE_ALONE = [
     Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=2), core=True),
     Row(DENSE, MeshShape(tp=8)),
     Row(DENSE, MeshShape(tp=8), WHOLE_STREAM, core=True),
-    Row(DENSE, MeshShape(tp=4), Strategy(overlaps_tp=True), core=True),
+    Row(DENSE, MeshShape(tp=4), Strategy(collective_matmul=True), core=True),
     Row(DENSE, MeshShape(sp=8)),
     Row(DENSE, MeshShape(sp=4), GATHER, core=True),
     Row(DENSE, MeshShape(sp=8), RING),
@@ -118,8 +118,8 @@ DENSE_MIXES = [
     Row(DENSE, MeshShape(dp=2, fsdp=4)),
     Row(DENSE, MeshShape(dp=2, fsdp=4), Strategy(zero_stage=0), core=True),
     Row(DENSE, MeshShape(fsdp=2, tp=4), WHOLE_STREAM),
-    Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(overlaps_tp=True)),
-    Row(TIED, MeshShape(sp=2, tp=4), parts(2, overlaps_tp=True)),
+    Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(collective_matmul=True)),
+    Row(TIED, MeshShape(sp=2, tp=4), parts(2, collective_matmul=True)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2), core=True),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
     Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),
@@ -175,7 +175,7 @@ MOE_MIXES = [
 
 STAGES = [
     Row(DENSE, MeshShape(dp=2, fsdp=2, pp=2), parts(4, zero_stage=1)),
-    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), parts(4, overlaps_tp=True)),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), parts(4, collective_matmul=True)),
     Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4)),
     Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4), core=True),
     Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),

@@ -20,9 +20,11 @@ def inferred(text, degrees=MESH):
 
 
 def assert_is_exact_and_as_inferred(inference, mode, way=None):
-    found = check_product(inference, mode=mode, way=way)
+    found = check_product(inference, mode=mode, implementation=way)
     assert found.error == 0
-    assert found.is_as_inferred, f"{way or inference.way}: compiled {found.compiled}, inferred {found.inferred}"
+    assert found.is_as_inferred, (
+        f"{way or inference.implementation}: compiled {found.compiled}, inferred {found.inferred}"
+    )
 
 
 PRODUCTS = [
@@ -67,9 +69,9 @@ OVERLAPPED = [
 @pytest.mark.parametrize(("text", "expected"), OVERLAPPED)
 def test_the_largest_collective_beside_a_product_becomes_a_ring(text, expected):
     inference = inferred(text)
-    found = overlapped_collectives(inference.way, inference.sizes)
+    found = overlapped_collectives(inference.implementation, inference.sizes)
     assert [(move.kind, move.axes, move.bytes) for move in found][: len(expected)] == expected
-    assert len(found) == len(inference.way.collectives)
+    assert len(found) == len(inference.implementation.collectives)
     assert_is_exact_and_as_inferred(inference, "overlapped")
 
 
@@ -140,7 +142,7 @@ def ways(draw):
     except MeshwrightError as error:
         assume("cannot split" not in str(error) and "cannot stay a sum" not in str(error))
         raise
-    return inference, draw(st.sampled_from(inference.ways[:6]))
+    return inference, draw(st.sampled_from(inference.implementations[:6]))
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_on_tpus_keys_and_values_travel_beside_the_work_of_a_kernel():
     """As scheduled for v5e: each send of theirs, and of gradients but for the last, which takes the sums home."""
     mesh = MeshShape(sp=4)
     workload = Workload(model=MODEL, batch=1, seq_len=8192, remat="none")
-    arguments = {"workload": asdict(workload), "strategy": asdict(Strategy(attention="flash", sequence="ring"))}
+    arguments = {"workload": asdict(workload), "strategy": asdict(Strategy(attention="flash", sp_method="ring"))}
     program = compile_in_child(
         CompileRequest(function="sequence_methods:lower", hardware="v5e:2x2", mesh=mesh.layout, arguments=arguments)
     )

@@ -126,7 +126,7 @@ TOKENS_OF_A_ROW = 48
 def test_no_device_ever_has_the_stream_of_a_whole_sequence(method, mesh):
     """Of all arrays of a compiled step only those of heads, and places, may have all tokens of a row."""
     workload = Workload(model=STEP, batch=2, seq_len=TOKENS_OF_A_ROW, compute_dtype="f32")
-    strategy = Strategy(attention="flash", sequence=method)
+    strategy = Strategy(attention="flash", sp_method=method)
     on = build_mesh(mesh, jax.devices()[: mesh.num_devices])
     lowered = lower_train_step(on, workload=asdict(workload), strategy=asdict(strategy))
     arrays = [x for each in parse_hlo(lowered.compile().as_text() or "").instructions() for x in each.shape.arrays()]

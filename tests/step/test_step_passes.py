@@ -65,7 +65,7 @@ def test_the_stream_is_gathered_once_for_all_products_that_read_it():
 
 
 def test_without_sequence_parallelism_the_stream_is_only_summed():
-    moves = works(nodes(LLAMA, "tp", sequence_parallel=False), Move)
+    moves = works(nodes(LLAMA, "tp", tp_stream="whole"), Move)
     kinds = [move.kind for work in moves for move in moves_between(work.before, work.after)]
     assert kinds == ["all-reduce", "all-reduce"]
 
@@ -89,10 +89,10 @@ def test_a_router_multiplies_the_stream_as_it_is_split_over_tp():
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2-xl", "mixtral-8x7b", "deepseek-v3", "palm-540b", "gemma2-9b"])
 @pytest.mark.parametrize("axes", [("fsdp",), ("tp",), ("dp", "fsdp", "tp"), ("fsdp", "sp", "tp"), ("fsdp", "ep", "tp")])
-@pytest.mark.parametrize("is_split", [True, False])
-def test_every_collective_of_the_shard_pass_is_one_that_the_notation_lists(name, axes, is_split):
+@pytest.mark.parametrize("stream", ["split", "whole"])
+def test_every_collective_of_the_shard_pass_is_one_that_the_notation_lists(name, axes, stream):
     """For the same operands: `infer` lists every way to a product or a move, the pass takes one of them."""
-    found = nodes(PRESETS[name], *axes, sequence_parallel=is_split)
+    found = nodes(PRESETS[name], *axes, tp_stream=stream)
     for move in works(found, Move):
         gradient = replace(move.after, unreduced=move.pending), replace(move.before, unreduced=())
         for before, after in ((move.before, move.after), gradient):
@@ -118,7 +118,7 @@ def ways(expression, axes):
     """The collectives of every way that the notation lists."""
     operands = (expression.start,) if isinstance(expression, Chain) else expression.operands
     dims = {dim: 1 << 10 for operand in operands for dim in operand.dims}
-    found = infer(expression, Sizes(degrees=dict.fromkeys(axes, 2), dims=dims)).ways
+    found = infer(expression, Sizes(degrees=dict.fromkeys(axes, 2), dims=dims)).implementations
     return [[(step.kind, step.axes) for step in way.steps if isinstance(step, Communicate)] for way in found]
 
 
@@ -236,14 +236,14 @@ def test_gradients_of_several_microbatches_are_added_up():
 
 
 def test_stages_of_their_own_programs_run_their_layers_once_a_microbatch():
-    found = repeats(program(LLAMA), MeshShape(pp=4), Strategy(num_microbatches=8, lockstep=False))
+    found = repeats(program(LLAMA), MeshShape(pp=4), Strategy(num_microbatches=8, spmd_pipeline=False))
     assert (found["layers"].useful, found["layers"].executed, found["layers"].mean) == (64, 64, 64)
     assert found[LOGITS].mean == 2
 
 
 def test_the_mean_of_stages_is_under_the_most_where_layers_do_not_divide():
     model = replace(LLAMA, num_layers=31)
-    found = repeats(program(model), MeshShape(pp=4), Strategy(num_microbatches=4, lockstep=False))["layers"]
+    found = repeats(program(model), MeshShape(pp=4), Strategy(num_microbatches=4, spmd_pipeline=False))["layers"]
     assert (found.useful, found.mean) == (32, 31)
 
 
@@ -262,7 +262,7 @@ def test_branches_of_virtual_stages_stand_in_the_text_as_if_taken_in_every_tick(
 
 def test_dense_layers_and_those_of_experts_are_counted_together():
     """3 and 58 layers over 2 stages: 31 at most, of which the first stage has all 3."""
-    found = repeats(program(PRESETS["deepseek-v3"]), MeshShape(pp=2), Strategy(lockstep=False))
+    found = repeats(program(PRESETS["deepseek-v3"]), MeshShape(pp=2), Strategy(spmd_pipeline=False))
     assert found["dense_layers"].once + found["layers"].once == 31
 
 

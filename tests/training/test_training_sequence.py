@@ -19,7 +19,7 @@ CONFIG = RunConfig(
     optimizer=Optimizer(warmup_steps=2, decay_steps=6),
     steps=3,
 )
-RING = replace(CONFIG, mesh=MeshShape(dp=2, sp=4), strategy=Strategy(attention="flash", sequence="ring"))
+RING = replace(CONFIG, mesh=MeshShape(dp=2, sp=4), strategy=Strategy(attention="flash", sp_method="ring"))
 
 
 def losses(config, directory):
@@ -33,8 +33,8 @@ def test_a_ring_in_zigzag_order_takes_the_steps_of_scores_in_order(tmp_path):
 
 
 def test_a_ring_without_a_fused_attention_is_one_clear_error(tmp_path):
-    with pytest.raises(MeshwrightError, match="sequence='ring' wants a fused attention: attention='flash'"):
-        train(replace(RING, strategy=Strategy(sequence="ring")), tmp_path)
+    with pytest.raises(MeshwrightError, match="sp_method='ring' wants a fused attention: attention='flash'"):
+        train(replace(RING, strategy=Strategy(sp_method="ring")), tmp_path)
 
 
 def test_a_length_that_no_zigzag_divides_is_one_clear_error(tmp_path):

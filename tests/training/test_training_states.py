@@ -27,7 +27,7 @@ KEPT = [
     (F32, MeshShape(fsdp=4, sp=2), Strategy(zero_stage=2, moment_dtype="bf16")),
     (F32, SPLIT, Strategy(moment_dtype="bf16")),
     (F32, SPLIT, Strategy(dropout=0.1)),
-    (F32, MeshShape(fsdp=2, sp=2), Strategy(attention="flash", sequence="ring", dropout=0.1)),
+    (F32, MeshShape(fsdp=2, sp=2), Strategy(attention="flash", sp_method="ring", dropout=0.1)),
     (BF16, SPLIT, DEFAULT),
     (BF16, SPLIT, Strategy(master_weights=True)),
     (BF16, SPLIT, Strategy(master_weights=True, moment_dtype="bf16", zero_stage=0)),

@@ -78,11 +78,11 @@ def test_an_all_to_all_hands_on_each_block_until_it_arrives():
 
 HOP = """\
   hop 1 of 3: each device sent 1 number
-           part 0  part 1  part 2  part 3
-  device 0 3       1       ›5      ·
-  device 1 ·       9       2       ›7
-  device 2 ›10     ·       5       8
-  device 3 9       ›10     ·       2
+            part 0  part 1  part 2  part 3
+  device 0  3       1      ›5       ·
+  device 1  ·       9       2      ›7
+  device 2 ›10      ·       5       8
+  device 3  9      ›10      ·       2
 """
 
 
@@ -93,7 +93,7 @@ def test_a_hop_is_a_table_in_which_the_newcomers_are_marked():
 def test_before_and_after_stand_side_by_side():
     text = str(show_collective("all-to-all"))
     assert "jax.lax.all_to_all" in text
-    assert "device 2 5 3 5 8  4 2 5 1" in text
+    assert "device 2  5 3 5 8  4 2 5 1" in text
 
 
 @pytest.mark.parametrize(

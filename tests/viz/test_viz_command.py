@@ -68,7 +68,7 @@ def test_a_mistake_is_one_clear_error(array, others, message):
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(MeshwrightError, match="No such file or directory"):
+    with pytest.raises(MeshwrightError, match="there is no directory"):
         run(arguments(svg=tmp_path / "missing" / "a.svg"))
 
 

@@ -13,8 +13,8 @@ from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, abstract_mesh
 from meshwright.step import num_parameters, parameters
 from meshwright.units import show_bytes
-from meshwright.viz import show, tree_rows
-from meshwright.viz.live import live_holdings, type_text
+from meshwright.viz import show
+from meshwright.viz.live import live_holdings, tree_rows, type_text
 
 SPECS = [
     ((8, 8, 6), P("X", ("Y", "Z"))),

@@ -13,7 +13,6 @@ import toy_programs as toys
 
 from meshwright.compiler import CompiledProgram
 from meshwright.compiler.program import MeshMethod
-from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.hlo import Shape, parse_hlo, read_hlo
@@ -26,11 +25,9 @@ from meshwright.simulate import simulate
 from meshwright.step import Workload
 from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
-from meshwright.viz.document import Section, html_table, render, write_page
-from meshwright.viz.findings_section import findings_section
-from meshwright.viz.inspection_page import inspection_page
+from meshwright.viz.document import Section, html_table, render
+from meshwright.viz.pages import findings_section, inspection_page, verify_page
 from meshwright.viz.timeline import timeline_section
-from meshwright.viz.verify_page import verify_page
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = GatheredTwice(
@@ -150,8 +147,3 @@ def test_a_finding_is_said_with_its_cost_its_place_and_its_cure():
         "fix: gather",
     ):
         assert words in text
-
-
-def test_a_page_that_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(MeshwrightError, match="cannot write"):
-        write_page(tmp_path / "no" / "page.html", "")

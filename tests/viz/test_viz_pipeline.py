@@ -8,19 +8,21 @@ from meshwright.viz import show_pipeline
 GPIPE = """\
   GPipe: 3 microbatches, 2 stages
 
-  stage 0 F0  F1  F2  ·   ·   B2  B1  B0
-  stage 1 ·   F0  F1  F2  B2  B1  B0  ·
+  stage 0  F0  F1  F2  ·   ·   B2  B1  B0
+  stage 1  ·   F0  F1  F2  B2  B1  B0  ·
 
-  waiting: 33% of the time of work, (p - 1) / (v m)
+  time to the right; F0 is microbatch 0 forward, B0 its backward
+  idle: 25% of all time; 33% of the time of work, (p - 1) / (v m)
   a device keeps the inputs of at most 3 of 3 for backward"""
 
 ALTERNATING = """\
   1F1B in lockstep: 4 microbatches, 2 stages
 
-  stage 0 F0  F1  ·   F2  B0  F3  B1  ·   B2  B3
-  stage 1 ·   F0  B0  F1  B1  F2  B2  F3  B3  ·
+  stage 0  F0  F1  ·   F2  B0  F3  B1  ·   B2  B3
+  stage 1  ·   F0  B0  F1  B1  F2  B2  F3  B3  ·
 
-  waiting: 25% of the time of work, (p - 1) / (v m)
+  time to the right; F0 is microbatch 0 forward, B0 its backward
+  idle: 20% of all time; 25% of the time of work, (p - 1) / (v m)
   a device keeps the inputs of at most 2 of 4 for backward"""
 
 

@@ -7,7 +7,7 @@ import pytest
 from meshwright.hardware import parse_system
 from meshwright.viz import Picture, show, show_ring
 from meshwright.viz.colours import fill
-from meshwright.viz.sketch import Cell, Panel, Sketch
+from meshwright.viz.panels import Cell, Panel, Sketch
 from meshwright.viz.torus import torus_sketch
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,24 +31,20 @@ def test_every_picture_is_valid_xml_with_a_title_and_all_of_it_in_view(name):
     assert root.tag == f"{SVG}svg"
     assert root.find(f"{SVG}title").text
     width, height = float(root.get("width")), float(root.get("height"))
-    for right, bottom in corners(root, 0.0, 0.0):
+    for right, bottom in corners(root):
         assert right <= width
         assert bottom <= height
 
 
-def corners(element, x, y):
-    """The lower right corner of every rectangle and text below an element, moves added up."""
-    if transform := element.get("transform"):
-        dx, dy = transform.removeprefix("translate(").removesuffix(")").split()
-        x, y = x + float(dx), y + float(dy)
-    if element.tag == f"{SVG}rect":
-        left, top = float(element.get("x", 0)), float(element.get("y", 0))
-        yield x + left + float(element.get("width")), y + top + float(element.get("height"))
-    if element.tag == f"{SVG}text" and element.text and element.get("text-anchor") == "start":
+def corners(root):
+    """The lower right corner of every rectangle and text."""
+    for rect in root.iter(f"{SVG}rect"):
+        if rect.get("width") != "100%":
+            yield float(rect.get("x")) + float(rect.get("width")), float(rect.get("y")) + float(rect.get("height"))
+    for text in root.iter(f"{SVG}text"):
         # 0.6 of the font's size is the advance of a character in the fonts named.
-        yield x + float(element.get("x")) + 0.6 * 13 * len(element.text), y + float(element.get("y"))
-    for child in element:
-        yield from corners(child, x, y)
+        share = 1.0 if text.get("text-anchor") == "start" else 0.5
+        yield float(text.get("x")) + share * 0.6 * 13 * len(text.text), float(text.get("y"))
 
 
 def test_each_shard_has_its_own_colour_and_says_who_holds_it():
@@ -75,7 +71,7 @@ def test_the_first_hundred_colours_differ_and_are_light_enough_for_dark_text():
 
 
 def test_text_cannot_break_out_of_the_document():
-    panel = Panel(cells=((Cell("<&>", 0, '"<script>"'),),), rows=("<a>",), columns=("&",), notes=("]]>",))
+    panel = Panel(cells=((Cell("<&>", fill(0), '"<script>"'),),), rows=("<a>",), columns=("&",), notes=("]]>",))
     root = ElementTree.fromstring(Picture((Sketch(title="<svg> & co", panels=(panel,)),)).svg)
     assert root.find(f"{SVG}title").text == "<svg> & co"
     assert {text.text for text in root.iter(f"{SVG}text")} == {"<svg> & co", "&", "<a>", "<&>", "]]>"}

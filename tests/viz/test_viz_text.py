@@ -7,7 +7,7 @@ from rich.console import Console
 
 from meshwright.units import show_bytes
 from meshwright.viz import show
-from meshwright.viz.grid import device_text
+from meshwright.viz.arrays import device_text
 
 GRID = f"""\
   W[D_fsdp, F_tp]   [8, 8]   mesh fsdp=2, tp=2

@@ -99,15 +99,15 @@ def test_idle_devices_have_no_coordinates():
 FLAT = """\
   mesh X=16, Y=16 on v6e:16x16
 
-          y=0     y=1     y=2     y=3     y=4     y=5     y=6      …      y=13    y=14    y=15
-           ┆       ┆       ┆       ┆       ┆       ┆       ┆       ┆       ┆       ┆       ┆
-  x=0  ╌  0,0─────1,0─────2,0─────3,0─────4,0─────5,0─────6,0──────…──────13,0────14,0────15,0 ╌
+           y=0      y=1      y=2      y=3      y=4      y=5       …       y=14     y=15
+            ┆        ┆        ┆        ┆        ┆        ┆        ┆        ┆        ┆
+  x=0   ╌  0,0  ──  1,0  ──  2,0  ──  3,0  ──  4,0  ──  5,0  ──   …   ──  14,0 ──  15,0  ╌
 """
 OPEN = """\
-        y=0   y=1   y=2   y=3
-  x=0   0,0───1,0───2,0───3,0
-         │     │     │     │
-  x=1   0,1───1,1───2,1───3,1
+         y=0    y=1    y=2    y=3
+  x=0    0,0 ── 1,0 ── 2,0 ── 3,0
+          │      │      │      │
+  x=1    0,1 ── 1,1 ── 2,1 ── 3,1
 """
 
 
@@ -147,7 +147,7 @@ def test_a_third_axis_makes_planes():
 def test_a_small_slice_says_that_jax_lays_it_by_hand():
     text = picture("v5e:4x4", {"X": 16})
     assert "JAX lays out by hand" in text
-    assert "x=0   0────15───14───13" in text
+    assert "x=0    0  ── 15 ── 14 ── 13" in text
 
 
 def test_switches_are_no_torus():

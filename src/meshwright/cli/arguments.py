@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod
+from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod, TpStream
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
@@ -24,13 +25,12 @@ def positional(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-def given_options(*groups: Any) -> dict[str, Any]:
-    """The options of some groups by name, those left out as None."""
+def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """The options of some groups by name, those left out as None; `without` are not read."""
     found: dict[str, Any] = {}
     for group in groups:
         for field in fields(group):
-            value = getattr(group, field.name)
-            if not is_dataclass(value):
+            if field.name not in without and not is_dataclass(value := getattr(group, field.name)):
                 found[field.name] = None if value is False else value
     return found
 
@@ -92,7 +92,7 @@ class StrategyArgs:
     ] = None
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
     """How queries meet the keys of a sequence that sp splits; ring and ulysses imply --attention flash (gather)."""
-    tp_stream: Annotated[Literal["split", "whole"] | None, option("split|whole")] = None
+    tp_stream: Annotated[TpStream | None, option("split|whole")] = None
     """Whether tp splits the residual stream along the sequence between products, or keeps it whole (split)."""
     collective_matmul: Annotated[bool, option()] = False
     """Run tp's collectives chunk by chunk beside the products that need them (off)."""

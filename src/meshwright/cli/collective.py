@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.typed import check_all_read
 from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Placement, System, lay_mesh, parse_system
@@ -74,17 +75,20 @@ def run(args: Args) -> int:
     system, nbytes = parse_system(args.on), parse_count(args.bytes)
     if len(set(axes)) < len(axes):
         raise MeshwrightError(f"--axis {args.axis} names an axis twice; a collective runs over each once")
+    as_json, is_bench = args.json, args.bench
+    is_shown = False if as_json else args.run
+    check_all_read(args, "beside --json" if as_json else "here")
     layout = lay_mesh(system, degrees)
     placement = layout.placement(axes)
     found = collective_seconds(KINDS[args.kind], nbytes, placement)
-    measured = _bench(args, system, degrees, axes, nbytes) if args.bench else None
-    if args.json:
+    measured = _bench(args, system, degrees, axes, nbytes) if is_bench else None
+    if as_json:
         print(json.dumps(_data(found, placement, measured), indent=2))
         return 0
     _print(args, found, placement, layout.notes)
     if measured is not None:
         _print_measured(found, placement, measured)
-    if args.run:
+    if is_shown:
         _show(args.kind, placement.degree)
     return 0
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.page import check_page
 from meshwright.cli.tables import WIDTH, console, folded, show, table, terms
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output, write_file
 from meshwright.mesh import parse_axes
 from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
@@ -69,13 +69,13 @@ class Args:
 
 def run(args: Args) -> int:
     """Compile or read, print; 1 where there is a finding."""
-    check_page(args.html)
+    if args.html is not None:
+        check_output(args.html)
     found = _inspection(args)
     if args.html is not None:
-        from meshwright.viz.document import write_page
-        from meshwright.viz.inspection_page import inspection_page
+        from meshwright.viz.pages import inspection_page
 
-        write_page(args.html, inspection_page(found))
+        write_file(args.html, inspection_page(found))
     if args.json:
         print(json.dumps(_json(found), indent=2))
     else:

@@ -1,8 +1,13 @@
-"""`meshwright COMMAND …`: finds the command's file, reads its arguments, runs it; a user's mistake ends with code 2."""
+"""`meshwright COMMAND …`: finds the command's file, reads its arguments and runs it; exit codes say how it went.
+
+Every mistake, interruption and failure to write is one line on stderr.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,16 +26,52 @@ COMMANDS = {
     "show": "what each device holds of a sharded array, as a picture",
     "show pipeline": "a pipeline in time: what each stage does in each slot, and where it waits",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",
+    "completion": "install the completion of commands and options for your shell: bash, zsh or fish",
 }
+
+EXIT_CODES = {
+    0: "done",
+    1: "a check failed: a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN",
+    2: "wrong input: one line on stderr says what is wrong, and what would be right",
+    130: "interrupted with Ctrl-C",
+}
+"""What the exit codes of every command mean."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code: 0 done, 1 a difference was found, 2 the call was wrong."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
+    """Run one command; the exit code is one of `EXIT_CODES`."""
+    # A result is printed at the end; where stdout cannot take it, that is known only when it is flushed.
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except MeshwrightError as error:
+        return _fail(f"error: {error}", 2)
+    except KeyboardInterrupt as interrupt:
+        return _fail(str(interrupt) or "interrupted; the same command begins again", 130)
+    except BrokenPipeError:
+        _drop_output()
+        return 0  # The reader of a pipe has seen enough.
+    except OSError as error:
+        if error.filename is not None:
+            return _fail(f"error: cannot use {error.filename}: {error.strerror}", 2)
+        _drop_output()
+        return _fail(f"error: cannot write the output: {error.strerror or error}", 2)
+    except MemoryError:
+        return _fail("error: this needs more memory than the machine has; take smaller sizes", 2)
+
+
+def _main(words: list[str]) -> int:
+    """Run the command that some words name."""
+    from meshwright.cli.encoding import write_ascii_where_needed
+
+    write_ascii_where_needed()
+    if words and words[0] == "help":
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0 if words else 2
-    if words[0] in ("--version", "version"):
+    if words[0] in ("--version", "-V", "version"):
         from meshwright import __version__
 
         print(f"meshwright {__version__}")
@@ -38,24 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Of the commands that begin alike, the one of two words.
     two = " ".join(words[:2])
     name, rest = (two, words[2:]) if two in COMMANDS else (words[0], words[1:])
-    try:
-        if name not in COMMANDS:
-            raise MeshwrightError(f"no command {name!r}; commands are {', '.join(COMMANDS)}")
-        # Only the command's own file is imported: `plan` answers before JAX would have loaded.
-        module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
-        return _run(module, name, rest)
-    except MeshwrightError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return 0  # The reader of a pipe has seen enough.
+    if name not in COMMANDS:
+        raise MeshwrightError(_no_command(name))
+    # Only the command's own file is imported: `plan` answers before JAX would have loaded.
+    module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
+    return _run(module, name, rest)
 
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
     """Read the command's arguments as its dataclass declares them, and run it."""
     import tyro
 
-    from meshwright.cli.words import canonical, check_words
+    from meshwright.cli.typed import check_all_read, watch
+    from meshwright.cli.words import canonical, read_words
 
     words = canonical(words)
     args, kinds, hints = module.Args, {}, {}
@@ -64,23 +100,72 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         args, kinds = args_of(words), KINDS
         hints = HINTS.get(args, {})
-    check_words(words, args, kinds=kinds, hints=hints)
+    words, typed = read_words(words, args, kinds=kinds, hints=hints)
+    if "on" in typed:
+        _say_cores(words)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     try:
         read = tyro.cli(args, args=words, prog=f"meshwright {name}", config=config)
     except SystemExit as left:
-        if not left.code:
-            print("\n".join(["", "examples", *(f"  {line}" for line in module.EXAMPLES)]))
+        if left.code:
+            raise MeshwrightError(f"cannot read {' '.join(words)!r}; meshwright {name} --help has examples") from None
+        print("\n".join(["", "examples", *(f"  {line}" for line in module.EXAMPLES)]))
         raise
-    return module.run(read)
+    watched = watch(read, typed)
+    code = module.run(watched)
+    check_all_read(watched)
+    return code
+
+
+def _say_cores(words: Sequence[str]) -> None:
+    """Say how many chips a Cloud name is, where it counts cores."""
+    from meshwright.hardware import cloud_note
+
+    text = next(word.partition("=")[2] for word in words if word.startswith("--on="))
+    if note := cloud_note(text):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _no_command(name: str) -> str:
+    """The message for a command that there is not."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"no command {name!r}; {hint}commands are {', '.join(COMMANDS)}"
 
 
 def _help() -> str:
     """What there is."""
     lines = [f"  {name:<15}{what}" for name, what in COMMANDS.items()]
+    codes = [f"  {code:<5}{what}" for code, what in EXIT_CODES.items()]
     return "\n".join(
-        ["usage: meshwright COMMAND …", "", *lines, "", "meshwright COMMAND --help says what a command takes."]
+        [
+            "usage: meshwright COMMAND …",
+            "",
+            *lines,
+            "",
+            "exit codes",
+            *codes,
+            "",
+            "Counts may be written as 4096, 64k (thousands), 64Ki (of 1024), 4M; chips as v5p:4x4x4, h100:64,",
+            "2*v6e:16x16 (two slices) or as Cloud names them, v5p-512.",
+            "meshwright COMMAND --help says what a command takes.",
+        ]
     )
+
+
+def _fail(line: str, code: int) -> int:
+    """Say in one line on stderr how a command ended."""
+    with contextlib.suppress(OSError):  # Where nobody can be told, the code still says it.
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _drop_output() -> None:
+    """Send what stdout still holds nowhere, or Python fails again over it when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # stdout may have no file of its own, as in tests.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

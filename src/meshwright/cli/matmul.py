@@ -14,7 +14,8 @@ import tyro
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import WIDTH, console, show, table, terms
-from meshwright.cost import PricedProduct, PricedWay, price
+from meshwright.cli.typed import check_all_read
+from meshwright.cost import PricedImplementation, PricedProduct, price
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.notation import Communicate, Inference, Sizes, infer, parse, parse_numbers
@@ -63,19 +64,24 @@ class Args:
 
 def run(args: Args) -> int:
     """Price the product, print it, and run it where that is asked for."""
+    is_run = args.run
     degrees = parse_numbers(args.mesh)
     sizes = Sizes(degrees=degrees, dims=parse_numbers(args.dims), element_bytes=dtype_bytes(args.dtype))
     inference, system = infer(parse(args.product, axes=degrees), sizes), parse_system(args.on)
+    there = {dim for array in (*inference.operands, inference.result) for dim in array.dims}
+    if unknown := [dim for dim in sizes.dims if dim not in there]:
+        raise MeshwrightError(f"--dims names {unknown[0]}, which is no dim of {args.product}; leave it out")
+    top = None if args.json else read_count("--top", args.top)
+    check_all_read(args, "beside --json" if top is None else "here")
     priced = price(inference, system, dtype=args.dtype)
-    if args.run and sizes.degree(degrees) > MOST_DEVICES:
+    if is_run and sizes.degree(degrees) > MOST_DEVICES:
         raise MeshwrightError(
             f"--run simulates up to {MOST_DEVICES} devices; {args.mesh} are {sizes.degree(degrees)}, take fewer"
         )
-    top = read_count("--top", args.top)
-    if not args.json:
+    if top is not None:
         _print(args, priced, system, top)
-    executed = _execute(_small(priced)) if args.run else None
-    if args.json:
+    executed = _execute(_small(priced)) if is_run else None
+    if top is None:
         print(json.dumps(priced.to_json() | ({"run": executed.to_json()} if executed else {}), indent=2))
     elif executed:
         _print_run(executed)
@@ -105,12 +111,12 @@ def _case(inference: Inference) -> str:
     return f"case {inference.case}: {reasons}"
 
 
-def _rows(place: int, priced: PricedWay) -> Iterator[tuple[str, ...]]:
+def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
     """The lines of a way, one for each of its steps; the first has its times."""
     product = show_seconds(max(priced.flops_seconds, priced.memory_seconds))
     first = (product, show_seconds(priced.seconds), priced.bound or "nothing")
     collectives = iter(priced.collectives)
-    for number, step in enumerate(priced.way.steps):
+    for number, step in enumerate(priced.implementation.steps):
         amounts = ("", "")
         if isinstance(step, Communicate):
             move = next(collectives)
@@ -125,10 +131,10 @@ def _why(priced: PricedProduct) -> list[str]:
         str(array): str(list(inference.sizes.local_shape(array))) for array in (*inference.operands, inference.result)
     }
     lines = [terms("local", shapes)]
-    if chosen.way.flops:
-        repeated = chosen.way.repeated_axes
+    if chosen.implementation.flops:
+        repeated = chosen.implementation.repeated_axes
         again = f", the same work on every device of {', '.join(repeated)}" if repeated else ""
-        lines.append(f" flops   {show_flops(chosen.way.flops)} a device{again}")
+        lines.append(f" flops   {show_flops(chosen.implementation.flops)} a device{again}")
     for name, found in (("network", chosen.network), ("memory", chosen.memory)):
         if found:
             dims = f"{found.dims} = " if found.dims else ""
@@ -164,7 +170,7 @@ class _Run:
 
 def _small(priced: PricedProduct) -> Inference:
     """The chosen way alone, on dims of `LARGEST` at most or the smallest that its degrees divide, in float32."""
-    inference, way = priced.inference, priced.chosen.way
+    inference, way = priced.inference, priced.chosen.implementation
     arrays = [*inference.operands, *(step.result for step in way.steps)]
     dims = {}
     for dim, size in inference.sizes.dims.items():
@@ -175,7 +181,7 @@ def _small(priced: PricedProduct) -> Inference:
         replace(step, bytes=sizes.local_bytes(step.counted)) if isinstance(step, Communicate) else step
         for step in way.steps
     )
-    return replace(inference, sizes=sizes, ways=(replace(way, steps=steps),), written=None)
+    return replace(inference, sizes=sizes, implementations=(replace(way, steps=steps),), written=None)
 
 
 def _execute(inference: Inference) -> _Run:

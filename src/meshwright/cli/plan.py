@@ -7,23 +7,29 @@ each other (`plan_compare`), sweeps (`plan_sweep`), ops (`plan_ops`); image mode
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan_args import Args, ImageArgs, ServeArgs
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output
 from meshwright.hardware import System
+from meshwright.mesh import MeshShape
 from meshwright.planner import (
     Plan,
-    check_output,
     find_meshes,
     plan_one_mesh,
     read_count,
     read_mesh,
     read_strategy,
+    read_sweep,
     read_workload,
     remats,
 )
+from meshwright.planner.sweep import Sweep
 from meshwright.record import Record
 from meshwright.step import Remat, Workload
 
@@ -54,73 +60,99 @@ class _Training:
 
     def __init__(self, args: Args) -> None:
         self.args = args
-        _check_together(args)
-        options = given_options(args.workload) | {"param_dtype": args.fixed.param_dtype}
+        self.sweep = None if args.search.sweep is None else read_sweep(args.search.sweep)
+        options = _workload_options(args, self.sweep)
+        fixed = given_options(args.fixed)
+        options["param_dtype"] = fixed.pop("param_dtype")
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
-        self.fields: dict[str, Any] = read_strategy(
-            {name: value for name, value in vars(args.fixed).items() if name != "param_dtype"}
-        )
-        if args.search.runnable and self.fields:
+        self.fields: dict[str, Any] = read_strategy(fixed)
+        self.runnable = args.search.runnable
+        if self.runnable and self.fields:
             name = next(iter(self.fields)).replace("_", "-")
             raise MeshwrightError(f"--{name} is for what can be planned; --runnable plans how train runs it today")
-        self.top = read_count("--top", args.search.top)
 
     def run(self) -> int:
-        """Print the sweep, the comparison or the ranking."""
-        search_args, output = self.args.search, self.args.output
-        if output.output is not None:
-            check_output(output.output)
-        if search_args.sweep:
-            from meshwright.cli.plan_sweep import plan_sweep
+        """Print the sweep, the comparison or the ranking; 1 where nothing that is asked for fits, else 0."""
+        # Each mode reads its own options; what else was typed, `check_all_read` refuses.
+        if self.sweep is not None:
+            return self._sweep(self.sweep)
+        if self.args.search.compare:
+            return self._compare(self.args.search.compare)
+        return self._rank()
 
-            plan_sweep(search_args.sweep, self.workload, self.system, self._best, plot=output.plot, as_json=output.json)
-        elif search_args.compare:
-            from meshwright.cli.plan_compare import compare_data, print_compared
+    def _sweep(self, sweep: Sweep) -> int:
+        """The best for each of several values."""
+        from meshwright.cli.plan_sweep import plan_sweep
 
-            plans = [self._of_mesh(mesh) for mesh in search_args.compare]
-            (compare_data if output.json else print_compared)(plans)
-        else:
-            self._rank()
-        return 0
+        plot, as_json = self.args.output.plot, self.args.output.json
+        check_all_read(self.args, "beside --sweep")
+        return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
-    def _rank(self) -> None:
+    def _compare(self, texts: tuple[str, ...]) -> int:
+        """Meshes beside each other."""
+        from meshwright.cli.plan_compare import compare_data, print_compared
+
+        meshes = [read_mesh(text, self.system.num_devices) for text in texts]
+        for mesh in meshes:
+            if meshes.count(mesh) > 1:
+                raise MeshwrightError(f"--compare has {mesh} twice; leave one out")
+        as_json = self.args.output.json
+        check_all_read(self.args, "beside --compare")
+        with waiting(f"planning {len(meshes)} meshes"):
+            plans = [self._of_mesh(mesh) for mesh in meshes]
+        (compare_data if as_json else print_compared)(plans)
+        return _code(plans)
+
+    def _rank(self) -> int:
         """The best plans, and the mesh that is asked for beside them."""
         from meshwright.cli.plan_screen import plan_data, print_plan
 
-        output = self.args.output
-        asked = self._of_mesh(self.args.search.mesh) if self.args.search.mesh is not None else None
-        ranking = find_meshes(
-            self.workload, self.system, self.policies, self.fields, top=self.top, runnable=self.args.search.runnable
-        )
-        if output.output is not None:
-            (asked or ranking.plans[0]).write(output.output)
-        if output.plot is not None:
+        search_args, output = self.args.search, self.args.output
+        mesh = None if search_args.mesh is None else read_mesh(search_args.mesh, self.system.num_devices)
+        top = read_count("--top", search_args.top)
+        path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
+        if path is not None:
+            check_output(path)
+        check_all_read(self.args)
+        with waiting(f"planning {self.workload.model.name} on {self.system}"):
+            asked = None if mesh is None else self._of_mesh(mesh)
+            ranking = find_meshes(
+                self.workload, self.system, self.policies, self.fields, top=top, runnable=self.runnable
+            )
+        chosen = asked or ranking.plans[0]
+        if path is not None:
+            chosen.write(path)
+        if plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
-            plot_plan([plan.predicted for plan in ranking.plans], output.plot, self.workload, self.system)
-        if output.json:
-            plan_data(ranking, asked, with_ops=output.ops)
+            plot_plan([plan.predicted for plan in ranking.plans], plot, self.workload, self.system)
+        if as_json:
+            plan_data(ranking, asked, with_ops=with_ops)
         else:
-            print_plan(ranking, asked, top=self.top, output=output.output, with_ops=output.ops)
+            print_plan(ranking, asked, top=top, output=path, with_ops=with_ops)
+        return _code([chosen])
 
-    def _of_mesh(self, text: str) -> Plan:
-        """The plan of the mesh that a text means."""
-        mesh = read_mesh(text, self.system.num_devices)
-        runnable = self.args.search.runnable
-        return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, runnable=runnable)
+    def _of_mesh(self, mesh: MeshShape) -> Plan:
+        """The plan of a mesh."""
+        return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, runnable=self.runnable)
 
     def _best(self, workload: Workload, system: System) -> Record:
         """The record of the best plan of another workload or system."""
-        runnable = self.args.search.runnable
+        runnable = self.runnable
         return find_meshes(workload, system, self.policies, self.fields, top=1, runnable=runnable).plans[0].predicted
 
 
-def _check_together(args: Args) -> None:
-    """Raise where two options are given of which one would do nothing."""
-    options = {"--sweep": args.search.sweep, "--compare": args.search.compare, "--mesh": args.search.mesh}
-    said = [name for name, value in options.items() if value is not None and value != ()]
-    if len(said) > 1:
-        raise MeshwrightError(f"{said[0]} and {said[1]} do not go together; leave one out")
-    if said and said[0] != "--mesh" and args.output.output is not None:
-        raise MeshwrightError(f"{said[0]} writes no plan; leave -o out, and write the best with --mesh MESH -o FILE")
+def _workload_options(args: Args, sweep: Sweep | None) -> dict[str, Any]:
+    """The options of the workload; what a sweep goes over has the sweep's first value, and is not read."""
+    if sweep is None or sweep.key == "chips":
+        return given_options(args.workload)
+    if sweep.key == "seq_len" and args.workload.batch is None:
+        raise MeshwrightError("--sweep seq-len needs --batch: so many tokens are another batch at each length")
+    swept = ("batch", "batch_tokens") if sweep.key == "batch" else ("seq_len", "batch_tokens")
+    return given_options(args.workload, without=swept) | {sweep.key: sweep.values[0]}
+
+
+def _code(plans: Sequence[Plan]) -> int:
+    """The exit code: 1 where none of some plans fits."""
+    return 0 if any(plan.predicted.fits for plan in plans) else 1

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.cli.plan_args import ImageArgs
 from meshwright.cli.tables import collective_table, console, folded, mesh_name, show, speed, table, terms
+from meshwright.cli.typed import check_all_read
 from meshwright.hardware import System
 from meshwright.planner import IMAGE_OPTIONS, fact_data, read_count, read_images, read_mesh, say
 from meshwright.planner.images import ImageRanking, image_gap, plan_image_mesh, rank_images, why_images
@@ -16,15 +17,18 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_images(args: ImageArgs) -> int:
-    """Print the ranking of an image model's meshes, or the price of one; the exit code."""
+    """Print the ranking of an image model's meshes, or the price of one; 1 where it does not fit, else 0."""
     workload, system = read_images(args.model, {name: getattr(args, name) for name in IMAGE_OPTIONS})
-    top = read_count("--top", args.top)
-    if args.mesh is None:
+    mesh = None if args.mesh is None else read_mesh(args.mesh, system.num_devices)
+    as_json = args.json
+    # One mesh is one line, and data has them all.
+    top = 1 if mesh or as_json else read_count("--top", args.top)
+    check_all_read(args, "beside --mesh" if mesh else "beside --json" if as_json else "here")
+    if mesh is None:
         ranking = rank_images(workload, system)
     else:
-        mesh = read_mesh(args.mesh, system.num_devices)
         ranking = ImageRanking((plan_image_mesh(workload, mesh, system),), 1)
-    if args.json:
+    if as_json:
         best = ranking.candidates[0]
         candidates = [
             _data(record, workload) | {"gap_to_best": fact_data(image_gap(record, best))}
@@ -34,7 +38,7 @@ def plan_images(args: ImageArgs) -> int:
         print(json.dumps({"candidates": candidates, "why": why}, indent=2))
     else:
         _print(ranking, workload, system, top)
-    return 0
+    return 0 if ranking.num_fit else 1
 
 
 def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
     data: dict[str, Any] = {
         "candidates": [candidate(plan, best) for plan in ranking.plans],
         "num_meshes": ranking.num_meshes,
-        "num_ways": ranking.num_ways,
+        "num_ways": ranking.num_candidates,
         "why": [fact_data(fact) for fact in why(best)],
         "rules_of_thumb": [fact_data(fact) for fact in rules_of_thumb(best)],
         "nearby": [fact_data(fact) for fact in nearby(best)],
@@ -111,7 +111,9 @@ def _print_answer(ranking: Ranking) -> None:
     best = ranking.plans[0]
     record, room = best.predicted, show_bytes(best.system.usable_bytes)
     print(headline(best))
-    print(f"{ranking.num_meshes:,} meshes in {ranking.num_ways:,} ways; {ranking.num_priced:,} had to be priced\n")
+    print(
+        f"{ranking.num_meshes:,} meshes in {ranking.num_candidates:,} ways; {ranking.num_priced:,} had to be priced\n"
+    )
     memory = f"{show_bytes(record.memory_bytes['peak'])} of {room}"
     fits = "" if record.fits else "   DOES NOT FIT"
     show(console(), f"  {best.mesh}   {speed(record)}   {memory}   {record.bound} bound{fits}", style="bold")

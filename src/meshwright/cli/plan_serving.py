@@ -8,13 +8,16 @@ from dataclasses import asdict
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan_args import ServeArgs
 from meshwright.cli.tables import collective_table, console, folded, show, table, terms
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.files import check_output
 from meshwright.hardware import System
 from meshwright.planner import (
     TERMS,
     ServingPlan,
     ServingPoint,
     ServingRanking,
-    check_output,
     fact_data,
     longest_term,
     prefill_share,
@@ -33,28 +36,36 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_serving(args: ServeArgs) -> int:
-    """Print how to serve a model on some chips, and write the best plan where a file is said; the exit code, 0."""
-    output = args.output
-    if output.output is not None:
-        check_output(output.output)
+    """Print how to serve a model on some chips, and write the best plan where a file is named.
+
+    Returns 1 where it does not fit, or is later than --latency; else 0.
+    """
     options = given_options(args.served, args.formats)
-    serving, system = read_serving(args.model, options.pop("serve"), options)
-    mesh = None if output.mesh is None else read_mesh(output.mesh, system.num_devices)
-    top = read_count("--top", output.top)
-    ranking = rank_serving(serving, system, mesh)
+    phase = options.pop("serve")
+    if phase == "prefill" and options["output_len"] is not None:
+        raise MeshwrightError("--output-len changes nothing beside --serve prefill, which writes nothing; leave it out")
+    serving, system = read_serving(args.model, phase, options)
+    mesh = None if args.output.mesh is None else read_mesh(args.output.mesh, system.num_devices)
+    path, as_json = args.output.output, args.output.json
+    top = None if as_json else read_count("--top", args.output.top)
+    if path is not None:
+        check_output(path)
+    check_all_read(args, "beside --json" if as_json else "here")
+    with waiting(f"planning {serving.model.name} on {system}"):
+        ranking = rank_serving(serving, system, mesh)
     best = ranking.candidates[0]
-    if output.output is not None:
-        write_serving_plan(best, output.output)
-    if output.json:
+    if path is not None:
+        write_serving_plan(best, path)
+    if top is None:
         print(json.dumps(_data(ranking, system), indent=2))
-        return 0
-    _print_answer(ranking, system)
-    _print_candidates(ranking, system, top)
-    _print_frontier(ranking, top)
-    _print_terms(best)
-    if output.output is not None:
-        print(f"\n wrote  {output.output}")
-    return 0
+    else:
+        _print_answer(ranking, system)
+        _print_candidates(ranking, system, top)
+        _print_frontier(ranking, top)
+        _print_terms(best)
+        if path is not None:
+            print(f"\n wrote  {path}")
+    return 0 if best.predicted.fits and best.is_in_time else 1
 
 
 def _data(ranking: ServingRanking, system: System) -> dict[str, object]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.tables import console, folded, headline, mesh_name, show, table
+from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.planner import Point, read_sweep, run_sweep
+from meshwright.planner import Point, run_sweep
+from meshwright.planner.sweep import Sweep
 from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -20,26 +22,28 @@ if TYPE_CHECKING:
 
 
 def plan_sweep(
-    text: str,
+    sweep: Sweep,
     workload: Workload,
     system: System,
     best: Callable[[Workload, System], Record],
     *,
     plot: Path | None,
     as_json: bool,
-) -> None:
-    """Print the table of a sweep, and draw it where a file is named; no value that can be planned is an error."""
-    sweep = read_sweep(text)
-    points = run_sweep(sweep, workload, system, best)
+) -> int:
+    """Print the table of a sweep, and draw it where a file is named; 1 where nothing fits.
+
+    No value that can be planned is an error.
+    """
+    with waiting(f"planning {len(sweep.values)} values of {sweep.key}"):
+        points = run_sweep(sweep, workload, system, best)
     if not any(point.record for point in points):
-        raise MeshwrightError(
-            f"no point of sweep {text} can be planned; {sweep.key}={points[0].value}: {points[0].reason}"
-        )
+        raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
+    code = 0 if any(point.record and point.record.fits for point in points) else 1
     if plot is not None:
         _plot(points, plot, workload, system, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
-        return
+        return code
     print(f"{headline(workload, str(system))}\nsweep over {sweep.key}\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
     priced = [point for point in points if point.record]
@@ -50,6 +54,7 @@ def plan_sweep(
             print(folded(f"{sweep.key}={point.value:,}: {point.reason}"))
     if plot is not None:
         print(f"\n wrote  {plot}")
+    return code
 
 
 def plot_plan(records: Sequence[Record], path: Path, workload: Workload, system: System) -> None:

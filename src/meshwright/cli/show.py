@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console
-from meshwright.errors import MeshwrightError
-from meshwright.hardware import lay_mesh, parse_system
-from meshwright.notation import ShardedArray, Sizes
-from meshwright.viz import device_coordinates, every_sharding, holdings_of, read_text, show
+from meshwright.files import check_output, write_file
+from meshwright.viz import read_text, show, show_data
 
 EXAMPLES = (
     'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',
@@ -46,34 +44,17 @@ class Args:
 
 def run(args: Args) -> int:
     """Show the picture, and write it where that is asked for."""
+    if args.svg is not None:
+        check_output(args.svg)
     array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
     picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
     if args.svg is not None:
         write_file(args.svg, picture.svg)
     if args.json:
-        print(json.dumps(_data(array, sizes, args), indent=2))
+        print(json.dumps(show_data(array, sizes, every=args.all, on=args.on), indent=2))
         return 0
     # A line that is still too long after what could be left out must not be folded.
     console().print(picture, soft_wrap=True)
     again = f'meshwright show "{args.array}" --mesh {args.mesh} --dims {args.dims}'
     print(f"\n next   {again} {'--svg FILE' if args.all else '--all'}" if args.svg is None else f"\n wrote  {args.svg}")
     return 0
-
-
-def _data(array: ShardedArray, sizes: Sizes, args: Args) -> dict[str, Any]:
-    """The picture as plain data: what the devices hold, the other shardings and the torus where they are asked for."""
-    data = holdings_of(array, sizes).to_json()
-    if args.all:
-        data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
-    if args.on:
-        places = device_coordinates(lay_mesh(parse_system(args.on), sizes.degrees))
-        data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
-    return data
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file; one that cannot be written is an error."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from meshwright.cli.arguments import Json, option
-from meshwright.cli.show import write_file
 from meshwright.cli.tables import console
-from meshwright.step.schedule import Kind, Schedule, slot_layers
-from meshwright.viz import show_pipeline
+from meshwright.files import check_output, write_file
+from meshwright.step.schedule import Kind, Schedule
+from meshwright.viz import pipeline_data, show_pipeline
 
 EXAMPLES = (
     "meshwright show pipeline --stages 4 --microbatches 8",
@@ -36,11 +36,13 @@ class Args:
     svg: Annotated[Path | None, option("FILE", "-o")] = None
     """Write the picture to this file, as SVG."""
     json: Json = False
-    """Print {"schedule", "ticks", "bubble", "kept", "cells", "layers"} instead."""
+    """Print {"schedule", "ticks", "bubble", "idle_share", "kept", "cells", "layers"} instead."""
 
 
 def run(args: Args) -> int:
     """Show the picture, and write it where that is asked for."""
+    if args.svg is not None:
+        check_output(args.svg)
     schedule = Schedule(
         stages=args.stages,
         microbatches=args.microbatches,
@@ -51,7 +53,7 @@ def run(args: Args) -> int:
     if args.svg is not None:
         write_file(args.svg, picture.svg)
     if args.json:
-        print(json.dumps(_data(schedule, args.layers), indent=2))
+        print(json.dumps(pipeline_data(schedule, args.layers), indent=2))
         return 0
     console().print(picture, soft_wrap=True)
     print(f"\n next   {_next(args)}" if args.svg is None else f"\n wrote  {args.svg}")
@@ -64,17 +66,3 @@ def _next(args: Args) -> str:
     said = f"--stages {args.stages} --microbatches {args.microbatches}"
     virtual = f" --virtual-stages {args.virtual_stages}" if args.virtual_stages > 1 else ""
     return f"meshwright show pipeline {said}{virtual} --schedule {other}"
-
-
-def _data(schedule: Schedule, num_layers: int | None) -> dict[str, Any]:
-    """The picture as plain data: every unit of work, and where each stage has which layers."""
-    data: dict[str, Any] = {
-        "schedule": asdict(schedule),
-        "ticks": schedule.ticks,
-        "bubble": schedule.bubble,
-        "kept": schedule.most_kept,
-        "cells": [cell._asdict() for cell in schedule.cells()],
-    }
-    if num_layers is not None:
-        data["layers"] = list(slot_layers(num_layers, schedule.stages, schedule.virtual_stages))
-    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.page import check_page
 from meshwright.cli.tables import console, folded, headline, show, table
+from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.files import check_output, write_file
 from meshwright.planner import Plan, plan_to_run
 from meshwright.record import Record
 from meshwright.units import show_seconds
@@ -38,7 +41,7 @@ class CompareArgs:
     run: Annotated[Path | None, option("DIRECTORY")] = None
     """Compare with what a run of the same step measured too."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
-    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. Default: fast."""
+    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
     tolerance: Annotated[float | None, option("SHARE")] = None
     """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
@@ -61,23 +64,34 @@ class Args:
 def run(args: Args) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
     compare = args.compare
-    check_page(compare.html)
+    if compare.html is not None:
+        check_output(compare.html)
     options = given_options(args.workload, args.strategy) | {"mesh": compare.mesh}
     what: str | Plan = args.model
     if not Path(args.model).is_dir():
         what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
-    from meshwright.verification import plan_and_measured, verify_plan
+    page, tolerance, as_json = compare.html, compare.tolerance, compare.json
+    if tolerance is not None and tolerance < 0:
+        raise MeshwrightError(f"--tolerance is {tolerance:g}; it is a share from 0, as 0.1")
+    with waiting("loading JAX"):
+        from meshwright.verification import plan_and_measured, verify_plan
 
     plan, measured = plan_and_measured(what, compare.run, options)
+    effort = compare.effort if plan.system.chip.kind == "tpu" else "fast"
+    check_all_read(args, f"on {plan.hardware}")
     with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
-        found = verify_plan(plan, effort=compare.effort, measured=measured)
-    if compare.html is not None:
-        _write_page(compare.html, found, measured)
-    if compare.json:
+        found = verify_plan(plan, effort=effort, measured=measured)
+    if page is not None:
+        _write_page(page, found, measured)
+    if as_json:
         print(json.dumps(_json(found, measured), indent=2))
     else:
         _print(found)
-    return int(compare.tolerance is not None and any(row.exceeds(compare.tolerance) for row in found.rows))
+    beyond = [] if tolerance is None else [row for row in found.rows if row.exceeds(tolerance)]
+    if beyond and tolerance is not None:
+        names = ", ".join(row.quantity for row in beyond)
+        print(f"beyond --tolerance {tolerance:g}: {names}", file=sys.stderr)
+    return int(bool(beyond))
 
 
 def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
@@ -94,10 +108,9 @@ def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
     """The page of a verification."""
-    from meshwright.viz.document import write_page
-    from meshwright.viz.verify_page import verify_page
+    from meshwright.viz.pages import verify_page
 
-    write_page(path, verify_page(found, measured))
+    write_file(path, verify_page(found, measured))
 
 
 def _print(found: Verification) -> None:

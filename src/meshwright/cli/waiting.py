@@ -1,20 +1,52 @@
-"""A line on the terminal while something takes its time."""
+"""A sign of life on stderr while something takes its time."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+FIRST, AGAIN = 0.8, 0.5
+"""Seconds until a terminal shows something, and between its changes."""
 
-from meshwright.cli.tables import console
+EACH_LINE = 25.0
+"""Seconds between lines where stderr is no terminal."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A line that says what is waited for and for how long so far; none where stderr is no terminal."""
-    out = console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        progress.add_task(what, total=None)
+    """Say what is waited for and for how long so far: on a terminal a line that goes away, else a line now and then.
+
+    Nothing is written where what is waited for takes less than a second.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_say, args=(what, done), daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _say(what: str, done: threading.Event) -> None:
+    """Write until it is done."""
+    out, began = sys.stderr, time.monotonic()
+    is_terminal = out.isatty()
+    wait = FIRST if is_terminal else EACH_LINE
+    try:
+        while not done.wait(wait):
+            seconds = f"{time.monotonic() - began:.0f} s"
+            if is_terminal:
+                room = shutil.get_terminal_size().columns - len(seconds) - 3
+                print(f"\r{what[:room]}: {seconds}", end="", file=out, flush=True)
+            else:
+                print(f"{what}: {seconds} so far", file=out, flush=True)
+            wait = AGAIN if is_terminal else EACH_LINE
+        if is_terminal and wait == AGAIN:
+            print("\r\x1b[K", end="", file=out, flush=True)
+    except (OSError, ValueError):
+        pass  # Nobody reads stderr.

@@ -6,6 +6,7 @@ An option may be unknown, have a new name, belong to another kind of plan, lack 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from tyro.conf import Positional
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.choices import not_a_choice
+from meshwright.units import parse_count
 
 ALIASES = {"--mesh-dim": "--mesh", "--out": "--output"}
 """Second names of options, which help does not list."""
@@ -33,28 +35,38 @@ NEW_NAMES = {
 """Options of before, and what says it today."""
 
 _OPTION = re.compile(r"(-[A-Za-z]|--[A-Za-z][\w-]*)(=.*)?", re.DOTALL)
+_WHOLE = re.compile(r"-?\d{1,18}")
 _POSITIONAL = get_args(Positional[str])[1]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: how many values it takes, and which."""
+    """One option or argument: its field, how many values it takes, and which."""
 
     name: str
+    field: str
     takes: Literal["none", "one", "many"]
     choices: tuple[str, ...] = ()
     type: type | None = None
+    is_needed: bool = False
 
-    def check(self, value: str) -> None:
-        """Raise where a value is not of the option's type, or not one of its choices."""
+    def read(self, value: str) -> str:
+        """A value as tyro takes it. Raises where it is not of the option's type, or not one of its choices."""
         if self.choices and value not in self.choices:
             raise MeshwrightError(not_a_choice(self.name, value, self.choices))
-        if self.type in (int, float):
+        if self.type is int and not _WHOLE.fullmatch(value):
             try:
-                self.type(value)
+                return str(parse_count(value))
+            except MeshwrightError:
+                raise MeshwrightError(f"{self.name} is {value!r}; it takes a whole number") from None
+        if self.type is float:
+            try:
+                number = float(value)
             except ValueError:
-                wanted = "a whole number" if self.type is int else "a number"
-                raise MeshwrightError(f"{self.name} is {value!r}; it takes {wanted}") from None
+                number = math.nan
+            if not math.isfinite(number):
+                raise MeshwrightError(f"{self.name} is {value!r}; it takes a number")
+        return value
 
 
 def canonical(words: Sequence[str]) -> list[str]:
@@ -66,45 +78,74 @@ def canonical(words: Sequence[str]) -> list[str]:
     return found
 
 
-def check_words(words: Sequence[str], args: type, *, kinds: Mapping[str, type], hints: Mapping[str, str]) -> None:
-    """Raise where the words are not options and arguments of a command.
+def read_words(
+    words: Sequence[str], args: type, *, kinds: Mapping[str, type], hints: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Check the words of a command line.
 
     Args:
         words: of the command line, after the command.
         args: the dataclass of the arguments.
         kinds: the dataclasses of a command's other kinds, each under the words that ask for it.
         hints: what to use instead of an option of another kind, by its name.
+
+    Returns:
+        The words as argparse takes them, each single value joined to its option, so that a value may begin with `-`;
+        and the options among them, as `{"batch": "--batch"}`.
+
+    Raises:
+        MeshwrightError: where the words are not options and arguments of the command.
     """
-    known, needed = _declared(args)
+    known, declared = _declared(args)
+    needed = [argument.name for argument in declared if argument.is_needed]
     if {"-h", "--help"} & set(words):
-        return
-    rest = list(words)
-    arguments = 0
+        return list(words), {}
+    rest, checked, arguments = list(words), [], []
+    typed: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
         if not (match := _OPTION.fullmatch(word)):
-            arguments += 1
+            if word.startswith("-"):
+                raise MeshwrightError(_unknown(word, args, kinds, hints))
+            arguments.append(word)
             continue
         name, joined = match[1].replace("_", "-"), match[2]
         if name not in known:
             raise MeshwrightError(_unknown(name, args, kinds, hints))
         option = known[name]
+        if option.field in typed:
+            raise MeshwrightError(f"{option.name} stands twice; leave one out")
+        typed[option.field] = option.name
         if option.takes == "none":
             if joined:
                 raise MeshwrightError(f"{name} takes no value; leave {joined} out")
+            checked.append(option.name)
             continue
         values = [joined[1:]] if joined else []
         while rest and not _OPTION.fullmatch(rest[0]) and (option.takes == "many" or not values):
             values.append(rest.pop(0))
-        if not values:
+        if not any(values):
             raise MeshwrightError(f"{name} needs a value")
-        for value in values:
-            option.check(value)
-    if arguments < len(needed):
-        raise MeshwrightError(f"{needed[arguments]} is missing; --help says what it is")
-    missing = [option for option in _required(args) if not any(word.split("=")[0] == option for word in words)]
-    if missing:
+        values = [option.read(value) for value in values]
+        checked += [option.name, *values] if option.takes == "many" else [f"{option.name}={values[0]}"]
+    if len(arguments) < len(needed):
+        raise MeshwrightError(f"{needed[len(arguments)]} is missing; --help says what it is")
+    if len(arguments) > len(declared):
+        takes = " and ".join(argument.name for argument in declared) or "only options"
+        raise MeshwrightError(f"there is no place for {arguments[len(declared)]!r}: it takes {takes}; --help says more")
+    for argument, value in zip(declared, arguments, strict=False):
+        if not value.strip():
+            raise MeshwrightError(f"{argument.name} is empty; --help says what it is")
+        argument.read(value)
+    if missing := [option.name for option in known.values() if option.is_needed and option.field not in typed]:
         raise MeshwrightError(f"{missing[0]} is missing; --help says what it takes")
+    # Before the options: one that takes many values would take the arguments after it too.
+    return [*arguments, *checked], typed
+
+
+def declared_options(args: type) -> Mapping[str, Option]:
+    """The options of a command's dataclass, by each of their names."""
+    return _declared(args)[0]
 
 
 def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[str, str]) -> str:
@@ -123,37 +164,27 @@ def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[st
 
 
 @cache
-def _declared(args: type) -> tuple[dict[str, Option], tuple[str, ...]]:
-    """The options of a dataclass by each of their names, and the metavars of the arguments that it needs."""
+def _declared(args: type) -> tuple[dict[str, Option], tuple[Option, ...]]:
+    """The options of a dataclass by each of their names, and its arguments in their order."""
     options: dict[str, Option] = {}
-    needed: list[str] = []
+    arguments: list[Option] = []
     hints = get_type_hints(args, include_extras=True)
     for field in fields(args):
         plain, metadata = _parts(hints[field.name])
         shown = next((item for item in metadata if hasattr(item, "metavar")), None)
+        is_needed = field.default is MISSING and field.default_factory is MISSING
         if is_dataclass(plain):
-            inner, arguments = _declared(plain)  # pyright: ignore[reportArgumentType]
+            inner, more = _declared(plain)  # pyright: ignore[reportArgumentType]
             options |= inner
-            needed += arguments
+            arguments += more
         elif _POSITIONAL in metadata:
-            if field.default is MISSING:
-                needed.append(shown.metavar if shown and shown.metavar else field.name.upper())
+            name = shown.metavar if shown and shown.metavar else field.name.upper()
+            arguments.append(_option(name, field.name, plain, is_needed=is_needed))
         else:
             name = f"--{field.name.replace('_', '-')}"
             names = (name, *((shown.aliases if shown else None) or ()))
-            options |= dict.fromkeys(names, _option(name, plain))
-    return options, tuple(needed)
-
-
-def _required(args: type) -> list[str]:
-    """The options without a default."""
-    hints = get_type_hints(args, include_extras=True)
-    return [
-        f"--{field.name.replace('_', '-')}"
-        for field in fields(args)
-        if field.default is MISSING and field.default_factory is MISSING
-        if _POSITIONAL not in _parts(hints[field.name])[1] and not is_dataclass(_parts(hints[field.name])[0])
-    ]
+            options |= dict.fromkeys(names, _option(name, field.name, plain, is_needed=is_needed))
+    return options, tuple(arguments)
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -165,13 +196,15 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return inner, (*metadata, *more)
 
 
-def _option(name: str, plain: Any) -> Option:
+def _option(name: str, field: str, plain: Any, *, is_needed: bool) -> Option:
     """The option of a type: a flag, a number, a choice or text."""
     if plain is bool:
-        return Option(name, "none")
+        return Option(name, field, "none")
     if get_origin(plain) is tuple:
-        return Option(name, "many")
+        return Option(name, field, "many", is_needed=is_needed)
     kinds = get_args(plain) if get_origin(plain) in (Union, types.UnionType) else (plain,)
     choices = tuple(str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
+    if get_origin(plain) is Literal:
+        choices = tuple(map(str, get_args(plain)))
     number = next((kind for kind in kinds if kind in (int, float)), None)
-    return Option(name, "one", choices, number)
+    return Option(name, field, "one", choices, number, is_needed)

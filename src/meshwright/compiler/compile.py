@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections import deque
@@ -24,6 +23,7 @@ from meshwright.compiler.process import CompileProcess
 from meshwright.compiler.program import CompiledProgram, CompileRequest, program_from_json
 from meshwright.compiler.targets import check_compiler, compiler_name
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_file
 from meshwright.hardware import System, parse_system
 
 _CHILD_BYTES = 4 << 30
@@ -168,8 +168,6 @@ def _write(file: Path, program: CompiledProgram) -> None:
     """Cache a program atomically; a read-only directory caches nothing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-            new.write(gzip.compress(json.dumps(program.to_json()).encode(), compresslevel=3))
-        os.replace(new.name, file)
-    except OSError:
+        write_file(file, gzip.compress(json.dumps(program.to_json()).encode(), compresslevel=3))
+    except (OSError, MeshwrightError):
         return

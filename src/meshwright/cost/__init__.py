@@ -41,7 +41,7 @@ from meshwright.cost.kv_cache import (
 from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
 from meshwright.cost.model_states import states_bytes
-from meshwright.cost.product import PricedProduct, PricedWay, price
+from meshwright.cost.product import PricedImplementation, PricedProduct, price
 from meshwright.cost.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
     critical_batch,
@@ -71,8 +71,8 @@ __all__ = [
     "STATISTICS",
     "CollectiveTime",
     "PassSeconds",
+    "PricedImplementation",
     "PricedProduct",
-    "PricedWay",
     "RingWork",
     "ServingStep",
     "achieved_seconds",

@@ -26,7 +26,7 @@ from meshwright.step import (
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, ForwardOps, Step
 from meshwright.step.layer import Lookup
-from meshwright.step.pipeline import LOGITS, is_lockstep
+from meshwright.step.pipeline import LOGITS, is_spmd_pipeline
 from meshwright.step.train import train_step
 
 
@@ -143,7 +143,7 @@ class Activations:
         ops = program(self.workload.model).embedding
         # A table that is looked up in twice is one.
         tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
-        degree = self.mesh.degree(RULES["vocab"]) * (self.mesh.pp if is_lockstep(self.mesh, self.strategy) else 1)
+        degree = self.mesh.degree(RULES["vocab"]) * (self.mesh.pp if is_spmd_pipeline(self.mesh, self.strategy) else 1)
         return sum(op.rows[1] * op.columns[1] for op in tables.values()) / degree
 
     @cached_property
@@ -209,7 +209,7 @@ class Activations:
     @property
     def _is_gathered(self) -> bool:
         """Whether keys and values of a split sequence are gathered."""
-        return self.strategy.attention == "scores" or self.strategy.sequence == "gather"
+        return self.strategy.attention == "scores" or self.strategy.sp_method == "gather"
 
     @cached_property
     def width(self) -> float:
@@ -261,10 +261,10 @@ class Activations:
         Of a block of queries and one of keys the float32 scores, their exponentials, and the gradients of both. Round a
         ring the keys and values that come, and the float32 gradients of those here and of those that come.
         """
-        strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sequence != "ulysses"
+        strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sp_method != "ulysses"
         if strategy.attention != "flash":
             return 0.0
-        round_ring = (self.narrow + 2 * 4) * self.keys if is_split and strategy.sequence == "ring" else 0.0
+        round_ring = (self.narrow + 2 * 4) * self.keys if is_split and strategy.sp_method == "ring" else 0.0
         if on_tpu:
             return round_ring
         sequences = self.tokens * self.mesh.sp / self.workload.seq_len

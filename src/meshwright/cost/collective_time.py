@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from meshwright.cost.collective import collective_seconds
 from meshwright.cost.links import collective_efficiency
-from meshwright.hardware import Layout, System
+from meshwright.hardware import MeshPlacement, System
 from meshwright.record import Collective, Kind
 
 _LEAST_CHIPS = 16
@@ -14,7 +14,7 @@ _LEAST_CHIPS = 16
 
 
 @lru_cache(maxsize=1 << 16)
-def achieved_seconds(kind: Kind, nbytes: float, layout: Layout, axes: tuple[str, ...]) -> float:
+def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tuple[str, ...]) -> float:
     """The time of one run of a collective over some mesh axes, at the share of the links' rate that it reaches.
 
     Args:
@@ -27,7 +27,7 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: Layout, axes: tuple[str,
     return max(once.bandwidth_seconds / collective_efficiency(layout.system, once), once.latency_seconds)
 
 
-def planned_seconds(move: Collective, layout: Layout) -> float:
+def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     """The time of all runs of a planned collective: of what the chip's compiler makes of it.
 
     Shards that go round tp beside products do so in halves, one each way, where the links of a torus close.
@@ -40,7 +40,7 @@ def planned_seconds(move: Collective, layout: Layout) -> float:
     return move.count * achieved_seconds(kind, nbytes, layout, move.axes)
 
 
-def reduce_scatter_runs_as_all_reduce(move: Collective, layout: Layout) -> bool:
+def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
     """Whether a collective is a reduce-scatter that the compiler makes an all-reduce and a slice, of twice the bytes.
 
     The TPU compiler (libtpu 0.0.42.1) does so where a sum is over every chip of a slice: on v5e and v6e of square ones

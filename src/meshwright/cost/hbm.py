@@ -14,7 +14,7 @@ from meshwright.step.blocks import program
 from meshwright.step.pipeline import EMBEDDING, LOGITS, stage_layers
 from meshwright.step.train import train_step
 
-STAGE = replace(DEFAULT, lockstep=False)
+STAGE = replace(DEFAULT, spmd_pipeline=False)
 """The default strategy, but that stages do nothing while they wait."""
 
 RECOMPUTED: Mapping[Remat, float] = {

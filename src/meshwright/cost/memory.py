@@ -17,7 +17,7 @@ from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
 from meshwright.step.pipeline import (
     LOGITS,
-    is_lockstep,
+    is_spmd_pipeline,
     kept_layers,
     pre_pipeline_stack,
     pre_pipeline_strategy,
@@ -117,9 +117,9 @@ class _Step:
         return sum(repeats[stack.name].once for stack in self.stacks)
 
     @property
-    def is_lockstep(self) -> bool:
+    def is_spmd_pipeline(self) -> bool:
         """Whether there are stages that are one program."""
-        return is_lockstep(self.mesh, self.strategy)
+        return is_spmd_pipeline(self.mesh, self.strategy)
 
     def memory(self) -> dict[str, int]:
         """The terms of the fullest moment, and `peak`."""
@@ -188,7 +188,7 @@ class _Step:
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
         }
-        if self.is_lockstep:
+        if self.is_spmd_pipeline:
             # The loss and backward of a tick are of different microbatches, so that they are done side by side.
             terms["logits"] = self.activations.logits + self._narrow_logits()
             # A tick's gradients of a chunk of layers stand beside their sums.
@@ -211,7 +211,7 @@ class _Step:
             return self._weights(
                 lambda op: op.is_summed and (op.block is Block.ATTENTION or op.region.name not in mixed)
             )
-        return self._weights(_makes_heads) if self.kind == "tpu" and self.is_lockstep else 0.0
+        return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
 
     def _pending(self) -> float:
         """What is left of the loss in the layers' backward pass: the gradient of the logits' weight, not yet summed.
@@ -227,7 +227,7 @@ class _Step:
         """The gradient of the table of embeddings, whole, and its sum over devices."""
         is_tied = self.workload.model.tied_embeddings
         return {
-            "activations": self._kept() if self.is_lockstep else 0.0,
+            "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
             "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight),
             "table gradient": 2 * self._whole(self.activations.table_elements),
@@ -239,12 +239,12 @@ class _Step:
 
     def _summed(self) -> float:
         """Gradients of several microbatches are summed, so that they outlive each backward pass."""
-        is_summed = self.strategy.num_microbatches > 1 or self.is_lockstep
+        is_summed = self.strategy.num_microbatches > 1 or self.is_spmd_pipeline
         return self.states.gradients(self.states.elements) if is_summed else 0.0
 
     def _kept(self, *, last: bool = False) -> float:
         """The activations that all layers keep for backward; GPipe in lockstep keeps the inputs of the loss too."""
-        if self.is_lockstep:
+        if self.is_spmd_pipeline:
             layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
             inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream

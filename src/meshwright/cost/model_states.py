@@ -25,7 +25,7 @@ from meshwright.step import (
     parameters,
 )
 from meshwright.step.optimizer import factored_dims
-from meshwright.step.pipeline import is_lockstep
+from meshwright.step.pipeline import is_spmd_pipeline
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
 """The arrays of a parameter's size that an optimizer keeps beside it.
@@ -53,7 +53,7 @@ def states_bytes(memory: Mapping[str, int]) -> int:
 
 def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
     """The elements of all parameters that one device stores; of a pipeline the stage with most."""
-    virtual = strategy.virtual_stages if is_lockstep(mesh, strategy) else 0
+    virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 0
     return sum(stored_elements(workload.model, replace(mesh, dp=1), virtual_stages=virtual))
 
 
@@ -144,7 +144,7 @@ class States:
 
     def _stored_on(self, mesh: MeshShape) -> tuple[int, int]:
         """The elements of layers and tables where a mesh without copies shards them."""
-        virtual = self.strategy.virtual_stages if is_lockstep(self.mesh, self.strategy) else 0
+        virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
         return stored_elements(self.workload.model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual)
 
     @property
@@ -164,7 +164,9 @@ class States:
             return self.elements * each
         if stage == 0:
             return self.elements * each * degree
-        whole = self._summed_in if is_lockstep(self.mesh, self.strategy) else dtype_bytes(self.workload.compute_dtype)
+        whole = (
+            self._summed_in if is_spmd_pipeline(self.mesh, self.strategy) else dtype_bytes(self.workload.compute_dtype)
+        )
         return self.elements * (each + whole * degree)
 
     @property

@@ -1,4 +1,4 @@
-"""What a way to a sharded product costs on a chip and its fabric, and what binds it."""
+"""What an implementation of a sharded product costs on a chip and its fabric, and what binds it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from meshwright.cost.collective import CollectiveTime, collective_seconds
 from meshwright.cost.roofline import hardware_intensity, intensity, op_seconds
 from meshwright.cost.threshold import flops_per_byte, inequality
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, System, dtype_bytes, lay_mesh
-from meshwright.notation import Communicate, Inference, ShardedArray, Sizes, Way
+from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
+from meshwright.notation import Communicate, Implementation, Inference, ShardedArray, Sizes
 from meshwright.record import Bound, Collective
 
 
@@ -32,16 +32,16 @@ class Intensity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PricedWay:
-    """A way and its times on one device, at full rate: lower bounds.
+class PricedImplementation:
+    """An implementation and its times on one device, at full rate: lower bounds.
 
-    collectives: those of the way with their seconds. communication_seconds: one after the other. network: of the
-    longest collective, None where there is none; memory: None where nothing is multiplied. threshold: when the way is
+    collectives: those of the implementation with their seconds. communication_seconds: one after the other. network: of
+    the longest collective, None where there is none; memory: None where nothing is multiplied. threshold: when it is
     compute bound, against memory where that binds or nothing is communicated, else against its collectives; empty where
     nothing is multiplied.
     """
 
-    way: Way
+    implementation: Implementation
     collectives: tuple[Collective, ...]
     flops_seconds: float
     memory_seconds: float
@@ -73,17 +73,17 @@ class PricedWay:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedProduct:
-    """A product or resharding priced: `ways` cheapest first, `chosen` the written one or else the cheapest."""
+    """A product or resharding priced: implementations cheapest first, `chosen` the written one or else the cheapest."""
 
     inference: Inference
-    layout: Layout
-    ways: tuple[PricedWay, ...]
-    chosen: PricedWay
+    layout: MeshPlacement
+    implementations: tuple[PricedImplementation, ...]
+    chosen: PricedImplementation
 
     @property
-    def alternatives(self) -> tuple[PricedWay, ...]:
-        """The ways not chosen, cheapest first."""
-        return tuple(way for way in self.ways if way is not self.chosen)
+    def alternatives(self) -> tuple[PricedImplementation, ...]:
+        """The implementations not chosen, cheapest first."""
+        return tuple(way for way in self.implementations if way is not self.chosen)
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data, in the schema of `meshwright matmul --json`."""
@@ -97,15 +97,15 @@ class PricedProduct:
                 str(array): list(inference.sizes.local_shape(array))
                 for array in (*inference.operands, inference.result)
             },
-            "flops_per_device": chosen.way.flops,
+            "flops_per_device": chosen.implementation.flops,
             "intensity": {"memory": _intensity_json(chosen.memory), "network": _intensity_json(chosen.network)},
             "bound": chosen.bound,
             "threshold": chosen.threshold,
             "alternatives": [
                 {
-                    "steps": [str(step) for step in priced.way.steps],
+                    "steps": [str(step) for step in priced.implementation.steps],
                     "collectives": _collectives_json(priced),
-                    "flops_per_device": priced.way.flops,
+                    "flops_per_device": priced.implementation.flops,
                     "seconds": priced.seconds,
                     "bound": priced.bound,
                 }
@@ -115,7 +115,7 @@ class PricedProduct:
 
 
 def price(inference: Inference, system: System, *, dtype: str = "bf16") -> PricedProduct:
-    """Every way of an inference priced, cheapest first, on its mesh laid over the system.
+    """Every implementation of an inference priced, cheapest first, on its mesh laid over the system.
 
     Cheapest is the shortest time with collectives hidden behind the products, then without. Raises where the mesh does
     not fit the system, or an element of the dtype is not as large as the inference was told.
@@ -126,10 +126,10 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
             f" {dtype} has {dtype_bytes(dtype):g}"
         )
     layout = lay_mesh(system, inference.sizes.degrees)
-    priced = {way: _priced(way, inference.sizes, layout, dtype) for way in inference.ways}
+    priced = {way: _priced(way, inference.sizes, layout, dtype) for way in inference.implementations}
     ways = sorted(priced.values(), key=lambda way: (way.seconds, way.serial_seconds))
     chosen = priced[inference.written] if inference.written else ways[0]
-    return PricedProduct(inference=inference, layout=layout, ways=tuple(ways), chosen=chosen)
+    return PricedProduct(inference=inference, layout=layout, implementations=tuple(ways), chosen=chosen)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Load:
     here: float
 
 
-def _load(step: Communicate, layout: Layout, peak: float) -> _Load:
+def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
     """The load that a collective is on the links that its axes run over."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
@@ -151,8 +151,8 @@ def _load(step: Communicate, layout: Layout, peak: float) -> _Load:
     return _Load(step, time, peak * ideal / step.bytes, peak * time.seconds / step.bytes)
 
 
-def _priced(way: Way, sizes: Sizes, layout: Layout, dtype: str) -> PricedWay:
-    """One way with its times."""
+def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str) -> PricedImplementation:
+    """An implementation with its times."""
     system = layout.system
     loads = [_load(step, layout, system.peak(dtype)) for step in way.communications]
     touched = [array for product in way.products for array in (*product.operands, product.result)]
@@ -160,8 +160,8 @@ def _priced(way: Way, sizes: Sizes, layout: Layout, dtype: str) -> PricedWay:
     op = op_seconds(way.flops, memory_bytes, system, dtype=dtype)
     communication = math.fsum(load.time.seconds for load in loads)
     chip = hardware_intensity(system, dtype=dtype)
-    return PricedWay(
-        way=way,
+    return PricedImplementation(
+        implementation=way,
         collectives=tuple(
             replace(c, seconds=load.time.seconds) for c, load in zip(way.collectives, loads, strict=True)
         ),
@@ -176,19 +176,19 @@ def _priced(way: Way, sizes: Sizes, layout: Layout, dtype: str) -> PricedWay:
     )
 
 
-def _network(way: Way, loads: list[_Load], sizes: Sizes) -> Intensity:
+def _network(way: Implementation, loads: list[_Load], sizes: Sizes) -> Intensity:
     """The intensity against the collective that takes longest."""
     longest = max(loads, key=lambda load: load.time.seconds)
     dims = str(flops_per_byte(way.products[0], longest.step.counted, sizes)) if len(way.products) == 1 else ""
     return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
 
 
-def _against_memory(way: Way, arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
+def _against_memory(way: Implementation, arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
     """When the way is compute bound as far as memory goes."""
     return f"compute bound when {inequality(way.products, arrays, sizes)} (memory)" if way.products else ""
 
 
-def _against_network(way: Way, loads: list[_Load], sizes: Sizes) -> str:
+def _against_network(way: Implementation, loads: list[_Load], sizes: Sizes) -> str:
     """When the way is compute bound as far as its collectives go.
 
     First with links used both ways, as in rings of very many chips; then, where that differs by a percent, with the
@@ -204,8 +204,8 @@ def _against_network(way: Way, loads: list[_Load], sizes: Sizes) -> str:
     return f"compute bound when {text}; here ({where}) when {here}"
 
 
-def _collectives_json(priced: PricedWay) -> list[dict[str, Any]]:
-    """The collectives of a way as plain data."""
+def _collectives_json(priced: PricedImplementation) -> list[dict[str, Any]]:
+    """The collectives of an implementation as plain data."""
     return [
         {"kind": c.kind, "axes": list(c.axes), "array": c.array, "bytes": c.bytes, "seconds": c.seconds}
         for c in priced.collectives

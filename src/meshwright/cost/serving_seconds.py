@@ -13,7 +13,7 @@ from meshwright.cost.elementwise import FUSED
 from meshwright.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.cost.serving_bytes import weight_bytes
-from meshwright.hardware import Layout, System, dtype_bytes
+from meshwright.hardware import MeshPlacement, System, dtype_bytes
 from meshwright.record import Bound, Collective
 from meshwright.step import Serving, ServingLayout
 from meshwright.step.ir import AttentionOp, Extents, Matmul, Step
@@ -66,7 +66,7 @@ class ServingStep:
         return max(waits, key=waits.__getitem__)
 
 
-def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Layout) -> ServingStep:
+def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
     """The time of a step of `batch` sequences, all as long as they get.
 
     laid: the mesh of the layout laid on its system (`hardware.lay_mesh`).

@@ -15,7 +15,7 @@ from meshwright.cost.collective import collective_seconds
 from meshwright.cost.comm_volume import priced_collectives
 from meshwright.cost.flops import AttentionProduct, attention_products, scores_share
 from meshwright.cost.roofline import intensity, op_seconds
-from meshwright.hardware import Layout, System, dtype_bytes, lay_mesh
+from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.notation import Product, ShardedArray
 from meshwright.record import Bound, Collective, Phase
@@ -126,7 +126,7 @@ class _Table:
         self.workload, self.mesh, self.system, self.strategy = workload, mesh, system, strategy
         self.step: Step = train_step(workload, mesh, strategy)
         self.extents: Extents = self.step.extents
-        self.layout: Layout = lay_mesh(system, mesh.layout)
+        self.layout: MeshPlacement = lay_mesh(system, mesh.layout)
         self.products = {_place(op) for op in self.step.ops.matmuls}
         self.collectives: dict[_Place, list[Collective]] = {}
         self.alone: list[tuple[Communicate, Collective]] = []

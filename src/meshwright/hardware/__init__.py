@@ -2,21 +2,22 @@
 
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes
-from meshwright.hardware.fabric import IDLE, Crossing, Layout, Placement, Ring, lay_mesh
+from meshwright.hardware.fabric import IDLE, Crossing, MeshPlacement, Placement, Ring, lay_mesh
 from meshwright.hardware.load import chip_names, chips, load_chip, load_hardware
-from meshwright.hardware.system import System, make_system, parse_system
+from meshwright.hardware.system import System, cloud_note, make_system, parse_system
 
 __all__ = [
     "IDLE",
     "Chip",
     "Crossing",
-    "Layout",
+    "MeshPlacement",
     "Placement",
     "Ring",
     "System",
     "canonical_dtype",
     "chip_names",
     "chips",
+    "cloud_note",
     "dtype_bytes",
     "lay_mesh",
     "load_chip",

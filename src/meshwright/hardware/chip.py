@@ -69,7 +69,8 @@ class Chip:
     peak_flops: by canonical dtype, dense. hbm_bytes: as sold, the figure of back-of-the-envelope sums; what a program
     can have is `usable_bytes`. host_bytes_per_second: between chip and host (PCIe). torus or levels: the fabric, one of
     the two. power_share: its power limit, of the power that the die is otherwise sold with. is_shared: the figures are
-    a whole machine's, divided among simulated devices. sources: by table of the TOML file.
+    a whole machine's, divided among simulated devices. cloud_cores: what Google Cloud's names count of a chip: 2 where
+    v5p-512 is 512 TensorCores in 256 chips. sources: by table of the TOML file.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Chip:
     dcn: Dcn | None = None
     power_share: float = 1.0
     is_shared: bool = False
+    cloud_cores: int = 1
     sources: Mapping[str, str] = field(hash=False)
     file: str | None = field(default=None, compare=False)
 

@@ -95,7 +95,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class MeshPlacement:
     """A mesh laid on a system. `notes` say in words what a person should know: idle devices, axes that are split.
 
     order: the devices of a slice in the order of the mesh, where JAX has one by hand.
@@ -124,7 +124,7 @@ class Layout:
 
 
 @lru_cache(maxsize=1 << 15)
-def _placement(layout: Layout, names: tuple[str, ...]) -> Placement:
+def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
     """The placement of some axes of a layout; a search asks for each of them many times."""
     pieces = [piece for piece in layout.pieces if piece.axis in names]
     if layout.system.chip.torus:
@@ -132,7 +132,7 @@ def _placement(layout: Layout, names: tuple[str, ...]) -> Placement:
     return _on_switches(layout.system, names, pieces)
 
 
-def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
+def lay_mesh(system: System, degrees: Mapping[str, int]) -> MeshPlacement:
     """The mesh laid on the system; `degrees` name the mesh axes outermost first (`MeshShape.layout`).
 
     On a torus each mesh axis takes whole physical axes where `jax.make_mesh` finds them, and the outermost axes run
@@ -143,7 +143,7 @@ def lay_mesh(system: System, degrees: Mapping[str, int]) -> Layout:
 
 
 @lru_cache(maxsize=1 << 14)
-def _laid(system: System, items: tuple[tuple[str, int], ...]) -> Layout:
+def _laid(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlacement:
     """The layout of a mesh; the same object for the same mesh, so that what is known of it can be kept."""
     degrees = dict(items)
     used = math.prod(degrees.values())
@@ -159,13 +159,13 @@ def _laid(system: System, items: tuple[tuple[str, int], ...]) -> Layout:
     torus = system.chip.torus
     if torus is None:
         pieces = tuple(_nested(list(all_degrees.items()), _DEVICE))
-        return Layout(system, degrees, pieces, False, tuple(notes))
+        return MeshPlacement(system, degrees, pieces, False, tuple(notes))
     pieces, is_split, order = _torus_pieces(system, all_degrees)
     over_slices = [piece for piece in pieces if piece.dim == _SLICE and piece.axis != IDLE]
     notes += [_slices_note(piece.axis, piece.size) for piece in over_slices]
     if is_split:
         notes.append(_split_note(system, torus, degrees))
-    return Layout(system, degrees, pieces, is_split, tuple(notes), order)
+    return MeshPlacement(system, degrees, pieces, is_split, tuple(notes), order)
 
 
 def _slices_note(axis: str, num_slices: int) -> str:
@@ -234,7 +234,7 @@ def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
     return pieces
 
 
-def _on_torus(layout: Layout, torus: Torus, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
+def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
     """The placement of some mesh axes on slices of a torus."""
     system = layout.system
     slices, cores = (math.prod(p.size for p in pieces if p.dim == dim) for dim in (_SLICE, _CORE))
@@ -254,7 +254,7 @@ def _on_torus(layout: Layout, torus: Torus, names: tuple[str, ...], pieces: list
     return Placement(names, degree, rings, tuple(crossings), cores, torus.hop_seconds, is_split)
 
 
-def _rings(layout: Layout, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
+def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
     """The stretches of physical axes, and of rings laid by hand, that pieces make; those that continue are joined."""
     # A ring laid by hand closes, through neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
@@ -267,7 +267,7 @@ def _rings(layout: Layout, torus: Torus, pieces: list[Piece], sharers: int) -> t
     return tuple(rings)
 
 
-def _size(layout: Layout, dim: str) -> int:
+def _size(layout: MeshPlacement, dim: str) -> int:
     """The size of a dimension of the fabric, all of which some axis or none (`IDLE`) takes."""
     return math.prod(piece.size for piece in layout.pieces if piece.dim == dim)
 

@@ -97,6 +97,7 @@ def _chip(table: Table) -> Chip:
         devices_per_chip=table.whole("devices_per_chip"),
         chips_per_host=table.whole("chips_per_host"),
         is_shared=table.flag("is_shared"),
+        cloud_cores=table.whole("cloud_cores", 1),
         peak_flops=_peaks(peaks),
         hbm_bytes=hbm.number("bytes"),
         physical_bytes=hbm.number("physical_bytes"),

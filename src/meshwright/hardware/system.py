@@ -13,6 +13,7 @@ from meshwright.hardware.chip import Chip
 from meshwright.hardware.load import load_chip, load_hardware, normal_name
 from meshwright.hardware.slices import check_slice, slice_of, wraps
 
+_CLOUD_FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*-\s*(\d+)", re.IGNORECASE)
 _FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*:\s*(\d+(?:\s*x\s*\d+)*)", re.IGNORECASE)
 
 
@@ -102,15 +103,24 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
     """The system that a text names: a chip, and a slice shape or a number of chips (of devices for `gpu` and `cpu`).
 
     `v5p:4x4x4` is a slice of that shape and `v5e:16` the slice with 16 chips, 4x4; `2*v5e:16x16` two slices joined by
-    the data-centre network. With `hardware_file` the chip may also be the one of that TOML file. Raises where the chip
+    the data-centre network. Google Cloud's names are understood too: `v6e-256` is 256 chips, `v5p-512` 512 TensorCores
+    in 256 chips. With `hardware_file` the chip may also be the one of that TOML file. Raises where the chip
     is not known, or the shape is not one that its slices have.
 
     >>> str(parse_system("tpu_v5e:16"))
     'v5e:4x4'
     """
+    if (cloud := _parse_cloud(text)) is not None:
+        return cloud
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise MeshwrightError(f"hardware {text!r} is not a chip and a shape or count, as v5p:4x4x4, h100:64 or cpu:8")
+        slices = re.fullmatch(r"(\d+)\s*x\s*(\D.*)", text.strip())
+        hint = f"; several slices are {slices[1]}*{slices[2]}" if slices else ""
+        raise MeshwrightError(
+            f"hardware {text!r} is not a chip and a shape or count, as v5p:4x4x4, h100:64, cpu:8 or v5p-128{hint}"
+        )
+    if slices := re.fullmatch(r"(\d+)\s*x\s*([a-z].*)", match[2], re.IGNORECASE):
+        raise MeshwrightError(f"hardware {text!r}: several slices are {slices[1]}*{slices[2]}:{match[3]}")
     chip = _find(match[2], hardware_file)
     num_slices, shape = int(match[1] or 1), tuple(int(size) for size in re.split(r"\s*x\s*", match[3].lower()))
     if num_slices < 1 or min(shape) < 1:
@@ -118,8 +128,47 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
     return make_system(chip, shape, num_slices=num_slices)
 
 
+def cloud_note(text: str) -> str | None:
+    """What a text that is a Google Cloud name means, where that counts TensorCores and not chips."""
+    system = _parse_cloud(text)
+    if system is None or system.chip.cloud_cores == 1:
+        return None
+    cores = system.num_chips * system.chip.cloud_cores
+    return f"{text.strip()} is {cores:,} TensorCores in {system.num_chips:,} chips: {system}"
+
+
+def _parse_cloud(text: str) -> System | None:
+    """The system of a Google Cloud name, `v5p-512`; None where the text is none."""
+    match = _CLOUD_FORM.fullmatch(text.strip())
+    if match is None:
+        return None
+    try:
+        chip = load_chip(match[2])
+    except MeshwrightError:
+        return None
+    if chip.torus is None:
+        return None
+    cores = int(match[3])
+    if cores % chip.cloud_cores:
+        raise MeshwrightError(
+            f"hardware {text!r}: Cloud's names of {chip.name} count TensorCores, {chip.cloud_cores} a chip; {cores} of"
+            f" them are no whole chips"
+        )
+    if not cores:
+        raise MeshwrightError(f"hardware {text!r} has a size 0; sizes are whole numbers from 1")
+    return make_system(chip, (cores // chip.cloud_cores,), num_slices=int(match[1] or 1))
+
+
+MOST_DEVICES = 1_000_000
+"""The devices of the largest system: a search over the meshes of more would not end."""
+
+
 def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> System:
     """The system of a chip and a shape, checked; a single number is a count, as in `parse_system`."""
+    if (count := math.prod(shape) * num_slices * chip.devices_per_chip) > MOST_DEVICES:
+        raise MeshwrightError(f"{chip.name} with {count:,} devices is too much; the most is {MOST_DEVICES:,}")
+    if num_slices < 1:
+        raise MeshwrightError(f"{num_slices} slices of {chip.name} are none; take at least 1")
     if chip.torus:
         if len(shape) == 1:
             shape = slice_of(chip, chip.torus, shape[0])
@@ -157,9 +206,8 @@ def _find(name: str, hardware_file: str | Path | None) -> Chip:
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)
-    if normal_name(name) == chip.name:
-        return chip
-    try:
-        return load_chip(name)
-    except MeshwrightError as error:
-        raise MeshwrightError(f"{error}; {Path(hardware_file).name} has {chip.name}") from None
+    if normal_name(name) != chip.name:
+        raise MeshwrightError(
+            f"{Path(hardware_file).name} describes {chip.name}, and {name!r} is asked for; take --on {chip.name}:…"
+        )
+    return chip

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from meshwright.compiler import CompiledProgram
 from meshwright.cost import achieved_seconds
-from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.hlo import (
     VIEWS,
     ExecutionCounts,
@@ -171,7 +171,7 @@ class ProgramContext:
         return tuple(self._argument(parameters[number]) for number in sorted(parameters))
 
     @cached_property
-    def layout(self) -> Layout | None:
+    def layout(self) -> MeshPlacement | None:
         """The placement of the mesh on the system; None where the system is not known."""
         return lay_mesh(self.system, self.mesh) if self.system else None
 

@@ -44,7 +44,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
             value,
             positions if isinstance(positions, Segments) else None,
             context.layout,
-            method=strategy.sequence,
+            method=strategy.sp_method,
             mask=Mask(window=window),
             attention=strategy.attention,
         )

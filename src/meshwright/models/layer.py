@@ -91,7 +91,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[each.target] = _with_bias(product, _bias(run, each))
     else:
         # A ring takes the sum beside the product.
-        is_partial = op.target in _summed_together(block) and not strategy.overlaps_tp
+        is_partial = op.target in _summed_together(block) and not strategy.collective_matmul
         weight = run.weights[op.name]
         added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
         if is_partial:

@@ -106,7 +106,7 @@ def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
 def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
     """The mesh axes over which products that split a logical axis are done as rings; () where none are."""
     along = layout.axes("residual_sequence")
-    return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.overlaps_tp else ()
+    return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
 
 
 def _is_torus() -> bool:

@@ -6,11 +6,12 @@ from meshwright.notation.expression import Chain, Product, Stage
 from meshwright.notation.inference import Inference, infer
 from meshwright.notation.legality import Sizes, check
 from meshwright.notation.parser import parse, parse_numbers
-from meshwright.notation.steps import Communicate, Multiply, Slice, Step, Way
+from meshwright.notation.steps import Communicate, Implementation, Multiply, Slice, Step
 
 __all__ = [
     "Chain",
     "Communicate",
+    "Implementation",
     "Inference",
     "Multiply",
     "Product",
@@ -19,7 +20,6 @@ __all__ = [
     "Slice",
     "Stage",
     "Step",
-    "Way",
     "check",
     "infer",
     "parse",

@@ -11,28 +11,28 @@ from meshwright.errors import MeshwrightError
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.cases import AxisCase, axis_cases
 from meshwright.notation.expression import Chain, Expression, Stage
+from meshwright.notation.implementations import implementations_of, sorted_implementations
 from meshwright.notation.legality import Sizes, check
 from meshwright.notation.names import natural_result, with_distinct_labels
 from meshwright.notation.reshard import communicate, reshard
-from meshwright.notation.steps import Step, Way
-from meshwright.notation.ways import sorted_ways, ways_to
+from meshwright.notation.steps import Implementation, Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """What an expression is and takes: its case axis by axis, and the ways to its result.
+    """What an expression is and takes: its case axis by axis, and the implementations that lead to its result.
 
     operands: as written, labels made distinct; one where an array is only resharded. result: what was asked for, or the
-    natural result, in which each dim keeps the axes that it came with. ways: fewest bytes sent by a device first
-    (`cost` sorts them by time on a chip), the written one among them. written: the way that the expression itself
+    natural result, in which each dim keeps the axes that it came with. implementations: fewest bytes sent by a device
+    first (`cost` sorts them by time on a chip), the written one among them. written: the one that the expression itself
     prescribes, as `... -> RS over x -> ...` does; None where it leaves that open.
     """
 
     operands: tuple[ShardedArray, ...]
     result: ShardedArray
     cases: tuple[AxisCase, ...]
-    ways: tuple[Way, ...]
-    written: Way | None
+    implementations: tuple[Implementation, ...]
+    written: Implementation | None
     sizes: Sizes
 
     @property
@@ -41,9 +41,9 @@ class Inference:
         return max((item.case for item in self.cases), default=1) if len(self.operands) > 1 else None
 
     @property
-    def way(self) -> Way:
-        """The written way, or the one that sends the fewest bytes."""
-        return self.written or self.ways[0]
+    def implementation(self) -> Implementation:
+        """The written one, or the one that sends the fewest bytes."""
+        return self.written or self.implementations[0]
 
 
 def infer(expression: Expression, sizes: Sizes) -> Inference:
@@ -51,7 +51,7 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
 
     >>> from meshwright.notation.parser import parse
     >>> sizes = Sizes(degrees={"X": 4}, dims={"I": 64, "J": 64, "K": 64})
-    >>> print(infer(parse("A[I, J_X] @ B[J, K] -> C[I, K]"), sizes).way)
+    >>> print(infer(parse("A[I, J_X] @ B[J, K] -> C[I, K]"), sizes).implementation)
     AllGather_X(A[I, J_X]) -> A[I, J]; A[I, J] @ B[J, K] -> C[I, K]
     """
     if isinstance(expression, ShardedArray):
@@ -65,13 +65,15 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
         first = _normal(start.result or natural_result(operands), sizes)
     stages = tuple(_normal_stage(stage, first.name, sizes) for stage in stages)
     result = stages[-1].result if stages else first
-    ways = ways_to(operands, result, sizes)
+    ways = implementations_of(operands, result, sizes)
     written = None
     if _prescribes(stages, operands):
-        written = _follow(ways_to(operands, first, sizes)[0], stages, sizes)
-        ways = ways if written in ways else sorted_ways([*ways, written], sizes)
+        written = _follow(implementations_of(operands, first, sizes)[0], stages, sizes)
+        ways = ways if written in ways else sorted_implementations([*ways, written], sizes)
     cases = axis_cases(operands, result.dims) if len(operands) > 1 else ()
-    return Inference(operands=operands, result=result, cases=cases, ways=tuple(ways), written=written, sizes=sizes)
+    return Inference(
+        operands=operands, result=result, cases=cases, implementations=tuple(ways), written=written, sizes=sizes
+    )
 
 
 def _prescribes(stages: tuple[Stage, ...], operands: tuple[ShardedArray, ...]) -> bool:
@@ -96,7 +98,7 @@ def _larger(axes: tuple[str, ...], sizes: Sizes) -> tuple[str, ...]:
     return tuple(axis for axis in axes if sizes.degrees[axis] > 1)
 
 
-def _follow(way: Way, stages: tuple[Stage, ...], sizes: Sizes) -> Way:
+def _follow(way: Implementation, stages: tuple[Stage, ...], sizes: Sizes) -> Implementation:
     """A way continued by the stages of a chain, as they are written."""
     current = way.result
     steps: list[Step] = list(way.steps)
@@ -107,4 +109,4 @@ def _follow(way: Way, stages: tuple[Stage, ...], sizes: Sizes) -> Way:
         elif stage.axes:
             steps.append(communicate(stage.kind, stage.axes, current, stage.result, sizes))
         current = stage.result
-    return Way(steps=tuple(steps), result=current)
+    return Implementation(steps=tuple(steps), result=current)

@@ -90,8 +90,11 @@ Step = Communicate | Slice | Multiply
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """One way to a result: steps in order. A step reads its operands by label and leaves its result under its label."""
+class Implementation:
+    """One way to compute a result: steps in order.
+
+    A step reads its operands by label and leaves its result under its label.
+    """
 
     steps: tuple[Step, ...]
     result: ShardedArray

@@ -1,7 +1,6 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
 from meshwright.planner.explain import gap_to, why
-from meshwright.planner.files import check_output
 from meshwright.planner.fit import Fix, ways_to_fit
 from meshwright.planner.library import PlanLike, find_meshes, plan_one_mesh, plan_to_run
 from meshwright.planner.neighbours import chips_that_fit, nearby
@@ -53,7 +52,6 @@ __all__ = [
     "ServingRanking",
     "as_run",
     "best_prefill",
-    "check_output",
     "chips_that_fit",
     "fact_data",
     "find_best",

@@ -20,7 +20,7 @@ from meshwright.cost import (
     straggling_seconds,
 )
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, System, lay_mesh, make_system
+from meshwright.hardware import MeshPlacement, System, lay_mesh, make_system
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.facts import Gap, GapKind
 from meshwright.planner.prediction import SIMULATED
@@ -212,7 +212,7 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
     return passes
 
 
-def _priced(workload: ImageWorkload, mesh: MeshShape, layout: Layout) -> list[Collective]:
+def _priced(workload: ImageWorkload, mesh: MeshShape, layout: MeshPlacement) -> list[Collective]:
     """The collectives of a step with the time that all runs of each take on the fabric."""
     return [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
 

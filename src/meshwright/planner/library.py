@@ -35,8 +35,8 @@ from meshwright.step import REMATS, Dtype, Remat, Strategy, Workload
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
 
-ALWAYS_CHOSEN = {"schedule": "schedule", "virtual_stages": "virtual_stages", "sequence": "sp_method"}
-"""The fields that a search over meshes always chooses itself, and the option of each."""
+ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
+"""The fields that a search over meshes always chooses itself."""
 
 
 def plan(
@@ -108,7 +108,7 @@ def find_meshes(
     runnable: bool = False,
 ) -> Ranking:
     """The best meshes, with the given fields of a strategy held fixed."""
-    if chosen := [option for name, option in ALWAYS_CHOSEN.items() if name in fields]:
+    if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
     return rank(workload, system, remats=policies, top=top, is_runnable=runnable, **fields)
 
@@ -129,17 +129,18 @@ def plan_one_mesh(
     free = {name: value for name, value in fields.items() if name not in fixed}
     if not fixed:
         return plan_mesh(workload, mesh, system, remats=policies, **fields)
-    stages = {name: value for name, value in fixed.items() if name != "sequence"}
-    ways = [
-        way
-        for way in whole_space(workload, system, policies, **free).ways(mesh)
-        if all(getattr(way.strategy, name) == value for name, value in stages.items())
+    stages = {name: value for name, value in fixed.items() if name != "sp_method"}
+    candidates = [
+        candidate
+        for candidate in whole_space(workload, system, policies, **free).candidates(mesh)
+        if all(getattr(candidate.strategy, name) == value for name, value in stages.items())
     ]
-    if not ways:
+    if not candidates:
         said = ", ".join(f"{name}={value}" for name, value in stages.items())
         raise MeshwrightError(f"{said} cannot run mesh {mesh}: schedules are of pp, and virtual stages divide layers")
     plans = [
-        make_plan(replace(workload, remat=way.remat), mesh, system, replace(way.strategy, **fixed)) for way in ways
+        make_plan(replace(workload, remat=candidate.remat), mesh, system, replace(candidate.strategy, **fixed))
+        for candidate in candidates
     ]
     return min(plans, key=lambda found: (not found.predicted.fits, found.predicted.step_seconds or 0.0))
 
@@ -182,7 +183,7 @@ def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
         return plan
     fields = {name: value for name, value in changes.items() if name != "param_dtype"}
     said = read_strategy(fields)
-    if said.get("sequence", "gather") != "gather":
+    if said.get("sp_method", "gather") != "gather":
         said.setdefault("attention", "flash")
     workload = replace(plan.workload, param_dtype=changes.get("param_dtype", plan.workload.param_dtype))
     return as_run(make_plan(workload, plan.mesh, plan.system, replace(plan.strategy, **said)))

@@ -28,10 +28,10 @@ from meshwright.step import (
     SequenceMethod,
     Serving,
     ServingPhase,
+    TpStream,
     Workload,
     check_positions,
 )
-from meshwright.step.choices import not_a_choice
 from meshwright.units import parse_count, parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
@@ -63,7 +63,7 @@ class StrategyOptions(TypedDict, total=False):
     virtual_stages: Count | None
     attention: Attention | None
     sp_method: SequenceMethod | None
-    tp_stream: Literal["split", "whole"] | None
+    tp_stream: TpStream | None
     collective_matmul: bool | None
     optimizer: Optimizer | None
     moment_dtype: Dtype | None
@@ -146,6 +146,10 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
     return parse_mesh(mesh, num_devices=num_devices)
 
 
+LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}
+"""The most that some options may be; all others 10^9. A search over more would not end."""
+
+
 def read_count(name: str, value: Count) -> int:
     """A whole number from 1, of a number or a text."""
     try:
@@ -153,7 +157,9 @@ def read_count(name: str, value: Count) -> int:
     except (MeshwrightError, TypeError):
         number = 0
     if number < 1 or isinstance(value, bool):
-        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k or 4M")
+        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k, 128Ki or 4M")
+    if number > LARGEST.get(name, 10**9):
+        raise MeshwrightError(f"{name} is {value!r}; the most is {LARGEST.get(name, 10**9):,}")
     return number
 
 
@@ -208,15 +214,6 @@ def read_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
             said[name] = read_count(name, said[name])
-    if "sp_method" in said:
-        said["sequence"] = said.pop("sp_method")
-    if "collective_matmul" in said:
-        said["overlaps_tp"] = said.pop("collective_matmul")
-    if "tp_stream" in said:
-        stream = said.pop("tp_stream")
-        if stream not in ("split", "whole"):
-            raise MeshwrightError(not_a_choice("tp_stream", stream, ("split", "whole")))
-        said["sequence_parallel"] = stream == "split"
     return said
 
 

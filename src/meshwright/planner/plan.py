@@ -25,6 +25,7 @@ from meshwright.step import (
     check_stage_remat,
     check_strategy,
     logical_rules,
+    strategy_from_data,
 )
 
 FORMAT = 1
@@ -120,14 +121,14 @@ class Plan:
 
 
 RUN = (
-    "sequence_parallel",
-    "overlaps_tp",
+    "tp_stream",
+    "collective_matmul",
     "num_microbatches",
     "schedule",
     "virtual_stages",
     "zero_stage",
     "attention",
-    "sequence",
+    "sp_method",
     "optimizer",
     "moment_dtype",
     "master_weights",
@@ -190,7 +191,7 @@ def plan_from_data(data: dict[str, Any], *, name: str) -> Plan:
             hardware=data["hardware"],
             hardware_file=data.get("hardware_file"),
             mesh=MeshShape(**data["mesh"]),
-            strategy=Strategy(**data.get("strategy", {})),
+            strategy=strategy_from_data(data.get("strategy", {})),
             predicted=record_from_json(data["predicted"]),
         )
     except (KeyError, TypeError) as error:

@@ -23,7 +23,7 @@ from meshwright.cost import (
     straggling_seconds,
     update_seconds,
 )
-from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.waits import (
     NO_WAITS,
@@ -40,7 +40,7 @@ from meshwright.step.blocks import program
 from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
 
-_WORKED = replace(DEFAULT, lockstep=False)
+_WORKED = replace(DEFAULT, spmd_pipeline=False)
 """The default strategy, but that stages do nothing while they wait."""
 
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
@@ -160,7 +160,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 
 def _exposed(
     moves: tuple[Collective, ...],
-    layout: Layout,
+    layout: MeshPlacement,
     shares: Mapping[str, float],
     round_ring: Mapping[Phase, float],
     strategy: Strategy,
@@ -176,7 +176,7 @@ def _exposed(
 
 
 def _in_every_tick(
-    exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: Layout
+    exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
     """Collectives as often as they run, in the ticks of the bubble too, whose wait is a part of the bubble's."""
     for worked, move in zip(exposed, in_ticks, strict=True):

@@ -14,7 +14,7 @@ from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.plan import Plan
 from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
-from meshwright.planner.space import Space, Way, runnable_space, whole_space
+from meshwright.planner.space import Candidate, Space, runnable_space, whole_space
 from meshwright.planner.waits import NO_WAITS, least_waits, least_weight_waits
 from meshwright.step import (
     DEFAULT,
@@ -37,12 +37,13 @@ _BELOW = 1 - 1e-9
 class Ranking:
     """The best plans, each of another mesh: those that fit by step time, then those that want least too much memory.
 
-    num_meshes: the legal ones, in num_ways ways. num_priced: the ways whose step was priced; no other can be better.
+    num_meshes: the legal ones. num_candidates: all ways to run them. num_priced: those whose step was priced; no other
+    can be better.
     """
 
     plans: tuple[Plan, ...]
     num_meshes: int
-    num_ways: int
+    num_candidates: int
     num_priced: int
 
 
@@ -106,8 +107,8 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
     if len(plans) < min(top, len(shapes)):
         fitting = {plan.mesh for plan in plans}
         closest = _closest(space, [mesh for mesh in shapes if mesh not in fitting])
-        plans += [_plan(space, way) for way in closest[: top - len(plans)]]
-    return Ranking(tuple(plans), len(shapes), space.num_ways(shapes), search.num_priced)
+        plans += [_plan(space, candidate) for candidate in closest[: top - len(plans)]]
+    return Ranking(tuple(plans), len(shapes), space.num_candidates(shapes), search.num_priced)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class _Search:
             _, _, _, item = heapq.heappop(self.heap)
             if isinstance(item, _Group):
                 self._open(replace(item, meshes=tuple(mesh for mesh in item.meshes if mesh not in done)))
-            elif isinstance(item, Way) and item.mesh not in done:
+            elif isinstance(item, Candidate) and item.mesh not in done:
                 done.add(item.mesh)
                 yield _plan(self.space, item)
 
@@ -177,7 +178,7 @@ class _Search:
         strategies = self._strategies(group)
         # Rings beside products leave less to wait for, and make more products of one.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
-        hiding = max(strategies, key=lambda strategy: strategy.overlaps_tp)
+        hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
         waited = NO_WAITS
         if group.zero_stage is not None:
             least = least_waits if group.is_close else least_weight_waits
@@ -188,15 +189,15 @@ class _Search:
         """Price the ways of a mesh that fit."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
-            way = Way(mesh, group.remat, strategy)
-            if (peak := _peak(self.space, way)) <= system.usable_bytes:
+            candidate = Candidate(mesh, group.remat, strategy)
+            if (peak := _peak(self.space, candidate)) <= system.usable_bytes:
                 self.num_priced += 1
-                self._push(step_seconds(workload, mesh, system, strategy), way, peak)
+                self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the way of a group that wants least memory fits."""
-        way = Way(_most_sharded(group), group.remat, self._strategies(group)[0])
-        return _peak(self.space, way) <= self.space.system.usable_bytes
+        candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
+        return _peak(self.space, candidate) <= self.space.system.usable_bytes
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """The strategies of a group on the mesh that stores most shards."""
@@ -225,33 +226,35 @@ def _most_sharded(group: _Group) -> MeshShape:
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
-def _closest(space: Space, meshes: list[MeshShape]) -> list[Way]:
+def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
     """Of each mesh that fits in no way the one that wants least memory, in the order of that."""
-    ways = [min(_smallest(space, mesh), key=lambda way: _peak(space, way)) for mesh in meshes]
-    return sorted(ways, key=lambda way: _peak(space, way))
+    candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
+    return sorted(candidates, key=lambda each: _peak(space, each))
 
 
-def _smallest(space: Space, mesh: MeshShape) -> Iterator[Way]:
+def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
     """The ways of a mesh that can want least memory: those with most microbatches."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
         for strategy in space.strategies(mesh, parts, remat):
-            yield Way(mesh, remat, strategy)
+            yield Candidate(mesh, remat, strategy)
 
 
-def _peak(space: Space, way: Way) -> int:
-    """The memory that a way wants."""
-    return step_memory(space.with_remat(way.remat), way.mesh, way.strategy, kind=space.system.chip.kind)["peak"]
+def _peak(space: Space, candidate: Candidate) -> int:
+    """The memory that a candidate wants."""
+    return step_memory(
+        space.with_remat(candidate.remat), candidate.mesh, candidate.strategy, kind=space.system.chip.kind
+    )["peak"]
 
 
-def _plan(space: Space, way: Way) -> Plan:
-    """A way with what is predicted of it."""
-    workload, system = space.with_remat(way.remat), space.system
+def _plan(space: Space, candidate: Candidate) -> Plan:
+    """A candidate with what is predicted of it."""
+    workload, system = space.with_remat(candidate.remat), space.system
     return Plan(
         workload=workload,
         hardware=str(system),
-        mesh=way.mesh,
-        predicted=predict(workload, way.mesh, system, way.strategy),
-        strategy=way.strategy,
+        mesh=candidate.mesh,
+        predicted=predict(workload, candidate.mesh, system, candidate.strategy),
+        strategy=candidate.strategy,
         hardware_file=system.chip.file,
     )

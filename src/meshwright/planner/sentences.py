@@ -59,7 +59,7 @@ def how(plan: Plan) -> str:
         parts.append(f"interleaved, {strategy.virtual_stages} virtual stages")
     if plan.mesh.fsdp > 1:
         parts.append(f"ZeRO-{strategy.zero_stage}")
-    if plan.mesh.tp > 1 and strategy.overlaps_tp:
+    if plan.mesh.tp > 1 and strategy.collective_matmul:
         parts.append("collective matmul over tp")
     parts += [ATTENTION.get(strategy.attention, f"{strategy.attention} attention"), strategy.optimizer]
     return " · ".join(parts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost import most_sequences, serving_step
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape
 from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
@@ -143,7 +143,7 @@ class _Priced:
     system: System
 
     @functools.cached_property
-    def laid(self) -> Layout:
+    def laid(self) -> MeshPlacement:
         """The mesh laid on the system."""
         return lay_mesh(self.system, self.layout.mesh.layout)
 

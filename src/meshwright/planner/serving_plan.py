@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.cost import ServingStep, borrowed_notes, serving_flops, serving_memory, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.families import serving_from_data
-from meshwright.hardware import Layout, System, lay_mesh, parse_system
+from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import read_data, write_data
 from meshwright.record import Record, merge, record_from_json
@@ -81,7 +81,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
     )
 
 
-def _record(serving: Serving, layout: ServingLayout, system: System, laid: Layout, step: ServingStep) -> Record:
+def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshPlacement, step: ServingStep) -> Record:
     """The record of a step."""
     assert serving.batch is not None
     memory = serving_memory(serving, layout, serving.batch)

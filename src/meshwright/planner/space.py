@@ -34,7 +34,7 @@ from meshwright.step.layer import Attention as AttentionOfLayer
 
 
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """One way to run a workload: its mesh, what a layer keeps for backward, and the strategy."""
 
     mesh: MeshShape
@@ -66,14 +66,14 @@ class Space:
         found = _legal(self.workload, self.system.num_devices, self.axes)
         return tuple(mesh for mesh in found if self._runs(mesh)) if self.is_runnable else found
 
-    def ways(self, mesh: MeshShape) -> Iterator[Way]:
+    def candidates(self, mesh: MeshShape) -> Iterator[Candidate]:
         """Every way to run a mesh."""
         for parts in self.parts(mesh):
             for remat in self.remats:
                 for strategy in self.strategies(mesh, parts, remat):
-                    yield Way(mesh, remat, strategy)
+                    yield Candidate(mesh, remat, strategy)
 
-    def num_ways(self, meshes: tuple[MeshShape, ...]) -> int:
+    def num_candidates(self, meshes: tuple[MeshShape, ...]) -> int:
         """All ways on some meshes."""
         each = (
             len(self.strategies(mesh, parts, remat))
@@ -267,13 +267,13 @@ def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
     """The strategy, and the same with overlapped products."""
-    return base, replace(base, overlaps_tp=True)
+    return base, replace(base, collective_matmul=True)
 
 
 @lru_cache(maxsize=1 << 5)
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
     """The strategy with a method for a split sequence, the same object each time."""
-    return replace(base, sequence=method)
+    return replace(base, sp_method=method)
 
 
 @lru_cache(maxsize=1 << 5)

@@ -17,7 +17,7 @@ from meshwright.cost import (
     weight_collectives,
 )
 from meshwright.cost.seconds import WEIGHT_AXES
-from meshwright.hardware import Layout, System, lay_mesh
+from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Phase
 from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload
@@ -78,7 +78,7 @@ NO_RING: Mapping[Phase, float] = {}
 
 
 def waits(
-    moves: Iterable[Collective], layout: Layout, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
+    moves: Iterable[Collective], layout: MeshPlacement, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
 ) -> Waits:
     """What a step waits for some collectives on a layout, of what goes round a ring the shares said."""
     sums = dict.fromkeys(vars(Waits()), 0.0)
@@ -183,7 +183,7 @@ def _ends_of(mesh: MeshShape) -> MeshShape:
 
 
 @lru_cache(maxsize=1 << 14)
-def _gather_rate(layout: Layout, axes: tuple[str, ...]) -> float:
+def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
     """The bytes a second of an all-gather or reduce-scatter that is nothing but bandwidth."""
     return 1 / collective_seconds("all-gather", 1.0, layout.placement(axes)).bandwidth_seconds
 
@@ -216,7 +216,7 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
-def can_hide(move: Collective, layout: Layout, strategy: Strategy) -> bool:
+def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> bool:
     """Whether ops run beside a collective.
 
     Beside a sum that the TPU compiler makes whole, where shards of it are wanted, none does: it stands alone in the
@@ -228,12 +228,12 @@ def can_hide(move: Collective, layout: Layout, strategy: Strategy) -> bool:
         return False
     if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
         return False
-    return not is_critical(move) or (strategy.overlaps_tp and _is_beside_products(move, strategy))
+    return not is_critical(move) or (strategy.collective_matmul and _is_beside_products(move, strategy))
 
 
 def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
     """Whether a collective is of those over tp that overlapped products do in steps; of a whole stream all are."""
-    in_steps = move.kind == "collective-permute" or not strategy.sequence_parallel
+    in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return move.axes == ("tp",) and move.phase != "update" and in_steps
 
 

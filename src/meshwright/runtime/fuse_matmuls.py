@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.notation import Communicate, Multiply, ShardedArray, Sizes, Slice, Step, Way
+from meshwright.notation import Communicate, Implementation, Multiply, ShardedArray, Sizes, Slice, Step
 from meshwright.record import Collective, wire_bytes
 from meshwright.runtime.collective_matmul import can_overlap
 
@@ -64,11 +64,13 @@ def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
     return tuple(step for step in found if step is not None)
 
 
-def overlapped_collectives(way: Way, sizes: Sizes) -> tuple[Collective, ...]:
+def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tuple[Collective, ...]:
     """The collectives with products fused: permutes of the bytes that each ring collective sends."""
-    rest = list(way.collectives)
+    rest = list(implementation.collectives)
     permutes = []
-    for overlap in (step for step in fuse_collective_matmuls(way.steps) if isinstance(step, CollectiveMatmul)):
+    for overlap in (
+        step for step in fuse_collective_matmuls(implementation.steps) if isinstance(step, CollectiveMatmul)
+    ):
         step = overlap.collective
         gone = next(c for c in rest if (c.kind, c.axes, c.bytes) == (step.kind, step.axes, step.bytes))
         rest.remove(gone)

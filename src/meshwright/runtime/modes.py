@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Communicate, Multiply, ShardedArray, Slice, Step, Way
+from meshwright.notation import Communicate, Implementation, Multiply, ShardedArray, Slice, Step
 from meshwright.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from meshwright.runtime.fuse_matmuls import CollectiveMatmul, FusedStep, fuse_collective_matmuls
 from meshwright.runtime.terms import Shape, product_of_terms, spec, spec_of_terms, sum_of_terms, term_dims
@@ -30,7 +30,7 @@ Body = Callable[..., Array]
 MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
-def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
+def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
     """The product in auto mode; an unreduced result is left as its terms.
 
     Constraints cannot express an unreduced result. Without the terms the partitioner would choose which devices take
@@ -51,10 +51,10 @@ def automatic(operands: Operands, way: Way, mesh: Mesh) -> Body:
             value = constrained(_prevent_slice_fusion(value), step.operand)
         return constrained(sum_of_terms(step, value, lay=lay), step.result)
 
-    return lambda *values: _run_steps(way.steps, operands, values, do)
+    return lambda *values: _run_steps(implementation.steps, operands, values, do)
 
 
-def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
+def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
     """The product in explicit mode."""
 
     def lay(value: Array, shape: Shape, lying: P) -> Array:
@@ -73,19 +73,19 @@ def explicit(operands: Operands, way: Way, mesh: Mesh) -> Body:
 
     def body(*values: Array) -> Array:
         held = [added(terms, array) for terms, array in zip(values, operands, strict=True)]
-        return _run_steps(way.steps, operands, held, do)
+        return _run_steps(implementation.steps, operands, held, do)
 
     return body
 
 
-def manual(operands: Operands, way: Way, mesh: Mesh) -> Body:
+def manual(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
     """The product in manual mode."""
-    return _per_device(way.steps, operands, way.result, mesh)
+    return _per_device(implementation.steps, operands, implementation.result, mesh)
 
 
-def overlapped(operands: Operands, way: Way, mesh: Mesh) -> Body:
+def overlapped(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
     """The product in manual mode, as collective matmuls where possible."""
-    return _per_device(fuse_collective_matmuls(way.steps), operands, way.result, mesh)
+    return _per_device(fuse_collective_matmuls(implementation.steps), operands, implementation.result, mesh)
 
 
 def _per_device(steps: Sequence[FusedStep], operands: Operands, result: ShardedArray, mesh: Mesh) -> Body:

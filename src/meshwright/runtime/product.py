@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Inference, ShardedArray, Sizes, Way
+from meshwright.notation import Implementation, Inference, ShardedArray, Sizes
 from meshwright.runtime.modes import Mode, automatic, explicit, manual, overlapped
 from meshwright.runtime.terms import as_terms, shape_of_terms, spec_of_terms, term_dims
 
@@ -54,7 +54,12 @@ class CompiledProduct:
 
 
 def run_product(
-    inference: Inference, arrays: Sequence[Any], mesh: Mesh, *, mode: Mode = "explicit", way: Way | None = None
+    inference: Inference,
+    arrays: Sequence[Any],
+    mesh: Mesh,
+    *,
+    mode: Mode = "explicit",
+    implementation: Implementation | None = None,
 ) -> Array:
     """Run an implementation of a product on a mesh.
 
@@ -62,11 +67,18 @@ def run_product(
 
     arrays: global operands in the order of the inference, of one dtype.
     """
-    return compile_product(inference, mesh, mode=mode, way=way, dtype=jnp.result_type(*arrays)).run(*arrays)
+    return compile_product(
+        inference, mesh, mode=mode, implementation=implementation, dtype=jnp.result_type(*arrays)
+    ).run(*arrays)
 
 
 def compile_product(
-    inference: Inference, mesh: Mesh, *, mode: Mode = "explicit", way: Way | None = None, dtype: Any = np.float32
+    inference: Inference,
+    mesh: Mesh,
+    *,
+    mode: Mode = "explicit",
+    implementation: Implementation | None = None,
+    dtype: Any = np.float32,
 ) -> CompiledProduct:
     """Compile an implementation of a product in one of the modes.
 
@@ -74,7 +86,7 @@ def compile_product(
       inference: the product with its shardings.
       mesh: must have the axes and degrees of the inference; axis types do not matter.
       mode: auto, explicit, manual or overlapped.
-      way: the implementation; default `inference.way`.
+      implementation: one of the inference; default `inference.implementation`.
       dtype: of the operands.
     """
     _check_mesh(mesh, inference.sizes.degrees)
@@ -88,7 +100,7 @@ def compile_product(
         for array in inference.operands
     ]
     with jax.set_mesh(mesh):
-        lowered = jax.jit(body(inference.operands, way or inference.way, mesh)).lower(*abstract)
+        lowered = jax.jit(body(inference.operands, implementation or inference.implementation, mesh)).lower(*abstract)
     return CompiledProduct(inference, mesh, mode, lowered.compile())
 
 

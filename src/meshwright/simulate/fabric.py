@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.cost import achieved_seconds
-from meshwright.hardware import Layout, Placement, System, lay_mesh
+from meshwright.hardware import MeshPlacement, Placement, System, lay_mesh
 from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of, scope_of
 from meshwright.hlo.collectives import collective_entries
 from meshwright.hlo.groups import Axes, Groups
@@ -62,7 +62,7 @@ class Fabric:
         return within_slice(self.system, self.mesh)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> MeshPlacement:
         """The mesh of a slice placed on its links."""
         return lay_mesh(replace(self.system, num_slices=1), self.slice_mesh)
 

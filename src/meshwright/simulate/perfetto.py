@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from meshwright.files import write_file
 from meshwright.simulate.events import COMPUTE, Event
 from meshwright.simulate.schedule import Schedule
 
@@ -50,7 +51,7 @@ def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]
 def write_trace(schedule: Schedule, path: str | Path, *, max_events: int = MAX_EVENTS) -> None:
     """Write the trace to a file, gzipped if its name ends in .gz; Perfetto opens both."""
     text = json.dumps(trace(schedule, max_events=max_events))
-    Path(path).write_bytes(gzip.compress(text.encode()) if str(path).endswith(".gz") else text.encode())
+    write_file(path, gzip.compress(text.encode()) if str(path).endswith(".gz") else text)
 
 
 def _trips_shown(schedule: Schedule, max_events: int) -> int:

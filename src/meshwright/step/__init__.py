@@ -63,6 +63,8 @@ from meshwright.step.strategy import (
     Optimizer,
     SequenceMethod,
     Strategy,
+    TpStream,
+    strategy_from_data,
 )
 from meshwright.step.strategy_checks import check_strategy, unused_options
 from meshwright.step.token_routing import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
@@ -109,6 +111,7 @@ __all__ = [
     "ServingPhase",
     "Spec",
     "Strategy",
+    "TpStream",
     "Tree",
     "Workload",
     "batch_before_stages",
@@ -151,6 +154,7 @@ __all__ = [
     "sequence_method",
     "spec",
     "staged_parameters",
+    "strategy_from_data",
     "token_axes",
     "unused_options",
 ]

@@ -141,10 +141,10 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
 
 def _check_rings(strategy: Strategy) -> None:
     """Raise where products do not overlap with their collectives over tp as a strategy says."""
-    if strategy.overlaps_tp and not strategy.sequence_parallel:
+    if strategy.collective_matmul and strategy.tp_stream == "whole":
         raise MeshwrightError(
-            "overlaps_tp without sequence_parallel can be planned, but what runs has rings of gathers and scatters of a"
-            " stream that is split over tp; use both, or neither"
+            "collective_matmul with tp_stream='whole' can be planned, but what runs has rings of gathers and scatters"
+            " of a stream that is split over tp; use tp_stream='split', or collective_matmul=False"
         )
 
 
@@ -152,8 +152,8 @@ def _check_experts(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
-    if mesh.ep > 1 and mesh.tp > 1 and not strategy.sequence_parallel:
+    if mesh.ep > 1 and mesh.tp > 1 and strategy.tp_stream == "whole":
         raise MeshwrightError(
-            f"experts on mesh {mesh} without sequence_parallel can be planned, but what runs sends them tokens that"
-            f" are split over tp; use ep=1, tp=1 or sequence_parallel"
+            f"experts on mesh {mesh} with tp_stream='whole' can be planned, but what runs sends them tokens that are"
+            f" split over tp; use ep=1, tp=1 or tp_stream='split'"
         )

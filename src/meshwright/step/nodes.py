@@ -17,6 +17,7 @@ from meshwright.step.ir import Array, Block, Dim, Pass, Region
 from meshwright.step.layer import (
     Attention,
 )
+from meshwright.step.strategy import SequenceMethod, TpStream
 
 LETTERS = {
     "embed": "D",
@@ -63,11 +64,11 @@ class Layout:
     batch: tuple[str, ...]
     sequence: tuple[str, ...]
     residual: tuple[str, ...]
-    sp_method: Literal["gather", "ring", "ulysses"]
+    sp_method: SequenceMethod
     has_positions: bool
     is_pair: bool
     collective_matmul: bool
-    sequence_parallel: bool
+    tp_stream: TpStream
     dropout: bool
 
     @cached_property

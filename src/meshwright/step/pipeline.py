@@ -1,10 +1,10 @@
 """Pipeline pass: how often each region of a step repeats on a device, and what stages hand on to each other.
 
-Stages of one program go through every tick together (`Strategy.lockstep`), on zeros where a schedule has nothing for
-them: a layer runs in all ticks, the lookup before the layers in all ticks too, the loss from the tick on in which the
-first microbatch is through. With virtual stages lookup and loss are left out of the ticks that have none. Plain layers
-before those of experts run with the lookup, and again for backward, on all stages: on a share of the sequences each, or
-where these are too few on all of them (`stages.batch_before_stages`).
+Stages of one program go through every tick together (`Strategy.spmd_pipeline`), on zeros where a schedule has nothing
+for them: a layer runs in all ticks, the lookup before the layers in all ticks too, the loss from the tick on in which
+the first microbatch is through. With virtual stages lookup and loss are left out of the ticks that have none. Plain
+layers before those of experts run with the lookup, and again for backward, on all stages: on a share of the sequences
+each, or where these are too few on all of them (`stages.batch_before_stages`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ KEPT_INPUTS = "kept inputs"
 """The inputs of layers that stages of 1F1B keep for each other."""
 
 
-def is_lockstep(mesh: MeshShape, strategy: Strategy) -> bool:
+def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether a step has stages that are one program (SPMD) and go through every tick together."""
-    return mesh.pp > 1 and strategy.lockstep
+    return mesh.pp > 1 and strategy.spmd_pipeline
 
 
 def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
@@ -51,13 +51,13 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """The layers that a device runs for a microbatch: of the stage with most, or with empty slots beside its own."""
-    virtual = strategy.virtual_stages if is_lockstep(mesh, strategy) else 1
+    virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
 
 def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) -> Stack | None:
     """The layers that run with the lookup on all stages: the dense ones before those of experts; None without any."""
-    return program.stacks[0] if is_lockstep(mesh, strategy) and len(program.stacks) > 1 else None
+    return program.stacks[0] if is_spmd_pipeline(mesh, strategy) and len(program.stacks) > 1 else None
 
 
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
@@ -74,7 +74,7 @@ def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: St
 
 def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
     """How often a device runs each region in a step."""
-    if is_lockstep(mesh, strategy):
+    if is_spmd_pipeline(mesh, strategy):
         return _lockstep_repeats(program, mesh, strategy)
     parts = strategy.num_microbatches
     ends = _alike(parts, parts / mesh.pp)
@@ -140,11 +140,11 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
     region, width = Region(STAGES), _stream_dim(program)
     stream = Array("stream", (*layout.residual_tokens, width))
     phases: tuple[Phase, ...] = ("forward", "backward")
-    if not is_lockstep(mesh, strategy):
+    if not is_spmd_pipeline(mesh, strategy):
         shared = Array("stream", (*layout.tokens, width._replace(axes=layout.axes("mlp"))))
         for phase in phases:
             yield _over_pp("stream", "collective-permute", shared, phase, region)
-            if not strategy.sequence_parallel and "tp" in layout.live:
+            if strategy.tp_stream == "whole" and "tp" in layout.live:
                 whole = Array("stream", (*layout.tokens, width))
                 yield replace(_over_pp("stream", "all-gather", whole, phase, region), axes=("tp",))
         return
@@ -171,7 +171,7 @@ def end_moves(
     program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout, *, is_shared: bool
 ) -> Iterator[Communicate]:
     """What stages that share the tables of both ends sum over pp: the stream to the first stage and from the last."""
-    if not is_lockstep(mesh, strategy):
+    if not is_spmd_pipeline(mesh, strategy):
         return
     stream = Array("stream", (*layout.residual_tokens, _stream_dim(program)))
     first, last = Region(EMBEDDING), Region(LOGITS)

@@ -11,8 +11,8 @@ def check_precision(mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where a precision that a strategy says can be planned, and does not run."""
     if strategy.optimizer == "adamw-8bit":
         raise MeshwrightError("optimizer adamw-8bit can be planned, but is none that runs; adamw with bf16 moments is")
-    if strategy.matmul_dtype and mesh.tp > 1 and strategy.overlaps_tp:
+    if strategy.matmul_dtype and mesh.tp > 1 and strategy.collective_matmul:
         raise MeshwrightError(
             f"products in {strategy.matmul_dtype} can be planned, but what runs does not have them in products"
-            f" overlapped over tp={mesh.tp}; use overlaps_tp=False"
+            f" overlapped over tp={mesh.tp}; use collective_matmul=False"
         )

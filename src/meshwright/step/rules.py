@@ -55,7 +55,7 @@ def rules_of(strategy: Strategy) -> Rules:
     Without ZeRO nothing is stored in shards alone.
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
-    stream = RULES if strategy.sequence_parallel else WHOLE_STREAM
+    stream = RULES if strategy.tp_stream == "split" else WHOLE_STREAM
     return {**stream, **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
 
 

@@ -64,23 +64,23 @@ def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
 
     Of a fused attention to keys that go round a ring or are gathered; one on whole sequences takes tokens in theirs.
     """
-    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sequence != "ulysses"
+    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sp_method != "ulysses"
 
 
 def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
     if mesh.sp == 1:
         return
-    if strategy.attention == "scores" and strategy.sequence != "gather":
+    if strategy.attention == "scores" and strategy.sp_method != "gather":
         raise MeshwrightError(
-            f"sequence={strategy.sequence!r} wants a fused attention: attention='flash'; scores that go through memory"
-            f" are made of gathered keys, sequence='gather'"
+            f"sp_method={strategy.sp_method!r} wants a fused attention: attention='flash'; scores that go through"
+            f" memory are made of gathered keys, sp_method='gather'"
         )
-    if strategy.attention == "cudnn" and strategy.sequence != "ulysses":
+    if strategy.attention == "cudnn" and strategy.sp_method != "ulysses":
         raise MeshwrightError(
-            f"attention='cudnn' works on whole sequences, sequence={strategy.sequence!r} on parts of them over"
-            f" sp={mesh.sp}; use sequence='ulysses', or attention='flash'"
+            f"attention='cudnn' works on whole sequences, sp_method={strategy.sp_method!r} on parts of them over"
+            f" sp={mesh.sp}; use sp_method='ulysses', or attention='flash'"
         )
-    if strategy.sequence == "ulysses":
+    if strategy.sp_method == "ulysses":
         for op in attention_ops(model):
             check_divides("kv_heads", op.num_kv_heads, mesh, HEAD_AXES)

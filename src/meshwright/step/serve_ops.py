@@ -68,7 +68,7 @@ def serving_ops(
         has_positions=False,
         is_pair=False,
         collective_matmul=False,
-        sequence_parallel=phase == "prefill",
+        tp_stream="split" if phase == "prefill" else "whole",
         dropout=False,
     )
     ops: list[Op] = list(_embedding(found.embedding, layout))
@@ -93,7 +93,7 @@ class _BlockWalk:
         self.block, self.region, self.layout, self.split = block, region, layout, split
         self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
-        self.is_prefill = layout.sequence_parallel
+        self.is_prefill = layout.tp_stream == "split"
         norm = next(op for op in block.ops if isinstance(op, Norm))
         self.width = Dim("D", norm.size, self.fsdp)
         self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
@@ -282,7 +282,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
     for op in ops:
         if isinstance(op, Lookup) and not op.is_positional:
             stream = Array("embedding", (*layout.tokens, *layout.stored((op.columns,))))
-            kind: Kind = "reduce-scatter" if layout.sequence_parallel else "all-reduce"
+            kind: Kind = "reduce-scatter" if layout.tp_stream == "split" else "all-reduce"
             yield from _moved("embedding", kind, layout.axes("vocab"), EMBEDDING, stream)
 
 
@@ -292,7 +292,7 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
     for op in ops:
         if isinstance(op, Linear):
             inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
-            if layout.sequence_parallel:
+            if layout.tp_stream == "split":
                 yield from _moved("logits input", "all-gather", vocab, LOGITS, Array("stream", (batch, *inner)))
             yield Matmul(
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",

@@ -62,7 +62,7 @@ def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]
     if not tp:
         return
     array = Array("routing", (Dim("A", None),), width="float32")
-    if not layout.sequence_parallel:
+    if layout.tp_stream == "whole":
         yield Exchange(name="routing shares", kind="all-reduce", axes=tp, array=array, phases=("backward",))
         return
     name = "routing experts and shares"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.choices import check_choices
@@ -12,6 +12,7 @@ from meshwright.step.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
 SequenceMethod = Literal["gather", "ring", "ulysses"]
+TpStream = Literal["split", "whole"]
 MatmulDtype = Literal["int8", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
 
@@ -58,15 +59,16 @@ class Strategy:
       several.
     - schedule, virtual_stages: in which order stages work on them; the parts of each stage in an interleaved schedule
       (arXiv:2104.04473).
-    - lockstep: all stages are one program and go through every tick together, those that have nothing to do on zeros,
-      and share the tables before and after the layers; else each runs a program of its own, as Megatron-LM's do.
+    - spmd_pipeline: all stages are one program and go through every tick together, those that have nothing to do on
+      zeros, and share the tables before and after the layers; else each runs a program of its own, as Megatron-LM's do.
 
     What is split, and what hides behind products:
 
     - zero_stage: what fsdp shards, of ZeRO's stages (arXiv:1910.02054): 1 optimizer state, 2 gradients too, 3
       parameters too, 0 nothing, so that it is another dp.
-    - sequence_parallel: between products the stream is split over tp, else each device of tp has all of it.
-    - overlaps_tp: collectives over tp run chunk by chunk beside the products that need them.
+    - tp_stream: between products the residual stream is split over tp along the sequence (Megatron's sequence
+      parallelism), or whole on each device of tp.
+    - collective_matmul: collectives over tp run chunk by chunk beside the products that need them.
     - overlaps_gradients: sums of gradients over copies of weights run behind backward, and not after each layer's.
     - overlaps_weights: weights are gathered, and their gradients scattered, beside products.
 
@@ -74,7 +76,7 @@ class Strategy:
 
     - attention: scores that go through memory, or a fused kernel that keeps them on the chip and skips the masked half:
       FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
-    - sequence: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
+    - sp_method: how queries meet the keys of a sequence that sp splits: keys and values gathered, sent round a ring, or
       heads exchanged for tokens; only gathered ones give scores that go through memory (see `sequence_method`).
     - dropout: the share that is dropped at random of what joins the residual stream, and of attention's weights where
       scores go through memory.
@@ -93,14 +95,14 @@ class Strategy:
     zero_stage: Literal[0, 1, 2, 3] = 3
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     virtual_stages: int = 1
-    lockstep: bool = True
-    sequence_parallel: bool = True
-    overlaps_tp: bool = False
+    spmd_pipeline: bool = True
+    tp_stream: TpStream = "split"
+    collective_matmul: bool = False
     overlaps_gradients: bool = True
     overlaps_weights: bool = True
     gradient_dtype: Dtype | None = None
     attention: Attention = "scores"
-    sequence: SequenceMethod = "gather"
+    sp_method: SequenceMethod = "gather"
     matmul_dtype: MatmulDtype | None = None
     dropout: float = 0.0
     optimizer: Optimizer = "adamw"
@@ -122,3 +124,14 @@ class Strategy:
 
 DEFAULT = Strategy()
 """What `meshwright train` does."""
+
+
+_FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "lockstep": "spmd_pipeline"}
+
+
+def strategy_from_data(data: Mapping[str, Any]) -> Strategy:
+    """The strategy of a file, also of one whose fields have their former names."""
+    fields = {_FORMER_NAMES.get(name, name): value for name, value in data.items()}
+    if (is_split := fields.pop("sequence_parallel", None)) is not None:
+        fields["tp_stream"] = "split" if is_split else "whole"
+    return Strategy(**fields)

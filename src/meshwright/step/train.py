@@ -32,8 +32,8 @@ from meshwright.step.optimizer import update_moves
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.pipeline import (
     end_moves,
-    is_lockstep,
     is_shared_before,
+    is_spmd_pipeline,
     pre_pipeline_stack,
     repeats,
     stage_moves,
@@ -86,7 +86,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
     """What of a strategy says how arrays lie."""
-    names = ("lockstep", "sequence_parallel", "overlaps_tp", "attention", "sequence", "dropout")
+    names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
     return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
 
@@ -116,7 +116,7 @@ def _ops(
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
-    is_again = is_lockstep(mesh, strategy) and strategy.schedule == "gpipe"
+    is_again = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout), is_again=is_again)
     if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
         array = Array("positions", (layout.tokens[0], Dim("S", None)), width="float32")
@@ -132,7 +132,7 @@ def _ops(
 @lru_cache(maxsize=1 << 12)
 def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
-    vocab = ("pp", *RULES["vocab"]) if is_lockstep(mesh, strategy) else RULES["vocab"]
+    vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -145,11 +145,11 @@ def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_p
         batch=on(RULES["batch"]),
         sequence=on(RULES["sequence"]),
         residual=on(rules["residual_sequence"]),
-        sp_method="gather" if strategy.attention == "scores" else strategy.sequence,
+        sp_method="gather" if strategy.attention == "scores" else strategy.sp_method,
         has_positions=is_zigzag(pair, strategy),
         is_pair=is_pair,
-        collective_matmul=strategy.overlaps_tp and strategy.sequence_parallel and "tp" in live,
-        sequence_parallel=strategy.sequence_parallel,
+        collective_matmul=strategy.collective_matmul and strategy.tp_stream == "split" and "tp" in live,
+        tp_stream=strategy.tp_stream,
         dropout=strategy.dropout > 0,
     )
 
@@ -159,8 +159,8 @@ class _Builder:
 
     def __init__(self, strategy: Strategy, mesh: MeshShape, has_chunks: bool, layout: Layout) -> None:
         self.strategy, self.has_chunks, self.layout = strategy, has_chunks, layout
-        self.is_lockstep = is_lockstep(mesh, strategy)
-        self.sums_once = mesh.pp > 1 and not strategy.lockstep
+        self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
+        self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
         self.tables: set[str] = set()
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
@@ -210,7 +210,7 @@ class _Builder:
                 continue
             phases: tuple[Phase, ...] = work.phases
             region, array = node.region, work.array
-            if work.name == "loss of imbalance" and not self.is_lockstep:
+            if work.name == "loss of imbalance" and not self.is_spmd_pipeline:
                 phases = ("forward",)
                 region = Region("logits")
                 array = replace(array, dims=(Dim("M", None), *array.dims))
@@ -243,7 +243,7 @@ class _Builder:
                 continue
             is_used = work.name in self.tables
             self.tables.add(work.name)
-            if not is_used or self.is_lockstep:
+            if not is_used or self.is_spmd_pipeline:
                 if stage == 3:
                     yield from gathers(work, region, "forward")
                     if is_again:
@@ -252,7 +252,7 @@ class _Builder:
                     yield from gathers(work, once, "forward")
             for op in scatters(work, region):
                 is_repeated = op.kind == "reduce-scatter" and stage >= 2
-                if is_repeated and (not is_used or self.is_lockstep):
+                if is_repeated and (not is_used or self.is_spmd_pipeline):
                     yield op
                 elif not is_repeated and not is_used:
                     yield replace(op, region=once)
@@ -262,10 +262,10 @@ class _Builder:
 
 def _update(model: Model, layout: Layout, mesh: MeshShape, strategy: Strategy) -> Iterator[Communicate]:
     """What the update of every parameter sums."""
-    lockstep = is_lockstep(mesh, strategy)
+    is_one_program = is_spmd_pipeline(mesh, strategy)
     for path, parameter in leaves(parameters(model)):
         dims = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
-            axes = () if name == "layers" and not lockstep else layout.axes(name)
+            axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
         yield from update_moves(path, tuple(dims), is_adafactor=strategy.optimizer == "adafactor")

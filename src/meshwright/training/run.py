@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Strategy, Workload
+from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.optimizer import Optimizer
 
 
@@ -51,7 +51,7 @@ def read_config(directory: Path) -> RunConfig:
             mesh=MeshShape(**data.pop("mesh")),
             optimizer=Optimizer(**data.pop("optimizer")),
             data=tuple(data.pop("data")),
-            strategy=Strategy(**data.pop("strategy", {})),
+            strategy=strategy_from_data(data.pop("strategy", {})),
             **data,
         )
     except (ValueError, KeyError, TypeError) as error:

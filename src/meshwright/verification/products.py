@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.hlo.text import hlo_text
-from meshwright.notation import Inference, Way
+from meshwright.notation import Implementation, Inference
 from meshwright.record import Collective, merge
 from meshwright.runtime import Mode, compile_product, make_product_mesh, overlapped_collectives
 
@@ -35,7 +35,7 @@ class ProductCheck:
         return not self.notes and set(map(_amount, self.compiled)) == set(map(_amount, self.inferred))
 
 
-def check_product(inference: Inference, *, mode: Mode, way: Way | None = None) -> ProductCheck:
+def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
     """Run an implementation of a product in a mode of JAX, in float32, on small random integers.
 
     Sums of integers are exact in float32 in any order, below 2^24. Runs on the devices of this process. In overlapped
@@ -44,15 +44,19 @@ def check_product(inference: Inference, *, mode: Mode, way: Way | None = None) -
     Args:
       inference: the product with its shardings.
       mode: auto, explicit, manual or overlapped.
-      way: the implementation; default `inference.way`.
+      implementation: one of the inference; default `inference.implementation`.
     """
-    degrees, way = inference.sizes.degrees, way or inference.way
-    program = compile_product(inference, make_product_mesh(degrees), mode=mode, way=way, dtype=np.float32)
+    degrees, implementation = inference.sizes.degrees, implementation or inference.implementation
+    program = compile_product(
+        inference, make_product_mesh(degrees), mode=mode, implementation=implementation, dtype=np.float32
+    )
     arrays = _draw(inference)
     found = np.asarray(jax.device_get(program.run(*arrays)))
     wanted = _unsharded(inference, arrays)
     traffic = read_collectives(parse_hlo(hlo_text(program.program)), degrees)
-    moves = overlapped_collectives(way, inference.sizes) if mode == "overlapped" else way.collectives
+    moves = (
+        overlapped_collectives(implementation, inference.sizes) if mode == "overlapped" else implementation.collectives
+    )
     inferred = [_plain(move, degrees) for move in moves]
     return ProductCheck(
         error=float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0)),

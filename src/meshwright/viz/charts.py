@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_output, write_file
 from meshwright.record import Record, wire_bytes
 from meshwright.units import show_rate
 
@@ -41,8 +43,7 @@ def check_chart_file(path: Path) -> None:
     """Raise where a chart cannot be written to a path, before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise MeshwrightError(f"--plot {path} has no known kind; it ends in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise MeshwrightError(f"--plot {path}: there is no directory {path.parent}")
+    check_output(path)
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,7 @@ def _name_bars(axes: Axes, bars: Sequence[Bar], scale: str) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically."""
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        figure.savefig(partial, dpi=150)
-        partial.replace(path)
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None
+    """Write a figure in the format that the name ends in."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
+    write_file(path, drawn.getvalue())

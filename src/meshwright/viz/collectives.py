@@ -8,7 +8,8 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.record import KINDS, Kind
-from meshwright.viz.sketch import Cell, Panel, Sketch
+from meshwright.viz.colours import fill
+from meshwright.viz.panels import Cell, Panel, Sketch
 
 Values = tuple[int, ...]
 
@@ -83,14 +84,14 @@ def collective_sketch(exchange: CollectiveRun) -> Sketch:
     """A collective before and after: a row for every device."""
     degree = len(exchange.before)
     cells = tuple(
-        (Cell(values_text(before), index), Cell(values_text(after), None))
+        (Cell(values_text(before), fill(index)), Cell(values_text(after)))
         for index, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True))
     )
     panel = Panel(
         cells=cells,
         rows=tuple(f"device {index}" for index in range(degree)),
         columns=("before", "after"),
-        frame="open",
+        frame="table",
     )
     title = f"{exchange.kind} over {degree} devices   jax.lax.{JAX_NAMES[exchange.kind]}"
     return Sketch(title=title, panels=(panel,))

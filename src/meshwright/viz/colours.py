@@ -1,17 +1,71 @@
-"""The colour of each shard, the same in the terminal and in SVG."""
+"""One colour code for every picture, page and chart: a colour means the same wherever it is.
+
+Pale colours, one after the other: the shards of an array, wherever they lie. Fixed colours by name: the phases of a
+step, what a step waits for (reds and greys), and the terms of a device's memory (teal for what stays from step to step,
+sand for what a step makes). All are light enough for dark text.
+"""
 
 from __future__ import annotations
 
 import colorsys
+import zlib
 
 INK = "#1a1a1a"
 """The colour of text."""
 
+RULE = "#777777"
+"""The colour of rules, links and edges, visible on white and on black."""
+
+WRONG = "#c0392b"
+"""The colour of what costs time or does not fit."""
+
 _GOLDEN = 0.618034
 """The golden ratio's fraction: steps of it around the circle of hues never come close to each other early."""
+
+_NAMED = {
+    "forward": "#8fb8de",
+    "recompute": "#d9c46c",
+    "backward": "#9ccb9a",
+    "update": "#c3a6d8",
+    "exposed communication": "#e07a6c",
+    "exposed copies": "#ec9f94",
+    "exposed calls": "#f2bdb5",
+    "host copies": "#ec9f94",
+    "pipeline bubble": "#d5d5d5",
+    "contention": "#b9b9b9",
+    "stragglers": "#9f9f9f",
+    "parameters": "#4fa3a0",
+    "master weights": "#6fb8b4",
+    "optimizer": "#93cdc9",
+    "batch": "#bfe0dd",
+    "arguments": "#7fc1bd",
+    "cache": "#93cdc9",
+    "gradients": "#b98a5e",
+    "activations": "#d9ae7f",
+    "logits": "#e8c9a3",
+    "logits gradient": "#c9a27a",
+    "working": "#efdcc3",
+    "gathered": "#a9927a",
+    "temporaries": "#e2c39b",
+}
 
 
 def fill(index: int) -> str:
     """The background of the shard with a number, light enough for dark text: `#b4cfee`."""
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.82, 0.62)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+    return _hex(red, green, blue)
+
+
+def named(name: str) -> str:
+    """The colour of a phase, a part of a step or a term of memory; the same for ever for a name that has none yet."""
+    return _NAMED.get(name) or _hex(*colorsys.hls_to_rgb(zlib.crc32(name.encode()) % 360 / 360, 0.72, 0.3))
+
+
+def lighter(colour: str, share: float) -> str:
+    """A colour with a share of white in it."""
+    parts = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    return _hex(*(part + (1 - part) * share for part in parts))
+
+
+def _hex(*parts: float) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)

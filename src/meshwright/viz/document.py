@@ -1,5 +1,6 @@
 """A self-contained HTML document made of sections: it loads nothing and runs no script.
 
+What is wider than the window scrolls within its section.
 Every text is escaped. A content security policy in the head forbids the page to load anything.
 """
 
@@ -8,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.viz import svg
+from meshwright.viz.scene import Scene
+
+WIDTH = 132
+"""Characters of a drawing: what the page is wide."""
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1100px; margin: 2rem auto;
-  padding: 0 1rem; }
+:root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #666; --line: #e8e8e8; --page: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --quiet: #a0a0a0; --line: #3a3a3a; --page: #161616; } }
+body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1060px;
+  margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.35rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p { margin: .2rem 0; } .quiet { color: #666; }
+p { margin: .2rem 0; } .quiet { color: var(--quiet); }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid #eee; vertical-align: top; }
-th { color: #666; font-weight: 500; } td.text, th.text { text-align: left; }
-svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: #1a1a1a; }
+th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top;
+  white-space: nowrap; }
+th { color: var(--quiet); font-weight: 500; } td.text, th.text { text-align: left; white-space: normal; }
+svg { display: block; } svg text { fill: var(--ink); }
 .finding { border-left: 3px solid #c0392b; padding: .2rem .8rem; margin: .7rem 0; } code { font-size: .92em; }
 """
 
@@ -43,38 +52,36 @@ def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{escape(title)}</h1>\n{under}\n{parts}\n</body>\n</html>\n"
     )
 
 
+def drawing(scene: Scene) -> str:
+    """A scene as a part of a page."""
+    return f'<div class="wide">\n{svg.element(scene)}</div>\n'
+
+
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:
-    """A table; columns are numeric except those in `text`. Empty without rows."""
+    """A table without its empty columns; columns are numeric except those in `text`. Empty without rows."""
     if not rows:
         return ""
+    shown = [index for index in range(len(columns)) if any(row[index] not in ("", "–") for row in rows)]
 
     def line(cells: Sequence[str], tag: str) -> str:
         marked = (
-            f"<{tag}{' class=' + chr(34) + 'text' + chr(34) if index in text else ''}>{escape(cell)}</{tag}>"
-            for index, cell in enumerate(cells)
+            f"<{tag}{' class=' + chr(34) + 'text' + chr(34) if index in text else ''}>{escape(cells[index])}</{tag}>"
+            for index in shown
         )
         return f"<tr>{''.join(marked)}</tr>"
 
     body = "\n".join(line(row, "td") for row in rows)
-    return f"<table>\n<thead>{line(columns, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    table = f"<table>\n<thead>{line(columns, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return f'<div class="wide">\n{table}\n</div>'
 
 
 def paragraphs(lines: Sequence[str]) -> str:
     """Lines of text, each a paragraph."""
     return "\n".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a page atomically."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(page)
-        partial.replace(path)
-    except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None

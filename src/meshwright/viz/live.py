@@ -1,17 +1,21 @@
-"""What each device holds of a live `jax.Array`, or of anything with a shape, a dtype and a sharding."""
+"""Live arrays, and all else with a shape, a dtype and a sharding: what each device holds; trees of them as tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
+from meshwright.units import show_bytes
 from meshwright.viz.holdings import Holder, Holdings, Span, device_blocks
+from meshwright.viz.panels import Cell, Panel, Sketch
 
 Axes = tuple[tuple[str, ...], ...]
 
@@ -130,3 +134,74 @@ def _places(sharding: Sharding) -> Mapping[int, Mapping[str, int]]:
 def _span(part: slice, size: int) -> Span:
     start, stop, _ = part.indices(size)
     return start, stop
+
+
+@dataclass(frozen=True)
+class Row:
+    """One array of a tree: its type as JAX prints it, and its spec. An unplaced array has no bytes on a device."""
+
+    path: str
+    type: str
+    shape: tuple[int, ...]
+    spec: str
+    local_shape: tuple[int, ...]
+    total_bytes: int
+    bytes_per_device: int
+    copies: int
+
+
+def tree_rows(tree: Any) -> tuple[Row, ...]:
+    """A row for every array of a tree, with JAX's order and paths. Raises where there is none."""
+    leaves, _ = tree_flatten_with_path(tree)
+    if not leaves:
+        raise MeshwrightError(f"{type(tree).__name__} holds no arrays to show")
+    return tuple(_row(keystr(path, simple=True, separator=".") or "array", leaf) for path, leaf in leaves)
+
+
+def table_sketch(rows: Sequence[Row]) -> Sketch:
+    """The rows as a table, with totals in its title."""
+    total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
+    title = f"{len(rows)} arrays   {show_bytes(total)}   {show_bytes(local)} a device"
+    panel = Panel(
+        cells=tuple(tuple(map(Cell, _texts(row))) for row in rows),
+        rows=tuple(row.path for row in rows),
+        columns=("type", "a device holds", "bytes a device", "copies"),
+        frame="table",
+    )
+    return Sketch(title=title, panels=(panel,))
+
+
+def _row(path: str, leaf: Any) -> Row:
+    check_concrete(leaf, path)
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, Sharding):
+        return _unplaced(path, leaf)
+    held = live_holdings(leaf, name=path)
+    return Row(
+        path=path,
+        type=type_text(leaf, sharding),
+        shape=held.shape,
+        spec=spec_text(sharding, len(held.shape)),
+        local_shape=held.local_shape,
+        total_bytes=math.ceil(math.prod(held.shape) * held.element_bytes),
+        bytes_per_device=held.bytes_per_device,
+        copies=held.copies,
+    )
+
+
+def _unplaced(path: str, leaf: Any) -> Row:
+    """The row of a leaf that no device holds: a host array, a plain number, an abstract array."""
+    shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
+    if dtype is None:
+        return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
+    text = f"{dtype}[{','.join(map(str, shape))}]"
+    return Row(path, text, shape, "not placed", (), math.prod(shape) * dtype.itemsize, 0, 0)
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    """The cells of a row; a spec without a mesh is shown beside the type, which cannot express it."""
+    kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
+    if not row.copies:
+        return kind, "-", "-", "-"
+    local = f"[{','.join(map(str, row.local_shape))}]"
+    return kind, local, show_bytes(row.bytes_per_device), str(row.copies)

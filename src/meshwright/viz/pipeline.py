@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
+from meshwright.errors import MeshwrightError
 from meshwright.step.schedule import Cell as Work
 from meshwright.step.schedule import Schedule, slot_layers
-from meshwright.viz.sketch import Cell, Panel, Sketch
+from meshwright.viz.colours import lighter, named
+from meshwright.viz.panels import Cell, Panel, Sketch
 
-_WIDTH = 90
-"""Characters of a row of slots; longer schedules continue below."""
+MAX_WORK = 200_000
+"""The most microbatches times stages and chunks that are listed; more would only fill the memory."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep"}
@@ -20,21 +23,60 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
     num_layers: of the model, to label stages with their layers.
     """
+    _check_size(schedule)
     done = {(work.stage, work.slot): work for work in schedule.cells()}
-    slots, rows = 2 * schedule.ticks, _rows(schedule, num_layers)
-    free = _WIDTH - max(map(len, rows)) + len("stage 0")
-    each = max(1, free // (2 + max(len(_text(work, schedule)) for work in done.values())))
     virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
+    letters = ", a, b, … the chunks of a stage's layers" if schedule.virtual_stages > 1 else ""
+    panel = Panel(
+        cells=tuple(
+            tuple(_cell(done.get((stage, slot)), schedule) for slot in range(2 * schedule.ticks))
+            for stage in range(schedule.stages)
+        ),
+        rows=_rows(schedule, num_layers),
+        frame="table",
+    )
     return Sketch(
         title=f"{_NAMES[schedule.kind]}: {schedule.microbatches} microbatches, {schedule.stages} stages{virtual}",
-        panels=tuple(
-            _panel(schedule, done, range(start, min(start + each, slots)), rows) for start in range(0, slots, each)
-        ),
+        panels=(panel,),
         notes=(
-            f"waiting: {schedule.bubble:.0%} of the time of work, (p - 1) / (v m)",
+            f"time to the right; F0 is microbatch 0 forward, B0 its backward{letters}",
+            f"idle: {idle_share(schedule):.0%} of all time; {schedule.bubble:.0%} of the time of work, (p - 1) / (v m)",
             f"a device keeps the inputs of at most {schedule.most_kept} of {schedule.units} for backward",
         ),
     )
+
+
+def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str, Any]:
+    """The schedule as plain data: every unit of work, and where each stage has which layers.
+
+    bubble: idle time beside that of work. idle_share: of all time.
+    """
+    _check_size(schedule)
+    data: dict[str, Any] = {
+        "schedule": asdict(schedule),
+        "ticks": schedule.ticks,
+        "bubble": schedule.bubble,
+        "idle_share": idle_share(schedule),
+        "kept": schedule.most_kept,
+        "cells": [cell._asdict() for cell in schedule.cells()],
+    }
+    if num_layers is not None:
+        data["layers"] = list(slot_layers(num_layers, schedule.stages, schedule.virtual_stages))
+    return data
+
+
+def idle_share(schedule: Schedule) -> float:
+    """The share of all time in which a device waits."""
+    return schedule.bubble / (1 + schedule.bubble)
+
+
+def _check_size(schedule: Schedule) -> None:
+    """Raise where a schedule is too long to list."""
+    if (work := schedule.units * schedule.stages) > MAX_WORK:
+        raise MeshwrightError(
+            f"{schedule.stages} stages x {schedule.units:,} units of work are {work:,}, too many to draw; the most is"
+            f" {MAX_WORK:,}"
+        )
 
 
 def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
@@ -56,30 +98,15 @@ def _span(layers: tuple[int | None, ...]) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def _panel(schedule: Schedule, done: Mapping[tuple[int, int], Work], slots: range, rows: tuple[str, ...]) -> Panel:
-    """Some slots of all stages."""
-    return Panel(
-        cells=tuple(
-            tuple(_cell(done.get((stage, slot)), schedule) for slot in slots) for stage in range(schedule.stages)
-        ),
-        rows=rows,
-        frame="open",
-    )
-
-
 def _cell(work: Work | None, schedule: Schedule) -> Cell:
-    """One slot of one stage; backward and each chunk have colours of their own."""
+    """One slot of one stage in the colour of its phase, paler for later chunks."""
     if work is None:
         return Cell("·", hint="waits")
-    chunk = f" in chunk {work.chunk}" if schedule.virtual_stages > 1 else ""
+    chunk, letter = "", ""
+    if schedule.virtual_stages > 1:
+        chunk, letter = f" in chunk {work.chunk}", _LETTERS[work.chunk % len(_LETTERS)]
     return Cell(
-        _text(work, schedule),
-        2 * work.chunk + (work.phase == "backward"),
+        f"{work.phase[0].upper()}{work.microbatch}{letter}",
+        lighter(named(work.phase), 0.7 * work.chunk / schedule.virtual_stages),
         hint=f"microbatch {work.microbatch} {work.phase}{chunk}",
     )
-
-
-def _text(work: Work, schedule: Schedule) -> str:
-    letter = "F" if work.phase == "forward" else "B"
-    chunk = _LETTERS[work.chunk % len(_LETTERS)] if schedule.virtual_stages > 1 else ""
-    return f"{letter}{work.microbatch}{chunk}"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from meshwright.errors import MeshwrightError
 from meshwright.record import Kind
 from meshwright.viz.collectives import DIGITS, Values, split_values, values_text
-from meshwright.viz.sketch import Cell, Panel, Sketch
+from meshwright.viz.colours import fill
+from meshwright.viz.panels import Cell, Panel, Sketch
 
 Slots = tuple[tuple[Values | None, ...], ...]
 """The slots of each device: the numbers in each, or None for an empty slot."""
@@ -163,7 +164,7 @@ def _panel(ring: Ring, hop: int) -> Panel:
     cells = []
     for slots, passing, arrived in zip(frame.slots, frame.to_pass_on, frame.arrived, strict=True):
         row = [
-            Cell("·") if part is None else Cell(values_text(part), slot, is_marked=slot == arrived)
+            Cell("·") if part is None else Cell(values_text(part), fill(slot), is_marked=slot == arrived)
             for slot, part in enumerate(slots)
         ]
         cells.append((*row, *([Cell(" | ".join(map(values_text, passing)))] if is_exchange else [])))
@@ -176,5 +177,5 @@ def _panel(ring: Ring, hop: int) -> Panel:
         rows=tuple(f"device {device}" for device in range(degree)),
         columns=tuple(columns),
         caption=caption,
-        frame="open",
+        frame="table",
     )

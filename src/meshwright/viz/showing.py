@@ -1,30 +1,91 @@
-"""`show`: a picture of an array, a tree, a collective or a pipeline."""
+"""`show`: a picture of an array, a tree, a collective or a pipeline, as text or SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, dtype_bytes, parse_system
+from meshwright.hardware import System, dtype_bytes, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_numbers
 from meshwright.planner import read_system
 from meshwright.record import Kind
 from meshwright.step.schedule import Schedule
+from meshwright.viz import svg, terminal
+from meshwright.viz.arrays import array_sketch, every_sharding, gallery_sketch
 from meshwright.viz.collectives import DIGITS, Values, collective_sketch, run_collective
-from meshwright.viz.gallery import gallery_sketch
-from meshwright.viz.grid import array_sketch
+from meshwright.viz.colours import INK
 from meshwright.viz.holdings import Holdings, holdings_of
-from meshwright.viz.picture import Picture
+from meshwright.viz.panels import Limits, Sketch, scene_of
 from meshwright.viz.pipeline import pipeline_sketch
 from meshwright.viz.rings import ring_sketch, run_ring
-from meshwright.viz.sketch import Sketch
-from meshwright.viz.table import table_sketch, tree_rows
-from meshwright.viz.torus import torus_sketch
+from meshwright.viz.scene import Scene, moved, stack
+from meshwright.viz.torus import device_coordinates, torus_sketch
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+WIDTH = 100
+"""The columns of a picture where there is no terminal that has a width."""
+
+_DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, parts=16)
+_MARGIN = 2  # columns at the left of a text
 
 Numbers = str | Mapping[str, int]
 """`X=2,Y=2`, or the same as a mapping."""
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """Sketches one below the other. `print` shows plain text; rich's `print` and notebooks show colours."""
+
+    sketches: tuple[Sketch, ...]
+
+    @property
+    def svg(self) -> str:
+        """The picture as a standalone SVG document."""
+        notes = [note for sketch in self.sketches for panel in sketch.panels for note in panel.notes]
+        notes += [note for sketch in self.sketches for note in sketch.notes]
+        title = "; ".join(sketch.title for sketch in self.sketches)
+        return svg.document(self._scene(_DOCUMENT, gap=2), title=title, description=". ".join(dict.fromkeys(notes)))
+
+    def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
+        """The picture as text of at most `width` columns, without colours."""
+        return "\n".join("".join(piece.text for piece in line).rstrip() for line in self._lines(width, is_ascii))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        # What a prompt echoes is the picture itself.
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return self.svg
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """For rich: the terminal's width, its colours if it has them, and ASCII where it shows no more."""
+        from rich.text import Text
+
+        width = options.max_width if console.is_terminal else WIDTH
+        for line in self._lines(width, options.ascii_only):
+            text = Text(no_wrap=True, overflow="ignore")
+            for piece in line:
+                text.append(piece.text, piece.fill and f"{INK} on {piece.fill}")
+            if console.color_system is None:
+                text.rstrip()
+            yield text
+
+    def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Piece, ...]]:
+        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, parts=4)
+        return terminal.lines_of(moved(self._scene(limits, gap=1), _MARGIN, 0), is_ascii=is_ascii)
+
+    def _scene(self, limits: Limits, *, gap: int) -> Scene:
+        return stack([scene_of(sketch, limits) for sketch in self.sketches], gap=gap)
 
 
 def show(
@@ -54,16 +115,31 @@ def show(
     on = None if on is None else str(read_system(on))
     if isinstance(what, str):
         array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
-        sketch = gallery_sketch(array, sizes) if every else array_sketch(holdings_of(array, sizes))
-        return Picture((sketch, *_torus(on, sizes.degrees)))
+        holdings = holdings_of(array, sizes)
+        sketch = gallery_sketch(array, sizes) if every else array_sketch(holdings)
+        return Picture((sketch, *_torus(on, holdings, is_coloured=not every)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
-    holdings = _live(what)
-    if holdings:
-        return Picture((array_sketch(holdings), *_torus(on, holdings.degrees)))
+    # Imported here: what is written in the notation is shown without JAX.
+    from meshwright.viz.live import live_holdings, table_sketch, tree_rows
+
+    if hasattr(what, "shape") and hasattr(what, "dtype"):
+        holdings = live_holdings(what)
+        return Picture((array_sketch(holdings), *_torus(on, holdings)))
     if on is not None:
         raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
     return Picture((table_sketch(tree_rows(what)),))
+
+
+def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
+    """What `show` draws as plain data: what devices hold; all shardings and the torus where they are asked for."""
+    data = holdings_of(array, sizes).to_json()
+    if every:
+        data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
+    if on is not None:
+        places = device_coordinates(lay_mesh(parse_system(on), sizes.degrees))
+        data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
+    return data
 
 
 def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
@@ -112,19 +188,10 @@ def _numbers(numbers: Numbers) -> Mapping[str, int]:
     return numbers
 
 
-def _live(what: Any) -> Holdings | None:
-    """The holdings of a single array; None for a tree."""
-    if not hasattr(what, "shape") or not hasattr(what, "dtype"):
-        return None
-    from meshwright.viz.live import live_holdings
-
-    return live_holdings(what)
-
-
-def _torus(on: str | None, degrees: Mapping[str, int]) -> tuple[Sketch, ...]:
-    """The mesh on a system, if one is given."""
+def _torus(on: str | None, holdings: Holdings, *, is_coloured: bool = True) -> tuple[Sketch, ...]:
+    """The array's mesh on a system, if one is given; coloured by shards, as the array is."""
     if on is None:
         return ()
-    if not degrees:
+    if not holdings.degrees:
         raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
-    return (torus_sketch(parse_system(on), degrees),)
+    return (torus_sketch(parse_system(on), holdings.degrees, holdings if is_coloured else None),)

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from itertools import islice, product
 
 from meshwright.record import PHASES
 from meshwright.simulate import Event, Schedule
 from meshwright.units import show_percent, show_seconds
-from meshwright.viz.document import Section
+from meshwright.viz.colours import named
+from meshwright.viz.document import WIDTH, Section, drawing
+from meshwright.viz.scene import Box, Label, Line, Scene, legend, stack
 
-_WIDTH, _LABEL, _ROW, _BAR = 1000, 150, 26, 18
 _MOST_RUNS = 2_000
 """Executions of one event that are drawn; of a longer loop only its first iterations are shown."""
 
-_COLOURS = {"forward": "#8fb8de", "recompute": "#d9c46c", "backward": "#9ccb9a", "update": "#c3a6d8"}
-_EXPOSED = "#c0392b"
-
-
-@dataclass(frozen=True)
-class Block:
-    """A stretch of one lane, in drawing units: one execution of an event, or several too narrow to tell apart."""
-
-    start: float
-    end: float
-    phase: str
-    is_exposed: bool
-    hint: str
-    runs: int = 1
+_NARROW = 0.06
+"""Characters: neighbours of one phase that are narrower are drawn as one box."""
 
 
 def timeline_section(schedule: Schedule | None) -> Section:
@@ -38,27 +27,26 @@ def timeline_section(schedule: Schedule | None) -> Section:
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")
     end = max(stop for event in schedule.events for _, stop in _runs(event)) or 1.0
-    scale = (_WIDTH - _LABEL - 10) / end
     lanes = dict.fromkeys(event.lane for event in schedule.events)
-    drawn = []
-    for number, lane in enumerate(lanes):
-        y = number * _ROW
-        drawn.append(f'<text x="0" y="{y + 14}">{escape(lane)}</text>')
+    left = max(map(len, lanes)) + 2
+    scale = (WIDTH - left - 1) / end
+    items: list[Box | Line | Label] = []
+    for y, lane in enumerate(lanes):
+        items.append(Label(0, y, lane))
         events = [event for event in schedule.events if event.lane == lane and event.kind != "loop"]
-        drawn += [_rectangle(block, y) for block in _merge_narrow(_blocks(events, scale))]
-    height = len(lanes) * _ROW
-    drawn += [*_ticks(end, scale, height), *_legend(height + 40)]
-    picture = f'<svg viewBox="0 0 {_WIDTH} {height + 50}" role="img">\n' + "\n".join(drawn) + "\n</svg>"
-    return Section(title, f"{picture}\n<p>{escape(_breakdown_text(schedule))}</p>")
-
-
-def _breakdown_text(schedule: Schedule) -> str:
+        items += _merge_narrow(_boxes(events, left, y, scale))
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        said, x = show_seconds(share * end), left + share * end * scale
+        items += [Line(x, len(lanes), 0, 0.3), Label(min(x - len(said) / 2, WIDTH - len(said)), len(lanes) + 0.2, said)]
+    colours = {phase: named(phase) for phase in PHASES}
+    drawn = Scene(WIDTH, len(lanes) + 1.4, tuple(items))
     parts = ", ".join(
         f"{name} {show_seconds(seconds)} ({show_percent(seconds / schedule.step_seconds)})"
         for name, seconds in schedule.breakdown_seconds.items()
         if seconds
     )
-    return f"step {show_seconds(schedule.step_seconds)}: {parts}"
+    said = f"step {show_seconds(schedule.step_seconds)}: {parts}. A red edge: ops wait for it."
+    return Section(title, f"{drawing(stack((drawn, legend(colours, WIDTH))))}\n<p>{escape(said)}</p>")
 
 
 def _runs(event: Event) -> Iterator[tuple[float, float]]:
@@ -70,57 +58,32 @@ def _runs(event: Event) -> Iterator[tuple[float, float]]:
         yield start, start + event.seconds
 
 
-def _blocks(events: Sequence[Event], scale: float) -> list[Block]:
+def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list[Box]:
     """Every execution of some events, in order of their start."""
-    blocks = []
+    boxes = []
     for event in events:
         waits = f", {show_seconds(event.exposed_seconds)} of it waited for" if event.exposed_seconds else ""
         hint = " ".join(filter(None, (event.name, f"({event.scope})" if event.scope else "", event.source)))
         hint = f"{hint}: {show_seconds(event.seconds)}{waits}, {event.phase}, {event.count} times a step"
+        colour, edge = named(event.phase), "exposed" if event.exposed_seconds else "none"
         for start, stop in _runs(event):
-            is_exposed = event.exposed_seconds > 0
-            blocks.append(Block(_LABEL + start * scale, _LABEL + stop * scale, event.phase, is_exposed, hint))
-    return sorted(blocks, key=lambda block: block.start)
+            width = max((stop - start) * scale, 0.04)
+            boxes.append(Box(left + start * scale, y + 0.1, width, 0.8, fill=colour, hint=hint, edge=edge))
+    return sorted(boxes, key=lambda box: box.x)
 
 
-def _merge_narrow(blocks: Sequence[Block]) -> list[Block]:
-    """Merge neighbouring equal blocks that are too narrow to see."""
-    merged: list[Block] = []
-    for block in blocks:
+def _merge_narrow(boxes: Sequence[Box]) -> list[Box]:
+    """Merge neighbouring equal boxes that are too narrow to see."""
+    merged: list[Box] = []
+    runs = 1
+    for box in boxes:
         last = merged[-1] if merged else None
-        alike = last is not None and (last.phase, last.is_exposed) == (block.phase, block.is_exposed)
-        narrow = last is not None and block.start - last.end < 0.3 and min(block.end - block.start, 1.0) < 0.5
-        if last is not None and alike and narrow:
-            runs = last.runs + 1
-            merged[-1] = replace(last, end=max(last.end, block.end), runs=runs, hint=f"{runs} runs, {block.phase}")
+        is_alike = last is not None and (last.fill, last.edge) == (box.fill, box.edge)
+        if last is not None and is_alike and box.x - last.x - last.width < _NARROW / 2 and box.width < _NARROW:
+            runs += 1
+            width = max(last.width, box.x + box.width - last.x)
+            merged[-1] = replace(last, width=width, hint=f"{runs} runs, as: {box.hint}")
         else:
-            merged.append(block)
+            runs = 1
+            merged.append(box)
     return merged
-
-
-def _rectangle(block: Block, y: float) -> str:
-    line = f' stroke="{_EXPOSED}" stroke-width="1.5"' if block.is_exposed else ""
-    return (
-        f'<rect x="{block.start:.2f}" y="{y}" width="{max(block.end - block.start, 0.3):.2f}" height="{_BAR}"'
-        f' fill="{_COLOURS[block.phase]}"{line}><title>{escape(block.hint)}</title></rect>'
-    )
-
-
-def _ticks(end: float, scale: float, height: float) -> list[str]:
-    """Times at the start, the middle and the end."""
-    drawn = []
-    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        x = _LABEL + share * end * scale
-        drawn.append(f'<text x="{x:.1f}" y="{height + 14}" text-anchor="{anchor}">{show_seconds(share * end)}</text>')
-    return drawn
-
-
-def _legend(y: float) -> list[str]:
-    drawn, x = [], 0.0
-    for name in (*PHASES, "waited for"):
-        colour = _COLOURS.get(name, "#ffffff")
-        edge = _EXPOSED if name == "waited for" else "#888"
-        drawn.append(f'<rect x="{x:.1f}" y="{y - 10}" width="11" height="11" fill="{colour}" stroke="{edge}"/>')
-        drawn.append(f'<text x="{x + 16:.1f}" y="{y}">{name}</text>')
-        x += 40 + 7 * len(name)
-    return drawn

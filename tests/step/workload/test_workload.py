@@ -233,7 +233,7 @@ def test_experts_run_over_ep_and_in_stages():
     check_runnable(mixed, MeshShape(pp=16))
     with pytest.raises(MeshwrightError, match=r"on pp=32 cut the 31 layers of mixtral-8x7b .* use pp up to 31"):
         check_runnable(mixed, MeshShape(pp=32))
-    with pytest.raises(MeshwrightError, match="without sequence_parallel can be planned"):
-        check_runnable(model, MeshShape(ep=2, tp=2), Strategy(sequence_parallel=False))
+    with pytest.raises(MeshwrightError, match="with tp_stream='whole' can be planned"):
+        check_runnable(model, MeshShape(ep=2, tp=2), Strategy(tp_stream="whole"))
     with pytest.raises(MeshwrightError, match="splits experts, of which llama3-8b has none; use ep=1"):
         check_runnable(PRESETS["llama3-8b"], MeshShape(ep=2))

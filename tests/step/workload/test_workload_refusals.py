@@ -15,8 +15,8 @@ from meshwright.step import DEFAULT, RULES, Experts, FrameworkProfile, Strategy,
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))
 TWELVE = replace(TINY, num_heads=12, num_kv_heads=12)
-RING = Strategy(attention="flash", sequence="ring")
-ULYSSES = Strategy(attention="flash", sequence="ulysses")
+RING = Strategy(attention="flash", sp_method="ring")
+ULYSSES = Strategy(attention="flash", sp_method="ulysses")
 
 
 def refusal(model, mesh, strategy=DEFAULT, *, batch=16, seq_len=64):
@@ -80,13 +80,17 @@ IDLE = [
     (Strategy(schedule="gpipe"), "schedule='gpipe'", "pp=1 has no stages; use schedule='1f1b'"),
     (Strategy(virtual_stages=2), "virtual_stages=2", "pp=1 has no stages; use virtual_stages=1"),
     (
-        Strategy(sequence_parallel=False),
-        "sequence_parallel=False",
-        "tp=1 splits no stream; use sequence_parallel=True",
+        Strategy(tp_stream="whole"),
+        "tp_stream='whole'",
+        "tp=1 splits no stream; use tp_stream='split'",
     ),
-    (Strategy(overlaps_tp=True), "overlaps_tp=True", "tp=1 has no collectives; use overlaps_tp=False"),
-    (RING, "sequence='ring'", "sp=1 splits no sequence; use sequence='gather'"),
-    (ULYSSES, "sequence='ulysses'", "sp=1 splits no sequence; use sequence='gather'"),
+    (
+        Strategy(collective_matmul=True),
+        "collective_matmul=True",
+        "tp=1 has no collectives; use collective_matmul=False",
+    ),
+    (RING, "sp_method='ring'", "sp=1 splits no sequence; use sp_method='gather'"),
+    (ULYSSES, "sp_method='ulysses'", "sp=1 splits no sequence; use sp_method='gather'"),
     (
         Strategy(optimizer="sgd", moment_dtype="bf16"),
         "moment_dtype='bf16'",
@@ -102,15 +106,15 @@ IDLE = [
 METHODS = [
     (
         MeshShape(sp=4),
-        Strategy(sequence="ring"),
-        "sequence='ring' wants a fused attention: attention='flash'; scores that go through memory are made of"
-        " gathered keys, sequence='gather'",
+        Strategy(sp_method="ring"),
+        "sp_method='ring' wants a fused attention: attention='flash'; scores that go through memory are made of"
+        " gathered keys, sp_method='gather'",
     ),
     (
         MeshShape(sp=2),
-        Strategy(attention="cudnn", sequence="ring"),
-        "attention='cudnn' works on whole sequences, sequence='ring' on parts of them over sp=2; use"
-        " sequence='ulysses', or attention='flash'",
+        Strategy(attention="cudnn", sp_method="ring"),
+        "attention='cudnn' works on whole sequences, sp_method='ring' on parts of them over sp=2; use"
+        " sp_method='ulysses', or attention='flash'",
     ),
     (MeshShape(sp=16), ULYSSES, "tp*sp=16 cannot split kv_heads=8: 8 % 16 = 8; use tp*sp=8"),
 ]
@@ -171,7 +175,10 @@ def test_a_layout_takes_no_rule_of_a_dim_or_axis_that_does_not_exist():
 
 
 VALUES = [
-    (lambda: Strategy(sequence="rings"), "sequence is 'rings'; did you mean ring? it is one of gather, ring, ulysses"),
+    (
+        lambda: Strategy(sp_method="rings"),
+        "sp_method is 'rings'; did you mean ring? it is one of gather, ring, ulysses",
+    ),
     (lambda: Strategy(zero_stage=4), "zero_stage is 4; it is one of 0, 1, 2, 3"),
     (lambda: Strategy(moment_dtype="f16"), "moment_dtype is 'f16'; did you mean bf16? it is one of bf16, f32, None"),
     (

@@ -32,9 +32,9 @@ def test_the_method_is_the_one_that_sends_less_where_heads_allow_it(model, mesh,
 @pytest.mark.parametrize(
     ("mesh", "strategy", "reason"),
     [
-        (MeshShape(sp=2), Strategy(sequence="ring"), "wants a fused attention"),
-        (MeshShape(sp=16), Strategy(attention="flash", sequence="ulysses"), r"tp\*sp=16 cannot split kv_heads=8"),
-        (MeshShape(sp=2), Strategy(attention="cudnn", sequence="ring"), "works on whole sequences"),
+        (MeshShape(sp=2), Strategy(sp_method="ring"), "wants a fused attention"),
+        (MeshShape(sp=16), Strategy(attention="flash", sp_method="ulysses"), r"tp\*sp=16 cannot split kv_heads=8"),
+        (MeshShape(sp=2), Strategy(attention="cudnn", sp_method="ring"), "works on whole sequences"),
     ],
     ids=str,
 )
@@ -44,4 +44,4 @@ def test_what_cannot_run_is_one_clear_error(mesh, strategy, reason):
 
 
 def test_without_a_split_sequence_any_method_runs():
-    check_runnable(LLAMA3, MeshShape(fsdp=8), replace(DEFAULT, sequence="ring"))
+    check_runnable(LLAMA3, MeshShape(fsdp=8), replace(DEFAULT, sp_method="ring"))

@@ -8,7 +8,7 @@ from itertools import permutations
 
 from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Layout, lay_mesh
+from meshwright.hardware import MeshPlacement, lay_mesh
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Collective, Kind, merge
@@ -71,6 +71,6 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
     )
 
 
-def _seconds(layout: Layout, moves: list[Collective] | tuple[Collective, ...]) -> float:
+def _seconds(layout: MeshPlacement, moves: list[Collective] | tuple[Collective, ...]) -> float:
     """The time of all collectives on one placement of the mesh."""
     return sum(m.count * achieved_seconds(m.kind, m.bytes / m.count, layout, m.axes) for m in moves)

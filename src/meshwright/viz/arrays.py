@@ -1,16 +1,24 @@
-"""A sharded array as a grid of shards, each with the devices that hold it."""
+"""A sharded array as a grid of shards, each with the devices that hold it; and all its shardings side by side."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from meshwright.errors import MeshwrightError
+from meshwright.notation import ShardedArray, Sizes
+from meshwright.notation.legality import is_legal
 from meshwright.units import show_bytes
-from meshwright.viz.holdings import Block, Holdings, Span
-from meshwright.viz.sketch import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
+from meshwright.viz.colours import fill
+from meshwright.viz.holdings import Block, Holdings, Span, holdings_of
+from meshwright.viz.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 
 _WIDE = 9  # characters of a cell where there is room
+_MAX_RANK = 2
+_MAX_AXES = 3
+_MAX_SCALED = 4  # devices up to which all grids of a gallery are drawn in one size
 
 
 def array_sketch(holdings: Holdings) -> Sketch:
@@ -27,11 +35,9 @@ def array_sketch(holdings: Holdings) -> Sketch:
     return Sketch(title=_title(holdings), panels=(replace(panels[0], notes=notes, cell_width=width),))
 
 
-def thumbnail(holdings: Holdings) -> Panel:
-    """An array of rank 1 or 2 as a small grid without labels."""
-    panel = next(_panels(holdings))
-    note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
-    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))
+def fills_of(holdings: Holdings) -> Mapping[Block, str]:
+    """The colour of each shard, wherever it is drawn."""
+    return {block: fill(number) for number, block in enumerate(holdings.shards)}
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
@@ -70,14 +76,14 @@ def _title(holdings: Holdings) -> str:
 def _panels(holdings: Holdings) -> Iterator[Panel]:
     """A grid for every part of the sharded dims that are neither rows nor columns."""
     row_dim, column_dim = drawn_dims(holdings)
-    numbers = {block: number for number, block in enumerate(holdings.shards)}
+    fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
     for spans in itertools.product(*(holdings.cuts[dim] for dim in leading)):
         fixed = dict(zip(leading, spans, strict=True))
         yield Panel(
             cells=tuple(
                 tuple(
-                    _cell(holdings, numbers, {**fixed, row_dim: row, column_dim: column})
+                    _cell(holdings, fills, {**fixed, row_dim: row, column_dim: column})
                     for column in _spans(holdings, column_dim)
                 )
                 for row in _spans(holdings, row_dim)
@@ -93,13 +99,13 @@ def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
-def _cell(holdings: Holdings, numbers: Mapping[Block, int], spans: Mapping[int | None, Span]) -> Cell:
+def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span]) -> Cell:
     """The cell of a block: the devices that hold it."""
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
     text = device_text(devices)
-    return Cell(text, numbers.get(block), f"{noun} {text} {verb} {holdings.block_text(block)}")
+    return Cell(text, fills.get(block), f"{noun} {text} {verb} {holdings.block_text(block)}")
 
 
 def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
@@ -140,3 +146,69 @@ def _count(holdings: Holdings) -> str:
     counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
     each = " of each" if shards > 1 else ""
     return f"{counts}{each}, {show_bytes(holdings.bytes_per_device)} a device"
+
+
+def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
+    """Every legal sharding of an array over the axes of a mesh, those over fewer axes first.
+
+    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, which
+    puts different shards on the devices. Two dims and two axes have 11, if all degrees divide.
+    """
+    order = list(sizes.degrees)
+    legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
+    return tuple(
+        sorted(legal, key=lambda found: (len(found.split_axes), [order.index(axis) for axis in found.split_axes]))
+    )
+
+
+def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
+    """Every legal sharding of an array, side by side.
+
+    Raises beyond two dims or three axes with more than one device.
+    """
+    live_axes = sum(degree > 1 for degree in sizes.degrees.values())
+    if not 1 <= len(array.dims) <= _MAX_RANK or live_axes > _MAX_AXES:
+        raise MeshwrightError(
+            f"all shardings are drawn of arrays of 1 or 2 dims on meshes of up to {_MAX_AXES} axes;"
+            f" {array} has {len(array.dims)} dims, the mesh {live_axes} axes"
+        )
+    shardings = every_sharding(array, sizes)
+    panels = [_thumbnail(holdings_of(sharding, sizes)) for sharding in shardings]
+    left_out = sum(1 for _ in _candidates(array, sizes)) - len(shardings)
+    dims = ", ".join(f"{dim}={sizes.dims[dim]}" for dim in array.dims)
+    notes = ["under each: shards × copies of each, bytes a device"]
+    notes += [f"{left_out} more are left out: their degrees do not divide {dims}"] if left_out else []
+    title = f"{len(shardings)} shardings of {array.label}   {dims}   mesh {mesh_text(sizes.degrees)}"
+    num_devices = math.prod(sizes.degrees.values())
+    scaled = _to_one_size(panels, num_devices) if num_devices <= _MAX_SCALED else tuple(panels)
+    return Sketch(title=title, panels=scaled, notes=tuple(notes), is_gallery=True)
+
+
+def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
+    """Every assignment of axes to dims, legal or not."""
+    axes = [axis for axis, degree in sizes.degrees.items() if degree > 1]
+    for places in itertools.product((None, *array.dims), repeat=len(axes)):
+        split = [[axis for axis, place in zip(axes, places, strict=True) if place == dim] for dim in array.dims]
+        for orders in itertools.product(*map(itertools.permutations, split)):
+            yield replace(array, axes=orders, unreduced=())
+
+
+def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
+    """Stretch the panels to one size, so that they show one array cut in different ways.
+
+    Row and column counts divide the number of devices. A rule takes a line, or a character.
+    """
+    widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
+    width = num_devices * math.ceil(widest / num_devices)
+    height = 2 * max(len(panel.cells) for panel in panels)
+    return tuple(
+        replace(panel, cell_width=width // len(panel.cells[0]) - 1, cell_height=height // len(panel.cells) - 1)
+        for panel in panels
+    )
+
+
+def _thumbnail(holdings: Holdings) -> Panel:
+    """A small grid without labels."""
+    panel = next(_panels(holdings))
+    note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
+    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

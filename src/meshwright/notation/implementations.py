@@ -1,13 +1,13 @@
-"""Every way to a product or to another sharding of an array.
+"""Every implementation of a product, or of a change of an array's sharding.
 
-A way to a product is a choice, for each mesh axis, of the dim that it works on while the product is computed: its
-layout. An axis on a dim of the result simply splits the work; one on a summed dim leaves a partial sum; one on no dim
-repeats the work. The operands are brought to the layout, multiplied, and the result is brought to the sharding asked
-for. So "gather B", "slice A and reduce C" and "gather C afterwards" are choices of one kind, and all are listed.
+An implementation of a product assigns each mesh axis to the dim that it works on while the product is computed. An axis
+on a dim of the result simply splits the work; one on a summed dim leaves a partial sum; one on no dim repeats the work.
+The operands are resharded by the assignment, multiplied, and the result is brought to the sharding asked for. So
+"gather B", "slice A and reduce C" and "gather C afterwards" are choices of one kind, and all are listed.
 
 More than two operands are multiplied in pairs from left to right, one local einsum a pair; a dim is summed as soon as
-neither a later operand nor the result has it, and an intermediate is reduced before it is used. Of the ways to it,
-only those are followed that no other beats in flops and in the bytes over every axis.
+neither a later operand nor the result has it, and an intermediate is reduced before it is used. Of the implementations
+that lead to it, only those are followed that no other beats in flops and in the bytes over every axis.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.legality import Sizes, is_legal
 from meshwright.notation.names import intermediate
 from meshwright.notation.reshard import Move, reshard, reshardings
-from meshwright.notation.steps import Communicate, Multiply, Way
+from meshwright.notation.steps import Communicate, Implementation, Multiply
 from meshwright.record import wire_bytes
 
-Layout = dict[str, tuple[str, ...]]
+Assignment = dict[str, tuple[str, ...]]
 """The axes that work on each dim of a pair while it is multiplied."""
 
 
-def ways_to(operands: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes) -> list[Way]:
-    """Every way from legal operands with distinct labels to the result, as `sorted_ways` orders them."""
+def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes) -> list[Implementation]:
+    """Every way from legal operands with distinct labels to the result, as `sorted_implementations` orders them."""
     if len(operands) == 1:
-        return sorted_ways(
-            [Way(steps=moves, result=wanted) for moves in reshardings(operands[0], wanted, sizes)], sizes
+        return sorted_implementations(
+            [Implementation(steps=moves, result=wanted) for moves in reshardings(operands[0], wanted, sizes)], sizes
         )
-    ways = [Way(steps=(), result=operands[0])]
+    ways = [Implementation(steps=(), result=operands[0])]
     for index, right in enumerate(operands[1:], 2):
         pairs = ((way, more) for way in ways for more in _pair(way.result, right, operands[index:], wanted, sizes))
-        ways = [Way(steps=way.steps + more.steps, result=more.result) for way, more in pairs]
+        ways = [Implementation(steps=way.steps + more.steps, result=more.result) for way, more in pairs]
         if len(operands) > 2:
             ways = _unbeaten(ways, sizes)
     if not ways:
         axes = ", ".join(wanted.unreduced)
         raise MeshwrightError(f"{wanted} cannot stay a sum over {axes}: they divide no dim that the last product sums")
-    return sorted_ways(ways, sizes)
+    return sorted_implementations(ways, sizes)
 
 
-def sorted_ways(ways: list[Way], sizes: Sizes) -> list[Way]:
+def sorted_implementations(ways: list[Implementation], sizes: Sizes) -> list[Implementation]:
     """The ways, those that send the fewest bytes first, then by flops and by number of steps.
 
     A way that does all the collectives of an earlier one, and no fewer flops, is left out: it only does more.
     """
 
-    def effort(way: Way) -> tuple[int, int, int]:
+    def effort(way: Implementation) -> tuple[int, int, int]:
         return sum(_sent(step, sizes) for step in way.communications), way.flops, len(way.steps)
 
-    kept: list[tuple[set[Communicate], Way]] = []
+    kept: list[tuple[set[Communicate], Implementation]] = []
     for way in sorted(ways, key=effort):
         done = set(way.communications)
         if not any(less <= done and w.flops <= way.flops for less, w in kept):
@@ -67,29 +67,29 @@ def sorted_ways(ways: list[Way], sizes: Sizes) -> list[Way]:
 
 def _pair(
     left: ShardedArray, right: ShardedArray, later: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes
-) -> Iterator[Way]:
+) -> Iterator[Implementation]:
     """The ways to the product of two arrays: to the result wanted or, if other operands follow, to an intermediate."""
     dims = tuple(dict.fromkeys(left.dims + right.dims))
     needed = {dim for array in (*later, wanted) for dim in array.dims}
     kept = tuple(dim for dim in dims if dim in needed) if later else wanted.dims
     name = intermediate(left, right, kept, later) if later else wanted.name
-    for layout in _layouts((left, right, wanted), dims, tuple(dim for dim in dims if dim not in kept)):
-        operands = (_laid(left, layout), _laid(right, layout))
-        partial = tuple(axis for dim in dims if dim not in kept for axis in layout[dim])
-        result = ShardedArray(name, kept, tuple(layout[dim] for dim in kept), partial)
+    for assignment in _assignments((left, right, wanted), dims, tuple(dim for dim in dims if dim not in kept)):
+        operands = (_assigned(left, assignment), _assigned(right, assignment))
+        partial = tuple(axis for dim in dims if dim not in kept for axis in assignment[dim])
+        result = ShardedArray(name, kept, tuple(assignment[dim] for dim in kept), partial)
         possible = later or set(wanted.unreduced) <= set(partial)
         if not possible or not all(is_legal(array, sizes) for array in (*operands, result)):
             continue
         before = reshard(left, operands[0], sizes) + reshard(right, operands[1], sizes)
-        product = _multiply(operands, result, layout, sizes)
+        product = _multiply(operands, result, assignment, sizes)
         endings: list[tuple[Move, ...]] = [()] if later else reshardings(result, wanted, sizes)
         for ending in endings:
-            yield Way(steps=(*before, product, *ending), result=result if later else wanted)
+            yield Implementation(steps=(*before, product, *ending), result=result if later else wanted)
 
 
-def _layouts(
+def _assignments(
     arrays: tuple[ShardedArray, ShardedArray, ShardedArray], dims: tuple[str, ...], summed: tuple[str, ...]
-) -> Iterator[Layout]:
+) -> Iterator[Assignment]:
     """Every choice of a dim, or of none, for each axis, among the dims it splits in the operands or the result.
 
     An axis over which the result is to stay a sum may also work on any summed dim.
@@ -106,29 +106,29 @@ def _layouts(
         yield {dim: tuple(axis for axis in dict.fromkeys([*order[dim], *places]) if where[axis] == dim) for dim in dims}
 
 
-def _laid(array: ShardedArray, layout: Layout) -> ShardedArray:
-    """An operand as a layout wants it."""
-    return replace(array, axes=tuple(layout[dim] for dim in array.dims), unreduced=())
+def _assigned(array: ShardedArray, assignment: Assignment) -> ShardedArray:
+    """An operand as an assignment wants it."""
+    return replace(array, axes=tuple(assignment[dim] for dim in array.dims), unreduced=())
 
 
 def _multiply(
-    operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, layout: Layout, sizes: Sizes
+    operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, assignment: Assignment, sizes: Sizes
 ) -> Multiply:
     """The local product: 2 flops for each element of the product of all dims, 1 if none of them is summed.
 
     Source of the count: jax-ml.github.io/scaling-book/transformers, "Counting dots".
     """
-    operations = 2 if len(layout) > len(result.dims) else 1
-    working = {axis for axes in layout.values() for axis in axes}
+    operations = 2 if len(assignment) > len(result.dims) else 1
+    working = {axis for axes in assignment.values() for axis in axes}
     return Multiply(
         operands=operands,
         result=result,
-        flops=operations * math.prod(sizes.dims[dim] // sizes.degree(axes) for dim, axes in layout.items()),
+        flops=operations * math.prod(sizes.dims[dim] // sizes.degree(axes) for dim, axes in assignment.items()),
         repeated_axes=tuple(a for a, degree in sizes.degrees.items() if degree > 1 and a not in working),
     )
 
 
-def _sent_bytes(way: Way, sizes: Sizes) -> Counter[str]:
+def _sent_bytes(way: Implementation, sizes: Sizes) -> Counter[str]:
     """The bytes that one device sends in the collectives over each axis; those over several count for each of them."""
     sent: Counter[str] = Counter()
     for step in way.communications:
@@ -141,9 +141,9 @@ def _sent(step: Communicate, sizes: Sizes) -> int:
     return round(wire_bytes(step.kind, step.bytes, sizes.degree(step.axes)))
 
 
-def _unbeaten(ways: list[Way], sizes: Sizes) -> list[Way]:
+def _unbeaten(ways: list[Implementation], sizes: Sizes) -> list[Implementation]:
     """The ways that no other way to the same array beats, nor equals: in flops and in the bytes over every axis."""
-    kept: list[tuple[Counter[str], Way]] = []
+    kept: list[tuple[Counter[str], Implementation]] = []
     efforts = [(_sent_bytes(way, sizes), way) for way in ways]
     for sent, way in sorted(efforts, key=lambda effort: (effort[0].total(), effort[1].flops)):
         if not any(w.result == way.result and w.flops <= way.flops and less <= sent for less, w in kept):

@@ -172,7 +172,7 @@ def infer_or_skip(expression, sizes):
 @given(products(2), st.sampled_from(SIZES))
 def test_every_way_to_a_random_product_computes_it(product, sizes):
     inference = infer_or_skip(product, sizes)
-    for way in inference.ways[:8]:
+    for way in inference.implementations[:8]:
         assert_way_is_right(way, inference)
 
 
@@ -180,7 +180,7 @@ def test_every_way_to_a_random_product_computes_it(product, sizes):
 @given(products(3), st.sampled_from(SIZES))
 def test_every_way_to_a_random_product_of_three_computes_it(product, sizes):
     inference = infer_or_skip(product, sizes)
-    for way in inference.ways[:3]:
+    for way in inference.implementations[:3]:
         assert_way_is_right(way, inference)
 
 
@@ -191,7 +191,7 @@ def test_every_way_to_a_random_resharding_leads_to_it(data, sizes):
     source = data.draw(arrays("A", dims, may_be_sum=True))
     target = data.draw(arrays("A", dims))
     inference = infer_or_skip(Chain(source, (Stage(None, (), target),)), sizes)
-    for way in inference.ways:
+    for way in inference.implementations:
         assert_way_is_right(way, inference)
         assert not way.products
 
@@ -208,5 +208,5 @@ def test_the_stages_of_a_chain_are_followed_as_written():
 
 def test_a_gather_over_axes_of_several_dims_is_one_collective_a_dim():
     inference = infer(parse("AllGather_XYZ(A[I_XY, J_Z]) -> A[I, J]"), SIZES[0])
-    assert sorted(step.axes for step in inference.way.communications) == [("X", "Y"), ("Z",)]
-    assert_way_is_right(inference.way, inference)
+    assert sorted(step.axes for step in inference.implementation.communications) == [("X", "Y"), ("Z",)]
+    assert_way_is_right(inference.implementation, inference)

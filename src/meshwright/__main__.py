@@ -1,0 +1,7 @@
+"""`python -m meshwright COMMAND …`."""
+
+import sys
+
+from meshwright.cli.main import main
+
+sys.exit(main())

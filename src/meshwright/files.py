@@ -1,0 +1,165 @@
+"""Writing files: whole or not at all, only over regular files, and every failure one line.
+
+A character device or a pipe (`/dev/null`, `/dev/stdout`, a FIFO that is being read) is written to as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+from meshwright.units import show_bytes
+
+_REASONS = {
+    errno.ENOENT: "there is no directory {parent}",
+    errno.ENOTDIR: "{parent} is not a directory",
+    errno.EISDIR: "it is a directory",
+    errno.EROFS: "its file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENAMETOOLONG: "its name is too long",
+    errno.ELOOP: "its symbolic links go in a circle",
+    errno.ENXIO: "nothing reads this pipe yet",
+    errno.ENOSPC: "the disk is full, {free} are free",
+    errno.EDQUOT: "your disk quota is used up",
+}
+
+_OPEN_DESCRIPTOR = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/self)/fd/\d+")
+
+
+def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightError:
+    """The one line about a path that could not be written; anything but an OSError is a path that no file can have."""
+    if not isinstance(error, OSError):
+        return MeshwrightError(f"cannot write {str(path)!r}: {error}")
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    free = show_bytes(_free_bytes(Path(path))) if error.errno == errno.ENOSPC else ""
+    return MeshwrightError(f"cannot write {path}: {reason.format(parent=Path(path).parent, free=free)}")
+
+
+def check_output(path: str | Path) -> None:
+    """Raise where a file cannot be written to a path, before anything is computed for it."""
+    path = Path(path)
+    try:
+        kind = _mode(path)
+        if _is_written_directly(path, kind):
+            if kind is None or not stat.S_ISFIFO(kind):  # To open and close a pipe would end its reader.
+                os.close(_open_directly(path))
+            return
+        if path == Path():
+            raise MeshwrightError("cannot write a file without a name")
+        if kind is not None:
+            if not stat.S_ISREG(kind):
+                what = "a directory" if stat.S_ISDIR(kind) else "not a regular file"
+                raise MeshwrightError(f"cannot write {path}: it is {what}")
+            if not os.access(path, os.W_OK):
+                raise OSError(errno.EACCES, "")
+        _try_directory(Path(os.path.realpath(path)).parent)
+    except (OSError, ValueError) as error:
+        raise error if isinstance(error, MeshwrightError) else write_error(path, error) from None
+
+
+def check_new_directory(path: str | Path) -> None:
+    """Raise where a directory, and files in it, could not be made at a path; one that is there already will do."""
+    path = Path(path)
+    try:
+        if path == Path():
+            raise MeshwrightError("cannot make a directory without a name")
+        for name in path.parts:
+            if len(os.fsencode(name)) > os.pathconf("/", "PC_NAME_MAX"):
+                raise MeshwrightError(f"cannot make the directory {path}: its name is too long")
+        there = path
+        while (kind := _mode(there)) is None:
+            there = there.parent
+        if not stat.S_ISDIR(kind):
+            raise MeshwrightError(f"cannot make the directory {path}: {there} is not a directory")
+        _try_directory(there)
+    except (OSError, ValueError) as error:
+        raise error if isinstance(error, MeshwrightError) else write_error(path, error) from None
+
+
+def write_file(path: str | Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: beside its place and then renamed, through symbolic links."""
+    path = Path(path)
+    check_output(path)
+    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
+    try:
+        kind = _mode(path)
+        if _is_written_directly(path, kind):
+            sys.stdout.flush()  # What is printed already comes before it, should both be the same stream.
+            with os.fdopen(_open_directly(path), "wb") as file:
+                file.write(data)
+            return
+        target = Path(os.path.realpath(path))
+        # A short name, so that the longest name that a file can have is not too long for it.
+        partial = target.with_name(f".{secrets.token_hex(4)}.partial")
+        try:
+            with partial.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if kind is not None:
+                partial.chmod(stat.S_IMODE(kind))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, made where there is none; a line that does not fit on the disk is taken back."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            data = line.encode() + b"\n"
+            if (written := file.write(data)) != len(data):
+                file.truncate(before)
+                raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes fit")
+    except OSError as error:
+        raise write_error(path, error) from None
+
+
+def _mode(path: Path) -> int | None:
+    """The kind and permissions of what is at a path, through links; None where nothing is."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _is_written_directly(path: Path, mode: int | None) -> bool:
+    """Whether a path is a stream that stays what it is: a device, a pipe, or a descriptor open already."""
+    if _OPEN_DESCRIPTOR.fullmatch(str(path)):
+        return True
+    return mode is not None and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode))
+
+
+def _open_directly(path: Path) -> int:
+    """A descriptor to write to; a pipe without a reader is an error, not a wait."""
+    if _OPEN_DESCRIPTOR.fullmatch(str(path)):
+        number = {"stdout": 1, "stderr": 2}.get(path.name)
+        return os.dup(int(path.name) if number is None else number)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _try_directory(directory: Path) -> None:
+    """Raise the OSError of making a file in a directory; the file has no name, where the system can do that."""
+    with tempfile.TemporaryFile(dir=directory):
+        pass
+
+
+def _free_bytes(path: Path) -> int:
+    """The bytes that are free on the disk of a path, or of the nearest directory above it that is there."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free

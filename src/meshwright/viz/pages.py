@@ -1,0 +1,84 @@
+"""The HTML pages of a verification and of an inspection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from meshwright.hardware import parse_system
+from meshwright.inspection import Finding, Inspection
+from meshwright.inspection.words import evidence, fix
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
+from meshwright.verification import Verification
+from meshwright.viz.bars import collectives_section, memory_section
+from meshwright.viz.document import Section, html_table, paragraphs, render
+from meshwright.viz.timeline import timeline_section
+from meshwright.viz.words import row_cells
+
+
+def verify_page(found: Verification, measured: Record | None = None) -> str:
+    """The page of a verification: every quantity side by side, memory, collectives by axes, the timeline."""
+    plan, program, workload = found.plan, found.program, found.plan.workload
+    records = {"predicted": plan.predicted, "compiled": found.compiled}
+    if measured is not None and measured.memory_bytes:
+        records["measured"] = measured
+    lines = (
+        f"{workload.batch} × {workload.seq_len} tokens, {workload.compute_dtype}, remat {workload.remat}",
+        f"compiled by {program.compiler} in {show_seconds(program.compile_seconds)}",
+    )
+    usable = plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None
+    ran = any(row.measured is not None for row in found.rows)
+    columns = ("quantity", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), "")
+    rows = [row_cells(row, with_measured=ran) for row in found.rows]
+    sections = (
+        Section("Predicted and compiled", html_table(columns, rows, text=(0, len(columns) - 1))),
+        memory_section(records, usable),
+        collectives_section(found.compiled),
+        timeline_section(found.schedule),
+        notes_section((*plan.predicted.notes, *found.compiled.notes)),
+    )
+    return render(f"{workload.model.name} · {plan.mesh} on {plan.hardware}", lines, sections)
+
+
+def inspection_page(found: Inspection) -> str:
+    """The page of an inspection: findings first, then memory, collectives by axes, flops and the timeline."""
+    record, program = found.record, found.program
+    mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
+    lines = [f"{show_flops(found.flops)} a device and step, in products"]
+    if program is not None:
+        lines.append(f"compiled by {program.compiler}")
+    total = found.flops or 1.0
+    flops = [(name or "–", show_flops(part), show_percent(part / total)) for name, part in found.flops_by_scope.items()]
+    usable = parse_system(record.hardware).usable_bytes if record.fits is not None else None
+    sections = (
+        findings_section(found.findings),
+        memory_section({"compiled": record} if record.memory_bytes else {}, usable),
+        collectives_section(record),
+        timeline_section(found.schedule),
+        Section("Flops by scope", html_table(("scope", "flops", "share"), flops)),
+        notes_section(record.notes),
+    )
+    on = f" on {record.hardware}" if record.hardware else ""
+    return render(f"{found.name} · {mesh}{on}", lines, sections)
+
+
+def findings_section(findings: Sequence[Finding]) -> Section:
+    """Each finding: evidence, cost, source, and what to change."""
+    return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
+
+
+def notes_section(notes: Sequence[str]) -> Section:
+    """Notes, each once."""
+    return Section("Notes", paragraphs(list(dict.fromkeys(notes))))
+
+
+def _finding(number: int, finding: Finding) -> str:
+    costs = [show_seconds(finding.seconds)] if finding.seconds is not None else []
+    costs += [show_bytes(finding.bytes)] if finding.bytes else []
+    said = f"costs {' and '.join(costs)} a step" if costs else ""
+    place = f"<p><code>{escape(finding.source)}</code></p>" if finding.source else ""
+    return (
+        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(said)}</p>\n'
+        f"<p>{escape(evidence(finding))}</p>\n{place}\n<p>fix: {escape(fix(finding))}</p>\n</div>"
+    )

@@ -1,0 +1,240 @@
+"""Cells in rows and columns: grids of shards, chips with their links, tables; and how they fit a width as a scene."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from meshwright.viz.scene import Box, Label, Line, Scene, flow, moved, paragraph, space, stack, together
+
+Item = TypeVar("Item")
+
+Frame = Literal["ruled", "table", "linked"]
+"""How cells are arranged: a grid with rules, columns as wide as needed, or chips joined by links."""
+
+ELLIPSIS = "…"
+"""Label and text of what is left out."""
+
+MAX_PANELS = 8
+"""Most panels drawn of one array or torus."""
+
+_GALLERY = 130  # characters: a wider row of tiles is hard to take in
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: text, fill, what a pointer over it shows, and whether it is marked."""
+
+    text: str
+    fill: str | None = None
+    hint: str = ""
+    is_marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Rows of cells of equal length, with labels for rows and columns, or none.
+
+    notes: text beside it. wraps: in a linked panel, whether links join the last row to the first, and the last column
+    to the first. cell_width, cell_height: minimum size of a cell, in characters and lines.
+    """
+
+    cells: tuple[tuple[Cell, ...], ...]
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    caption: str = ""
+    notes: tuple[str, ...] = ()
+    frame: Frame = "ruled"
+    wraps: tuple[bool, bool] = (False, False)
+    cell_width: int = 0
+    cell_height: int = 1
+
+    @property
+    def column_width(self) -> int:
+        """Characters of its widest cell, with a space on either side, or column label."""
+        texts = [len(cell.text) + 2 for row in self.cells for cell in row]
+        return max(self.cell_width, *texts, *(len(label) for label in self.columns))
+
+    @property
+    def pitch(self) -> int:
+        """Characters from one column to the next, where all are equally wide."""
+        return self.column_width + (2 if self.frame == "linked" else 1)
+
+    @property
+    def label_width(self) -> int:
+        """Characters of the longest row label and the blank after it."""
+        longest = max((len(label) for label in self.rows), default=0)
+        return longest + bool(longest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """A title, panels one below the other (side by side in a gallery), and notes."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+    is_gallery: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most that is drawn: characters across, rows and columns of a grid, those of a tile, parts of a wide table."""
+
+    width: int
+    grid: tuple[int, int]
+    tile: int
+    parts: int
+
+
+def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """At most `MAX_PANELS` panels: the first few and the last, whose caption tells how many are left out."""
+    if len(panels) <= MAX_PANELS:
+        return tuple(panels)
+    kept, last = panels[: MAX_PANELS // 2], panels[-1]
+    return (*kept, replace(last, caption=f"{_left_out(len(panels) - len(kept) - 1)} {last.caption}"))
+
+
+def scene_of(sketch: Sketch, limits: Limits) -> Scene:
+    """A sketch within limits, where leaving out the middle of its grids makes that possible."""
+    if sketch.is_gallery:
+        drawn = [flow([_tile(panel, limits) for panel in sketch.panels], min(limits.width, _GALLERY))]
+    else:
+        drawn = [_panel(panel, limits) for panel in sketch.panels]
+    notes = [stack(paragraph(note, limits.width) for note in sketch.notes)] if sketch.notes else []
+    return stack([paragraph(sketch.title, limits.width, is_bold=True), *drawn, *notes], gap=1)
+
+
+def _panel(panel: Panel, limits: Limits) -> Scene:
+    """A panel: caption above, notes beside it, or below where there is no space."""
+    is_table = panel.frame == "table"
+    drawn = _table(panel, limits) if is_table else _grid(_elide_grid(panel, *limits.grid, limits.width))
+    notes = stack(paragraph(note, limits.width) for note in panel.notes)
+    if panel.notes and drawn.width + 4 + notes.width <= limits.width:
+        # Beside the first row of cells.
+        drawn = together((drawn, moved(notes, drawn.width + 4, 1 + any(panel.columns))))
+    elif panel.notes:
+        drawn = stack((drawn, notes))
+    return stack((paragraph(panel.caption, limits.width), drawn)) if panel.caption else drawn
+
+
+def _tile(panel: Panel, limits: Limits) -> Scene:
+    """A panel of a gallery: small, caption above and notes below."""
+    small = panel if panel.cell_width else _elide_grid(panel, limits.tile, limits.tile, limits.width)
+    caption = paragraph(panel.caption, limits.width) if panel.caption else space(1)
+    return stack((caption, _grid(small), *(paragraph(note, limits.width) for note in panel.notes)))
+
+
+def _grid(panel: Panel) -> Scene:
+    """Cells of equal size: with rules around them, or as chips with a line for every link."""
+    is_ruled, down = panel.frame == "ruled", panel.wraps[0]
+    height = panel.cell_height + 1
+    left = panel.label_width + (0 if is_ruled else 2)
+    top = any(panel.columns) + (0 if is_ruled else down)
+    width, num_rows, num_columns = panel.column_width, len(panel.cells), len(panel.cells[0])
+    items: list[Box | Line | Label] = []
+    for number, label in enumerate(panel.columns if any(panel.columns) else ()):
+        items.append(Box(left + is_ruled + number * panel.pitch, 0, width, 1, label))
+    first = 1 if is_ruled else 0  # the rule above the cells
+    items += [
+        Label(0, top + first + row * height + (panel.cell_height - 1) // 2, label)
+        for row, label in enumerate(panel.rows)
+        if label
+    ]
+    if not is_ruled:
+        items += _links(left, top, panel, num_rows, num_columns)
+    for row, cells in enumerate(panel.cells):
+        for column, cell in enumerate(cells):
+            x, y = left + column * panel.pitch, top + row * height
+            if is_ruled:
+                box = Box(x + 0.5, y + 0.5, panel.pitch, height, cell.text, cell.fill, cell.hint, "ruled")
+            else:
+                box = Box(x, y, width, 1, cell.text, cell.fill, cell.hint, "outlined")
+            items.append(box)
+    if is_ruled:
+        return Scene(left + num_columns * panel.pitch + 1, top + num_rows * height + 1, tuple(items))
+    return Scene(left + num_columns * panel.pitch, top + num_rows * height - 1 + down, tuple(items))
+
+
+def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: int) -> list[Line]:
+    """A line through each row and column of chips; dashed at both ends where it closes into a ring."""
+    down, across = panel.wraps
+    wide, high = (num_columns - 1) * panel.pitch, 2 * (num_rows - 1)
+    middle, end, bottom = panel.column_width / 2, left + wide + panel.column_width, top + high + 1
+    lines: list[Line] = []
+    for row in range(num_rows):
+        y = top + 2 * row + 0.5
+        lines.append(Line(left + middle, y, wide, 0))
+        lines += [Line(left - 2, y, 2, 0, is_dashed=True), Line(end, y, 2, 0, is_dashed=True)] * across
+    for column in range(num_columns):
+        x = left + column * panel.pitch + middle
+        lines.append(Line(x, top + 0.5, 0, high))
+        lines += [Line(x, top - 1, 0, 1, is_dashed=True), Line(x, bottom, 0, 1, is_dashed=True)] * down
+    return lines
+
+
+def _table(panel: Panel, limits: Limits) -> Scene:
+    """Columns as wide as needed; those that do not fit go on below, the middle of a very long table left out."""
+    columns = list(zip(*panel.cells, strict=True))
+    labels = panel.columns or ("",) * len(columns)
+    widths = [
+        max(len(label), *(len(cell.text) for cell in column)) + 2 for label, column in zip(labels, columns, strict=True)
+    ]
+    parts, room = [[0]], limits.width - panel.label_width - widths[0]
+    for number in range(1, len(columns)):
+        room -= widths[number]
+        # The blank at the right of the last cell may be cut.
+        if room < -1:
+            parts.append([])
+            room = limits.width - panel.label_width - widths[number]
+        parts[-1].append(number)
+    drawn = [_columns(panel, labels, widths, part) for part in parts]
+    if len(drawn) > limits.parts:
+        kept, cut = limits.parts - 1, parts[limits.parts - 1 : -1]
+        left_out = paragraph(_left_out(sum(map(len, cut))), limits.width)
+        drawn = [*drawn[:kept], left_out, drawn[-1]]
+    return stack(drawn, gap=1)
+
+
+def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> Scene:
+    """Some columns of a table beside the labels of its rows."""
+    left, top = panel.label_width, any(panel.columns)
+    items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
+    x = left
+    for number in shown:
+        if labels[number]:
+            items.append(Label(x + 1, 0, labels[number]))
+        for row, cells in enumerate(panel.cells):
+            cell = cells[number]
+            edge = "marked" if cell.is_marked else "none"
+            items.append(Box(x, top + row, widths[number], 1, cell.text, cell.fill, cell.hint, edge, is_left=True))
+        x += widths[number]
+    # Neighbours must not paint over the edge of a marked cell.
+    items.sort(key=lambda item: isinstance(item, Box) and item.edge == "marked")
+    return Scene(x, top + len(panel.cells), tuple(items))
+
+
+def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
+    """The panel with at most so many rows and columns, within a width; those in the middle are replaced by `…`."""
+    ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
+    max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
+    cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]
+    gap_row = (Cell(ELLIPSIS),) * len(cells[0])
+    return replace(
+        panel,
+        cells=_elide(cells, max_rows, gap_row),
+        rows=_elide(panel.rows, max_rows, ELLIPSIS),
+        columns=_elide(panel.columns, max_columns, ELLIPSIS),
+    )
+
+
+def _elide(items: Sequence[Item], most: int, gap: Item) -> tuple[Item, ...]:
+    if len(items) <= most:
+        return tuple(items)
+    last = max(1, (most - 1) // 3)
+    return (*items[: most - 1 - last], gap, *items[-last:])
+
+
+def _left_out(count: int) -> str:
+    return f"{ELLIPSIS} {count} left out {ELLIPSIS}"

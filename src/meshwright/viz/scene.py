@@ -1,0 +1,125 @@
+"""A picture as data: boxes, lines and labels in one coordinate system, a character wide and a line high.
+
+Builders make scenes (`panels` of cells in rows and columns, `bars`, `timeline`); `terminal` and `svg` write them, and a
+page of HTML has them as SVG.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Edge = Literal["none", "ruled", "outlined", "marked", "exposed"]
+"""The border of a box: none; a rule that neighbours share; one of its own; a bold one; a red one."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle with a text in its middle, or one character from its left side.
+
+    The corners of a ruled box are in the middle of characters, where its rules run. hint: shown by a pointer over it.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str = ""
+    fill: str | None = None
+    hint: str = ""
+    edge: Edge = "none"
+    is_left: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A horizontal or vertical line from x, y."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str | None = None
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Label:
+    """A line of text from x, y on."""
+
+    x: float
+    y: float
+    text: str
+    is_bold: bool = False
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What to draw, in order, within a width and a height."""
+
+    width: float
+    height: float
+    items: tuple[Box | Line | Label, ...] = ()
+
+
+def space(height: float) -> Scene:
+    """Nothing, of a height."""
+    return Scene(0, height)
+
+
+def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
+    """A text in lines of at most `width` characters; first broken where three spaces separate its parts."""
+    lines = (
+        [text]
+        if len(text) <= width
+        else [line for part in text.split("   ") for line in textwrap.wrap(part, int(width), subsequent_indent="  ")]
+    )
+    labels = tuple(Label(0, number, line, is_bold) for number, line in enumerate(lines) if line)
+    return Scene(max(map(len, lines)), len(lines), labels)
+
+
+def moved(scene: Scene, x: float, y: float) -> Scene:
+    """The scene with its corner at x, y."""
+    items = tuple(replace(item, x=item.x + x, y=item.y + y) for item in scene.items)
+    return Scene(scene.width + x, scene.height + y, items)
+
+
+def together(scenes: Iterable[Scene]) -> Scene:
+    """Scenes on top of each other."""
+    found = list(scenes)
+    items = tuple(item for scene in found for item in scene.items)
+    return Scene(max((s.width for s in found), default=0), max((s.height for s in found), default=0), items)
+
+
+def stack(scenes: Iterable[Scene], *, gap: float = 0) -> Scene:
+    """Scenes one below the other."""
+    placed, y = [], 0.0
+    for scene in scenes:
+        placed.append(moved(scene, 0, y))
+        y += scene.height + gap
+    return together(placed)
+
+
+def flow(scenes: Sequence[Scene], width: float) -> Scene:
+    """Scenes side by side in columns of equal width, in as many rows as needed."""
+    gap = 3
+    column = max(scene.width for scene in scenes) + gap
+    across = max(1, int((width + gap) // column))
+    rows = [scenes[start : start + across] for start in range(0, len(scenes), across)]
+    return stack(
+        (together(moved(scene, number * column, 0) for number, scene in enumerate(row)) for row in rows), gap=1
+    )
+
+
+def legend(colours: Mapping[str, str], width: float) -> Scene:
+    """A square and a name for each colour."""
+    items: list[Box | Line | Label] = []
+    x, y = 0.0, 0.0
+    for name, colour in colours.items():
+        if x and x + len(name) + 2 > width:
+            x, y = 0.0, y + 1
+        items += [Box(x, y + 0.2, 1.3, 0.6, fill=colour, edge="outlined"), Label(x + 2, y, name)]
+        x += len(name) + 5
+    return Scene(width, y + 1, tuple(items))

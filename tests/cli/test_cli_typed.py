@@ -1,0 +1,202 @@
+"""Nothing that is typed is ignored: every pair of options of every command is read, or one of them is refused by name.
+
+A command runs up to its expensive work, which `Reached` stands for here.
+"""
+
+import importlib
+import itertools as it
+
+import pytest
+
+from meshwright.cli import main as cli
+from meshwright.cli.arguments import WorkloadArgs, given_options
+from meshwright.cli.main import COMMANDS, main
+from meshwright.cli.plan_args import Args, ImageArgs, ServeArgs
+from meshwright.cli.typed import check_all_read, watch
+from meshwright.cli.words import declared_options
+from meshwright.errors import MeshwrightError
+
+
+class ReachedError(Exception):
+    """The command has read its options and would begin."""
+
+
+def reach(*args, **options):
+    raise ReachedError
+
+
+WORK = {
+    "plan": [
+        "meshwright.cli.plan.find_meshes",
+        "meshwright.cli.plan.plan_one_mesh",
+        "meshwright.cli.plan_sweep.run_sweep",
+        "meshwright.cli.plan_serving.rank_serving",
+        "meshwright.cli.plan_images.rank_images",
+        "meshwright.cli.plan_images.plan_image_mesh",
+    ],
+    "verify": ["meshwright.verification.verify_plan"],
+    "matmul": ["meshwright.cli.matmul.price"],
+    "collective": ["meshwright.cli.collective.lay_mesh"],
+    "completion": ["meshwright.cli.completion._place"],
+}
+"""Where the expensive work of a command begins; the others have none and are run to their end."""
+
+TRAINING = ["tiny", "--on", "cpu:8", "--batch", "16", "--seq-len", "64"]
+
+CALLS = {
+    "plan": (Args, ["plan", *TRAINING]),
+    "plan serve": (ServeArgs, ["plan", "tiny", "--on", "cpu:8", "--serve", "decode"]),
+    "plan images": (ImageArgs, ["plan", "resnet50", "--on", "cpu:8", "--batch", "16"]),
+    "verify": (None, ["verify", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
+    "matmul": (None, ["matmul", "A[I_X, J] @ B[J, K]", "--mesh", "X=4", "--dims", "I=8,J=8,K=8", "--on", "v5e:2x2"]),
+    "collective": (None, ["collective", "all-gather", "--mesh", "X=4", "--axis", "X", "--on", "v5e:2x2",
+                          "--bytes", "1M"]),
+    "show": (None, ["show", "A[I_X]", "--mesh", "X=4", "--dims", "I=8"]),
+    "show pipeline": (None, ["show", "pipeline", "--stages", "2", "--microbatches", "4"]),
+    "chips": (None, ["chips"]),
+    "completion": (None, ["completion", "bash"]),
+}  # fmt: skip
+"""The arguments of each command, where they are not those of its file, and the shortest call that works."""
+
+VALUES = {
+    "--attention": "flash", "--axis": "X", "--batch": "32", "--batch-tokens": "4096", "--bytes": "2M",
+    "--compare": "dp=8", "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16", "--gradient-dtype": "bf16",
+    "--kv-dtype": "int8", "--latency": "1s", "--layers": "4", "--matmul-dtype": "int8", "--mesh": "dp=8",
+    "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1", "--num-microbatches": "2", "--on": "cpu:4",
+    "--optimizer": "lion", "--output-len": "8", "--param-dtype": "bf16", "--prompt-len": "8", "--remat": "none",
+    "--run": "runs/none", "--schedule": "gpipe", "--seq-len": "128", "--serve": "prefill", "--sp-method": "ring",
+    "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
+    "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
+    "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
+}  # fmt: skip
+
+
+OTHER_VALUES = {("show", "--dims"): "I=16"} | {(name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")}
+
+
+def options_of(name):
+    """The first name of every option of a command."""
+    args = CALLS[name][0] or importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}").Args
+    return sorted({option.name: option for option in declared_options(args).values()}.values(), key=lambda o: o.name)
+
+
+def typed(option, name):
+    value = OTHER_VALUES.get((name, option.name)) or VALUES.get(option.name)
+    return [option.name] if option.takes == "none" else [option.name, value]
+
+
+def call(name, options):
+    """The words of a call with some options more, each in the place of the same one of the shortest call."""
+    words = list(CALLS[name][1])
+    for option in options:
+        if option.name in words:
+            at = words.index(option.name)
+            del words[at : at + 2]
+        words += typed(option, name)
+    return words
+
+
+@pytest.fixture
+def stubbed(monkeypatch, tmp_path):
+    """Every command ends where its work begins, in an empty folder."""
+    for place in it.chain(*WORK.values()):
+        monkeypatch.setattr(place, reach)
+    monkeypatch.chdir(tmp_path)
+    watched = []
+
+    def record(args, words):
+        watched.append(watch(args, words))
+        return watched[-1]
+
+    monkeypatch.setattr("meshwright.cli.typed.watch", record)
+    return watched
+
+
+# Verify's options are those of plan and train, and so many that its pairs take half a minute.
+PAIRS = [pytest.param(name, marks=pytest.mark.matrix if name == "verify" else ()) for name in CALLS]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_pair_of_options_is_read_or_refused_by_name(name, stubbed, capsys):
+    for pair in it.combinations(options_of(name), 2):
+        words = call(name, pair)
+        try:
+            code = main(words)
+        except ReachedError:
+            check_all_read(stubbed[-1])
+            capsys.readouterr()
+            continue
+        error = capsys.readouterr().err
+        if code == 0:  # `main` has seen that all was read.
+            continue
+        assert code == 2, words
+        assert error.startswith("error: "), (words, error)
+        assert error.count("\n") == 1, (words, error)
+        said = error.replace("_", "-")
+        named = [o.name for o in pair if o.name.lstrip("-") in said or VALUES.get(o.name, "\n") in error]
+        assert named, (words, error)
+
+
+def test_every_command_is_tried_here_or_with_its_files():
+    elsewhere = {"train", "generate", "inspect", "demo"}
+    assert {name.replace(" serve", "").replace(" images", "") for name in CALLS} | elsewhere == set(COMMANDS)
+
+
+def test_an_option_that_is_not_read_is_refused_before_any_work():
+    args = watch(WorkloadArgs(batch="8", remat="none"), {"batch": "--batch", "remat": "--remat"})
+    assert args.batch == "8"
+    with pytest.raises(MeshwrightError, match="--remat changes nothing beside --sweep; leave it out"):
+        check_all_read(args, "beside --sweep")
+    given_options(args)
+    check_all_read(args)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch", "16", "--batch", "16"], "--batch stands twice"),
+        (["--json", "--json"], "--json stands twice"),
+        (["-o", "a.yaml", "--output=b.yaml"], "--output stands twice"),
+        (["--mesh", ""], "--mesh needs a value"),
+        (["--compare"], "--compare needs a value"),
+        (["--sweep", "chips=4,8", "--mesh", "dp=8"], "--mesh changes nothing beside --sweep"),
+        (["--sweep", "chips=4,8", "--compare", "dp=8"], "--compare changes nothing beside --sweep"),
+        (["--sweep", "batch=8,16", "--batch", "16"], "--batch changes nothing beside --sweep"),
+        (["--sweep", "chips=4,8", "-o", "a.yaml"], "--output changes nothing beside --sweep"),
+        (["--compare", "dp=8", "--mesh", "dp=8"], "--mesh changes nothing beside --compare"),
+        (["--compare", "dp=8", "8,1,1,1"], "--compare has dp=8 twice"),
+        (["--top", "-3"], "--top is '-3'"),
+        (["--top", "0"], "--top is '0'"),
+        (["--seq-len", "0"], "seq_len is '0'"),
+        (["extra"], "there is no place for 'extra'"),
+        (["--batch", "1e23"], "batch is '1e23'"),
+        (["--batch", "1" * 23], "batch is"),
+        (["--on", "h100:" + "9" * 18], "is too much"),
+        (["--seq-len", "1" + "0" * 14], "the most is"),
+        (["--num-layers", "100000000"], "the most is"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_plan_refuses_what_would_change_nothing_or_never_end(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = ["tiny"]
+    for option, value in (("--on", "cpu:8"), ("--batch", "16")):
+        if words.count(option) != 1 and not (option == "--batch" and words[1:2] == ["batch=8,16"]):
+            base += [option, value]
+    if words.count("--batch") == 2:
+        base = ["tiny", "--on", "cpu:8"]
+    assert main(["plan", *base, *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error, error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_is_one_line_and_code_130(name, monkeypatch, capsys):
+    def interrupt(module, name, words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupt)
+    assert main(name.split()) == 130
+    assert capsys.readouterr().err == "interrupted; the same command begins again\n"
