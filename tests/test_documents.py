@@ -32,7 +32,7 @@ from meshwright.cli.demo import _story
 from meshwright.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 FILES = ("toml", "py")
 """The languages of blocks that are files."""
@@ -102,7 +102,8 @@ class Shell:
             path.mkdir()
         (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
         (folder / "tests").symlink_to(ROOT / "tests")
-        for name, words in {"meshwright": "-m meshwright.cli.main", "python": ""}.items():
+        (folder / "docs" / "pictures").mkdir(parents=True)
+        for name, words in {"meshwright": "-m meshwright", "python": ""}.items():
             script = bin_folder / name
             script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
             script.chmod(0o755)
@@ -234,6 +235,13 @@ def test_links_of_a_document_lead_somewhere(document):
         assert link.startswith("https://") or (ROOT / document).parent.joinpath(link).exists(), link
 
 
+def test_the_pictures_are_what_their_commands_draw(tmp_path):
+    [block] = blocks((ROOT / "docs/pictures/README.md").read_text())
+    assert not run_blocks([block], tmp_path / "here")
+    drawn = {path.name: path.read_text() for path in (tmp_path / "here/docs/pictures").iterdir()}
+    assert drawn == {path.name: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")}
+
+
 def test_the_demo_page_shows_what_make_demo_runs():
     said = [
         step.command
@@ -281,10 +289,9 @@ def renew(document, folder):
                     print(f"by hand, {document}: {step.command}")
                 else:
                     shown = "\n".join([*lines[: len(kept) - 1], "…"] if kept[-1] == "…" else lines)
-            gap = [""] if shown is not None and len(shown.splitlines()) > 3 else []
-            parts.append("\n".join([f"$ {step.command}{ending}", *gap, *([shown] if shown is not None else [])]))
-        between = "\n\n" if any(step.output for step in steps(block)) else "\n"
-        text = text.replace(f"\n{block.text}```", f"\n{between.join(parts)}\n```")
+            gap = "\n" if shown is not None and len(shown.splitlines()) > 3 else ""
+            parts.append(f"$ {step.command}{ending}\n" + (f"{gap}{shown}\n\n" if shown is not None else ""))
+        text = text.replace(f"\n{block.text}```", f"\n{''.join(parts).rstrip()}\n```")
     document.write_text(text)
 
 
