@@ -18,7 +18,8 @@ from typing import NamedTuple
 from scipy.optimize import minimize
 
 from meshwright.cost import collective_seconds
-from meshwright.cost.efficiency import DATA, GpuFigures, gpu_product_seconds
+from meshwright.cost.data_files import DATA
+from meshwright.cost.efficiency import GpuFigures, gpu_product_seconds
 from meshwright.cost.links import LinkFigures
 from meshwright.hardware import System, lay_mesh, parse_system
 

@@ -21,7 +21,16 @@ from meshwright.families import PRESETS, load_model, workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
-from meshwright.step import ModelConfig, SequenceMethod, Strategy, Workload, check_sequence, is_zigzag, sequence_method
+from meshwright.step import (
+    ModelConfig,
+    SequenceMethod,
+    Strategy,
+    Workload,
+    check_sequence,
+    is_zigzag,
+    sequence_method,
+    strategy_from_data,
+)
 from meshwright.units import show_bytes, show_seconds
 
 METHODS: tuple[SequenceMethod, ...] = ("gather", "ring", "ulysses")
@@ -142,7 +151,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     from meshwright.runtime.segments import Mask, Segments
     from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS
 
-    asked, way = workload_from_data(workload), Strategy(**strategy)
+    asked, way = workload_from_data(workload), strategy_from_data(strategy)
     model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))
     layout, tokens = ShardingContext(shape), (asked.batch, asked.seq_len)
     groups = model.num_heads // model.num_kv_heads

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost import collective_efficiency, collective_seconds, product_efficiency
-from meshwright.cost.efficiency import DATA, gpu_figures, gpu_product_seconds
+from meshwright.cost.data_files import tpu_products
+from meshwright.cost.efficiency import gpu_figures, gpu_product_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 
-TABLES = json.loads((DATA / "tpu_products.json").read_text())
+TABLES = tpu_products()
 HELD_OUT = json.loads((Path(__file__).parents[1] / "data" / "tpu_products_held_out.json").read_text())["chips"]
 SYSTEMS = {"v4": "v4:1x1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
 

@@ -160,9 +160,9 @@ def test_attention_is_two_products_and_four_gradients():
     ]
     assert [row.notation for row in rows] == [
         "query[B, S, K, G, H] @ key[B, T, K, H] -> scores[B, S, K, G, T]",
-        "weights[B, S, K, G, T] @ value[B, T, K, H] -> attended[B, S, K, G, H]",
-        "dattended[B, S, K, G, H] @ value[B, T, K, H] -> dweights[B, S, K, G, T]",
-        "weights[B, S, K, G, T] @ dattended[B, S, K, G, H] -> dvalue[B, T, K, H]",
+        "weights[B, S, K, G, T] @ value[B, T, K, H] -> attention_heads[B, S, K, G, H]",
+        "dattention_heads[B, S, K, G, H] @ value[B, T, K, H] -> dweights[B, S, K, G, T]",
+        "weights[B, S, K, G, T] @ dattention_heads[B, S, K, G, H] -> dvalue[B, T, K, H]",
         "dscores[B, S, K, G, T] @ key[B, T, K, H] -> dquery[B, S, K, G, H]",
         "dscores[B, S, K, G, T] @ query[B, S, K, G, H] -> dkey[B, T, K, H]",
     ]

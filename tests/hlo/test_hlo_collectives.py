@@ -10,7 +10,7 @@ import toy_programs as toys
 from jax import P
 
 from meshwright.compiler import read_optimized
-from meshwright.compiler.program import MeshMethod
+from meshwright.compiler.program import LoweredProgram, MeshMethod
 from meshwright.compiler.worker import compile_lowered
 from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.mesh import MeshShape
@@ -22,7 +22,7 @@ WEIGHTS = 4 * 2 * toys.EMBED * toys.MLP  # of one layer, both matrices
 
 
 def collectives_of(lowered, **degrees):
-    program = compile_lowered(lowered, options={}, compiler="jaxlib", mesh_method=MeshMethod.MAKE_MESH)
+    program = compile_lowered(LoweredProgram(lowered), options={}, compiler="jaxlib", mesh_method=MeshMethod.MAKE_MESH)
     return read_collectives(read_optimized(program), MeshShape(**degrees).layout)
 
 

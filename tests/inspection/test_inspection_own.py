@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from meshwright.compiler.program import MeshMethod
+from meshwright.compiler.program import LoweredProgram, MeshMethod
 from meshwright.compiler.worker import compile_lowered
 from meshwright.families import load_model
 from meshwright.hardware import parse_system
@@ -24,7 +24,7 @@ WORKLOAD = Workload(model=load_model("tiny"), batch=16, seq_len=128, compute_dty
 def test_a_train_step_of_ours_has_no_finding(degrees):
     mesh = MeshShape(**degrees)
     lowered = lower_train_step(build_mesh(mesh), workload=asdict(WORKLOAD))
-    program = compile_lowered(lowered, options={}, compiler="jaxlib", mesh_method=MeshMethod.MAKE_MESH)
+    program = compile_lowered(LoweredProgram(lowered), options={}, compiler="jaxlib", mesh_method=MeshMethod.MAKE_MESH)
     system = parse_system("cpu:8")
     found = read_inspection("step", program.hlo, mesh.layout, hardware="cpu:8", system=system, program=program)
     assert found.collectives

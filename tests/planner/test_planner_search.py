@@ -10,9 +10,9 @@ from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import AXES, MeshShape
 from meshwright.planner import find_best, plan_mesh, plan_stages, predict, rank, rank_space, runnable_space, whole_space
+from meshwright.planner.overlap import least_budget
 from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
-from meshwright.planner.waits import least_waits
 from meshwright.step import Experts, Workload, check_mesh
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
@@ -72,8 +72,8 @@ def test_a_step_priced_alone_is_the_records_and_never_under_its_bound(workload, 
         read = space.with_remat(way.remat)
         seconds = predict(read, way.mesh, space.system, way.strategy).step_seconds
         assert step_seconds(read, way.mesh, space.system, way.strategy) == pytest.approx(seconds, rel=1e-12), way
-        waited = least_waits(read, way.mesh, space.system, way.strategy)
-        bound = step_bound_seconds(read, way.mesh, space.system, way.strategy, waited)
+        budget = least_budget(read, way.mesh, space.system, way.strategy)
+        bound = step_bound_seconds(read, way.mesh, space.system, way.strategy, budget)
         assert bound <= seconds * (1 + 1e-12), way
 
 

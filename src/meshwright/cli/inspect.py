@@ -51,8 +51,8 @@ class Args:
     """Every axis and its degree, outermost first, any names: dp=2,fsdp=4. Needed."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
-    axes: Annotated[Literal["explicit", "auto"], option("explicit|auto")] = "explicit"
-    """The type of the mesh's axes; auto for programs written without sharding in types. Default: explicit."""
+    axes: Annotated[Literal["explicit", "auto"] | None, option("explicit|auto")] = None
+    """The type of the mesh's axes. Default: explicit, then auto where the program does not lower so; it says which."""
     effort: Annotated[
         Literal["fast", "default"],
         option(

@@ -15,7 +15,7 @@ import tyro
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import WIDTH, console, show, table, terms
 from meshwright.cli.typed import check_all_read
-from meshwright.cost import PricedImplementation, PricedProduct, price
+from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
 from meshwright.notation import Communicate, Inference, Sizes, infer, parse, parse_numbers
@@ -142,7 +142,8 @@ def _why(priced: PricedProduct) -> list[str]:
                 f" {name} intensity {dims}{found.value:.0f} flops a byte; hardware intensity {found.hardware:.0f}"
             )
     if chosen.bound:
-        verdict = "; ".join(filter(None, (f"{chosen.bound} bound", chosen.threshold)))
+        threshold = say_threshold(chosen.threshold) if chosen.threshold else ""
+        verdict = "; ".join(filter(None, (f"{chosen.bound} bound", threshold)))
         lines += textwrap.wrap(f" {verdict}", WIDTH, subsequent_indent="  ")
     return lines + [f" note: {note}" for note in priced.layout.notes]
 

@@ -50,7 +50,7 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The shapes of a product's operands, as many as there are in front."""
-    many = (product.count,) if product.count > 1 else ()
+    many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
 
 
@@ -118,7 +118,7 @@ def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: st
 def _sizes(product: LocalProduct) -> str:
     """A local product as matrices: how many, and [rows, inner] @ [inner, columns] of each."""
     count, rows, inner, columns = (f"{size:.0f}" for size in product)
-    return f"{f'{count} × ' if product.count > 1 else ''}[{rows}, {inner}] @ [{inner}, {columns}]"
+    return f"{f'{count} × ' if product.repeats > 1 else ''}[{rows}, {inner}] @ [{inner}, {columns}]"
 
 
 def _collective(move: Collective) -> str:

@@ -28,10 +28,12 @@ class UnusedConstraint(NamedTuple):
 
 
 class LoweredProgram(NamedTuple):
-    """A `jax.stages.Lowered`, and what tracing it showed."""
+    """A `jax.stages.Lowered`, and what tracing it showed. output_names: None where the lowered program tells them."""
 
     lowered: Any
     unused_constraints: tuple[UnusedConstraint, ...] = ()
+    notes: tuple[str, ...] = ()
+    output_names: tuple[str, ...] | None = None
 
 
 class FailureKind(StrEnum):
@@ -86,7 +88,7 @@ class CompiledProgram:
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
     temporaries are what the compiler's peak leaves for them. messages: warnings on the compiler's stderr.
-    unused_constraints: found when the program was traced. mesh_method: how the mesh was arranged on the devices.
+    unused_constraints, notes: found when the program was traced. mesh_method: how the mesh was arranged on the devices.
     cached: read from disk; compile_seconds is then that of the original compilation.
 
     annotated, propagated, partitioned: the module before, between and after the partitioner's passes: with global
@@ -105,6 +107,7 @@ class CompiledProgram:
     partitioned: str = ""
     output_names: tuple[str, ...] = ()
     unused_constraints: tuple[UnusedConstraint, ...] = ()
+    notes: tuple[str, ...] = ()
     cached: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -122,5 +125,6 @@ def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgr
         mesh_method=MeshMethod(data["mesh_method"]),
         output_names=tuple(data.get("output_names", ())),
         unused_constraints=tuple(unused),
+        notes=tuple(data.get("notes", ())),
         cached=cached,
     )

@@ -18,6 +18,15 @@ Effort = Literal["fast", "default"]
 _OUR_OWN = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 _PACKAGES = {"tpu": ("libtpu", "libtpu"), "gpu": ("jax_cuda13_plugin", "jax-cuda13-plugin")}
 
+_TPU_DEVICES = {
+    "v4": ("TPU v4", 2),
+    "v5e": ("TPU v5 lite", 1),
+    "v5p": ("TPU v5", 2),
+    "v6e": ("TPU v6 lite", 1),
+    "tpu7x": ("TPU7x", 1),
+}
+"""`device_kind` and `num_cores` of the devices that libtpu 0.0.42.1 describes."""
+
 # Fields that all GPUs since A100 have in common in those files.
 _GPU_COMMON = """\
   threads_per_block_limit: 1024
@@ -50,6 +59,21 @@ def compiler_name(system: System) -> str:
     """The compiler and its version: `libtpu 0.0.42.1`, `jaxlib 0.10.2`."""
     package = _PACKAGES[system.chip.kind][1] if system.chip.kind in _PACKAGES else "jaxlib"
     return f"{package} {version(package)}"
+
+
+def platform_of(system: System) -> str:
+    """The platform that programs for a system are lowered for, as `lowering_platforms` of JAX names it."""
+    return {"gpu": "cuda"}.get(system.chip.kind, system.chip.kind)
+
+
+def device_kind(system: System) -> tuple[str, int | None]:
+    """What a device of a system says of itself in JAX, so that kernels are made for it: its kind, its cores."""
+    if system.chip.kind == "tpu":
+        return _TPU_DEVICES.get(system.chip.name, (f"TPU {system.chip.name}", 1))
+    if system.chip.kind == "gpu":
+        gpu = _gpus()[system.chip.name]
+        return str(gpu["description"]), int(gpu["core_count"])
+    return "cpu", None
 
 
 def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:

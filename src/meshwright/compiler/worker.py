@@ -18,9 +18,11 @@ from typing import Any
 
 import jax
 
+import meshwright
 from meshwright.compiler.devices import make_device_mesh
 from meshwright.compiler.dumps import dump_options, read_dumps
 from meshwright.compiler.load import load_function
+from meshwright.compiler.module import output_names
 from meshwright.compiler.program import (
     CompiledProgram,
     CompileRequest,
@@ -59,52 +61,58 @@ def run(request: CompileRequest) -> CompiledProgram:
     """Compile a request. This process must have the environment of the request's hardware."""
     system = parse_system(request.hardware)
     mesh, mesh_method = make_device_mesh(system, request.mesh)
-    lowered = load_function(request.function)(mesh, **request.arguments)
-    if isinstance(lowered, jax.stages.Lowered):
-        lowered = LoweredProgram(lowered)
-    if not isinstance(lowered, LoweredProgram):
+    program = load_function(request.function)(mesh, **request.arguments)
+    if isinstance(program, jax.stages.Lowered):
+        program = LoweredProgram(program)
+    if not isinstance(program, LoweredProgram):
         raise MeshwrightError(
-            f"{request.function} returned {type(lowered).__name__}; it must return jax.jit(...).lower(...)"
+            f"{request.function} returned {type(program).__name__}; it must return jax.jit(...).lower(...)"
         )
     options = compiler_options(system, request.effort)
-    program = compile_lowered(lowered.lowered, options=options, compiler=compiler_name(system), mesh_method=mesh_method)
-    return replace(program, unused_constraints=lowered.unused_constraints)
+    return compile_lowered(program, options=options, compiler=compiler_name(system), mesh_method=mesh_method)
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, *, options: dict[str, Any], compiler: str, mesh_method: MeshMethod
+    program: LoweredProgram, *, options: dict[str, Any], compiler: str, mesh_method: MeshMethod
 ) -> CompiledProgram:
-    """Compile a lowered function in this process, with XLA options.
+    """Compile a lowered program in this process, with XLA options.
 
     Warnings of the compiler go to this process's stderr.
 
     Args:
-      lowered: the lowered function.
+      program: the lowered program.
       options: XLA's compiler options.
       compiler: name and version, to be recorded.
       mesh_method: how the mesh was arranged, to be recorded.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
-        compiled = lowered.compile(compiler_options=options | dump_options(directory))
+        compiled = program.lowered.compile(compiler_options=options | dump_options(directory))
         dumps = read_dumps(directory)
+    seconds = time.perf_counter() - start
+    found = read_compiled(compiled, compiler=compiler, mesh_method=mesh_method)
+    return replace(
+        found,
+        compile_seconds=seconds,
+        annotated=dumps["annotated"],
+        propagated=dumps["propagated"],
+        partitioned=dumps["partitioned"],
+        output_names=output_names(program),
+        unused_constraints=program.unused_constraints,
+        notes=program.notes,
+    )
+
+
+def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:
+    """What a compiled function tells by itself: nothing of the partitioner's work."""
     return CompiledProgram(
         hlo=hlo_text(compiled),
         memory_bytes=_memory(compiled, on_tpu=compiler.startswith("libtpu")),
         messages="",
-        compile_seconds=time.perf_counter() - start,
+        compile_seconds=0.0,
         compiler=compiler,
         mesh_method=mesh_method,
-        annotated=dumps["annotated"],
-        propagated=dumps["propagated"],
-        partitioned=dumps["partitioned"],
-        output_names=_paths(lowered.out_info),
     )
-
-
-def _paths(tree: Any) -> tuple[str, ...]:
-    """The path of each leaf of a tree."""
-    return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
 
 
 def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
@@ -125,7 +133,7 @@ def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
 
 def _failure(error: Exception) -> Failure:
     """What went wrong in the user's function or in the compiler, with the compiler's figures where memory is short."""
-    message = _error_text(error)
+    message = error_text(error)
     for pattern in _OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in message else ():
         if found := pattern.search(message):
             memory, needed, available = found.groups()
@@ -139,13 +147,11 @@ def _failure(error: Exception) -> Failure:
     return Failure(kind=FailureKind.FAILED, message=message)
 
 
-def _error_text(error: Exception) -> str:
-    """The error with its type and the place in the user's code."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and frame.filename != __file__
-    ]
+def error_text(error: Exception) -> str:
+    """The error with its type and the place in the user's code, in ours where none of theirs ran."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    own = str(Path(meshwright.__file__).parent)
+    frames = [frame for frame in frames if not frame.filename.startswith(own)] or frames
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
 

@@ -64,6 +64,7 @@ from meshwright.cost.serving_seconds import (
     serving_flops,
     serving_step,
 )
+from meshwright.cost.threshold import say_threshold
 
 __all__ = [
     "BOUNDS",
@@ -123,6 +124,7 @@ __all__ = [
     "read_cache_bytes",
     "reduce_scatter_runs_as_all_reduce",
     "ring_work",
+    "say_threshold",
     "sequence_cache_bytes",
     "serving_collectives",
     "serving_flops",

@@ -27,6 +27,7 @@ from meshwright.step.blocks import program
 from meshwright.step.ir import Array, ForwardOps, Step
 from meshwright.step.layer import Lookup
 from meshwright.step.pipeline import LOGITS, is_spmd_pipeline
+from meshwright.step.rematerialize import keeps_read
 from meshwright.step.train import train_step
 
 
@@ -86,7 +87,7 @@ class Activations:
 
     @property
     def read(self) -> float:
-        """The bytes that one layer's backward reads of activations, kept or made again."""
+        """The bytes that one layer's backward reads of activations, kept or recomputed."""
         return (
             self.narrow
             * (2 * self.stream + 2 * self.inputs + self.queries + self.mixed + self.seen + 1.5 * self.first_products)
@@ -107,8 +108,8 @@ class Activations:
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
         heads = 2 * self.queries + 2 * self.mixed + 2 * self.seen
         stream = 4 * self.stream + (0.0 if on_tpu else 4 * self.inputs)
-        again = 0.0 if self.workload.remat == "matmuls" else self.width
-        return scores + self.narrow * (stream + heads + again + self.first_products)
+        recomputed = 0.0 if self.workload.remat == "matmuls" else self.width
+        return scores + self.narrow * (stream + heads + recomputed + self.first_products)
 
     @property
     def in_mlp(self) -> float:
@@ -274,11 +275,11 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """The bytes of scores that are kept: all of them where they are made at once; a chunk's are made again.
+        """The bytes of scores that are kept: all of them where they are made at once; a chunk's are recomputed.
 
         A fused kernel keeps the softmax's float32 sum of each query (arXiv:2205.14135).
         """
-        if not self.workload.keeps_read and self.workload.remat != "alternate":
+        if not keeps_read(self.workload.remat) and self.workload.remat != "alternate":
             return 0.0
         if self.strategy.attention != "scores":
             return 4 * self._heads

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from meshwright.cost.efficiency import gpu_figures, read_data
+from meshwright.cost.data_files import gpu_attention, tpu_attention_shares
+from meshwright.cost.efficiency import gpu_figures
 from meshwright.hardware import System
 
 SIMULATED_SHARE = 0.6
@@ -80,7 +81,7 @@ def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> floa
     Narrow heads take as long as those of 128, which fill a register. A chip of which no kernels were compiled has
     v5p's.
     """
-    chips = read_data("tpu_attention")["shares"]
+    chips = tpu_attention_shares()
     shares = chips.get(system.chip.name, chips["v5p"])
     return shares["128" if head_dim <= 128 else "256"][kernel] * min(1.0, head_dim / 128)
 
@@ -97,7 +98,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
         return _tpu_shares(system, seq_len, head_dim)
     if system.chip.kind != "gpu":
         return SIMULATED_SHARE, SIMULATED_SHARE
-    data, name, scale = read_data("attention"), system.chip.name, (1.0, 1.0)
+    data, name, scale = gpu_attention(), system.chip.name, (1.0, 1.0)
     best = next((data["best"][start] for start in ("a100", "b") if name.removeprefix("g").startswith(start)), None)
     if best:
         kernel = best["kernel"]
@@ -118,7 +119,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
     """The shares on a TPU: of n blocks in a row (n + 1) / 2 are made, whole, and backward is two kernels.
 
-    These make seven products again, of which five are counted.
+    These do seven products, two of them recomputed, of which five are counted.
     """
     rows = max(1, seq_len // tpu_block(head_dim))
     seen = rows / (rows + 1)

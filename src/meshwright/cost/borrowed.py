@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.cost.efficiency import read_data, relative
+from collections.abc import Mapping
+
+from meshwright.cost.data_files import tpu_attention_shares, tpu_layer_shares, tpu_products
+from meshwright.cost.efficiency import relative
 from meshwright.hardware import System
 
 LENDER = "v5p"
@@ -19,10 +22,10 @@ def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
         products, attention = relative(name), "h100"
         found = [("products", products), ("collectives in a node", products), ("attention kernels", attention)]
     elif system.chip.kind == "tpu":
-        tables = {
-            "products": read_data("tpu_products")["chips"],
-            "attention kernels": read_data("tpu_attention")["shares"],
-            "ops of a layer together": read_data("tpu_layers")["chips"],
+        tables: dict[str, Mapping[str, object]] = {
+            "products": tpu_products()["chips"],
+            "attention kernels": tpu_attention_shares(),
+            "ops of a layer together": tpu_layer_shares(),
         }
         found = [(what, name if name in table else LENDER) for what, table in tables.items()]
     else:

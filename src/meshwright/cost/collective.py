@@ -82,12 +82,9 @@ def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> Colle
     """
     if placement.degree == 1:
         return CollectiveTime(kind, nbytes, (), 0.0)
-    on_torus, on_level = {
-        "all-to-all": (_exchange_on_torus, _exchange_on_level),
-        "collective-permute": (_permute_on_torus, _permute_on_level),
-    }.get(kind, (_gather_on_torus, _gather_on_level))
+    on_torus = {"all-to-all": _exchange_on_torus, "collective-permute": _permute_on_torus}.get(kind, _gather_on_torus)
     terms = [on_torus(nbytes, placement)] if placement.rings else []
-    terms += [on_level(nbytes, placement, crossing) for crossing in placement.crossings]
+    terms += [_on_level(kind, nbytes, placement.degree, crossing) for crossing in placement.crossings]
     latency = _latency(kind, placement)
     if kind == "all-reduce":
         # A reduce-scatter and an all-gather (scaling book, sharding, case 3).
@@ -120,38 +117,17 @@ def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
     return Term("ICI", nbytes * share / rate, nbytes / rate, text)
 
 
-def _gather_on_level(nbytes: float, placement: Placement, crossing: Crossing) -> Term:
-    """All-gather or reduce-scatter at one level of switches: V (D - 1) / (D W) for each group that shares the link.
-
-    Scaling book, gpus: intra-node collectives, cross-node collectives, and reductions when the array is sharded over
-    a separate axis (the groups that share a link are the shards of that axis).
-    """
-    limit = nbytes * crossing.sharers / crossing.link_bytes_per_second
-    return Term(crossing.level, limit * (crossing.degree - 1) / crossing.degree, limit, str(crossing))
-
-
 def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
     """All-to-all on a torus: the axis that takes longest, as all work at once.
 
     On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring
     (V / 4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
     """
-    terms = []
+    terms: list[Term] = []
     for ring in placement.rings:
         chunk = nbytes * placement.chip_members * ring.size / (_links(ring) * ring.link_bytes_per_second)
         terms.append(Term("ICI", chunk * (ring.size**2 // 4) / ring.size**2, chunk / 4, f"ICI {ring}"))
     return max(terms, key=lambda term: term.seconds)
-
-
-def _exchange_on_level(nbytes: float, placement: Placement, crossing: Crossing) -> Term:
-    """All-to-all at one level: what each unit's devices send to those outside it.
-
-    Scaling book, gpus: B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
-    devices together.
-    """
-    limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
-    outside = (placement.degree - crossing.members) / placement.degree
-    return Term(crossing.level, limit * outside, limit, str(crossing))
 
 
 def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
@@ -161,10 +137,21 @@ def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
     return Term("ICI", seconds, seconds, f"ICI {slowest}")
 
 
-def _permute_on_level(nbytes: float, placement: Placement, crossing: Crossing) -> Term:
-    """A shift at one level: of each unit one device of every group sends to the next unit."""
-    seconds = nbytes * crossing.sharers / crossing.link_bytes_per_second
-    return Term(crossing.level, seconds, seconds, str(crossing))
+def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Term:
+    """A collective of `degree` devices at one level of switches.
+
+    All-gather and reduce-scatter: V (D - 1) / (D W) for each group that shares the link; the groups that share a link
+    are the shards of a separate axis that the array is sharded over too. All-to-all: what each unit's devices send to
+    those outside it, B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
+    devices together. Scaling book, gpus: intra-node and cross-node collectives, and reductions when the array is
+    sharded over a separate axis. A shift: of each unit one device of every group sends to the next unit.
+    """
+    if kind == "all-to-all":
+        limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
+        return Term(crossing.level, limit * ((degree - crossing.members) / degree), limit, str(crossing))
+    limit = nbytes * crossing.sharers / crossing.link_bytes_per_second
+    seconds = limit if kind == "collective-permute" else limit * (crossing.degree - 1) / crossing.degree
+    return Term(crossing.level, seconds, limit, str(crossing))
 
 
 def _latency(kind: Kind, placement: Placement) -> float:

@@ -7,18 +7,16 @@ data/gpu_products.json). TPUs: the estimates of the TPU compiler itself, interpo
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 
+from meshwright.cost.data_files import gpu_products, tpu_layer_shares, tpu_products
 from meshwright.cost.roofline import matmul_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-
-DATA = Path(__file__).parent / "data"
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
 SPLITS = (1, 2, 4)
@@ -121,7 +119,7 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 @cache
 def gpu_figures(name: str) -> GpuFigures:
     """The figures of a GPU; one that was not measured has those of its relative, with its own multiprocessors."""
-    data = read_data("gpu_products")
+    data = gpu_products()
     return GpuFigures(
         multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
         sustained_share=data["sustained_share"].get(name, data["sustained_share"]["h100"]),
@@ -168,7 +166,7 @@ class _Table:
 @cache
 def _tpu_table(name: str) -> _Table:
     """The table of a TPU; one that has none, v3 or a user's, has that of v5p, in shares of its own peak."""
-    data = read_data("tpu_products")
+    data = tpu_products()
     chip = data["chips"].get(name, data["chips"]["v5p"])
     sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
     flops = (2 * m * k * n for m in sizes[0] for k in sizes[1] for n in sizes[2])
@@ -178,7 +176,7 @@ def _tpu_table(name: str) -> _Table:
 
 
 @cache
-def layer_shares(system: System) -> dict[str, float]:
+def layer_shares(system: System) -> Mapping[str, float]:
     """Of what its ops reach alone, what a layer reaches in one program: attention through scores, and all else.
 
     On TPUs, by the estimates of their compiler for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and sums run
@@ -186,10 +184,5 @@ def layer_shares(system: System) -> dict[str, float]:
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}
-    chips = read_data("tpu_layers")["chips"]
+    chips = tpu_layer_shares()
     return chips.get(system.chip.name, chips["v5p"])
-
-
-def read_data(name: str) -> dict:
-    """A data file of this package."""
-    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))

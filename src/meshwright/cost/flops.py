@@ -46,7 +46,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
     Stages in lockstep go through their layers in the ticks of the bubble too, and through layers before the pipeline;
-    GPipe's make the logits again.
+    GPipe's recompute the logits.
     """
     step = train_step(workload, mesh, strategy)
     return _matmuls(step, step.ops.matmuls, _mean) + attention_flops(workload, mesh, strategy)
@@ -73,7 +73,7 @@ class AttentionProduct:
 def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterator[AttentionProduct]:
     """The products of attention in one of its phases.
 
-    A fused kernel's backward makes its scores again (arXiv:2307.08691, section 4.1).
+    A fused kernel's backward recomputes its scores (arXiv:2307.08691, section 4.1).
     """
     pairs = step.extents.local(op.query) / op.qk_dim * step.extents.sizes["S"]
     scores, values = 2 * pairs * op.qk_dim, 2 * pairs * op.value_dim

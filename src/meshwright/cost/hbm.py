@@ -44,5 +44,5 @@ def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
     layers = stage_layers(sum(stack.num_layers for stack in program(workload.model).stacks), mesh)
     forward += layers * activations.read + activations.logits
     states = parameter_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
-    again = RECOMPUTED[workload.remat]
-    return {"forward": forward, "recompute": again * forward, "backward": 2 * forward, "update": 7 * states}
+    recompute = RECOMPUTED[workload.remat] * forward
+    return {"forward": forward, "recompute": recompute, "backward": 2 * forward, "update": 7 * states}

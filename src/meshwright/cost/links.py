@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from meshwright.cost.collective import CollectiveTime
-from meshwright.cost.efficiency import read_data, relative
+from meshwright.cost.data_files import gpu_products
+from meshwright.cost.efficiency import relative
 from meshwright.hardware import System
 
 TPU_LINK_SHARE = 0.95
@@ -50,7 +51,7 @@ class LinkFigures:
 @cache
 def link_figures(name: str) -> LinkFigures:
     """The figures of a GPU's links inside a node, or of its relative's."""
-    return LinkFigures(**read_data("gpu_products")["links"][relative(name)])
+    return LinkFigures(**gpu_products()["links"][relative(name)])
 
 
 def collective_efficiency(system: System, time: CollectiveTime) -> float:

@@ -173,10 +173,10 @@ class _Step:
         """The backward pass of the layers that all stages run before theirs: of one microbatch all of it is kept."""
         if (before := self.before) is None:
             return {}
-        # Of these layers nothing is kept but what runs: all of one microbatch's is made again, and then there.
+        # Of these layers nothing is kept but what runs: all of one microbatch's is recomputed, and then there.
         count = before.num_layers
-        again = pre_pipeline_strategy(self.strategy, before)
-        held = Activations(replace(self.workload, remat="none"), self.mesh, again, before.name)
+        strategy = pre_pipeline_strategy(self.strategy, before)
+        held = Activations(replace(self.workload, remat="none"), self.mesh, strategy, before.name)
         return self._in_layer() | {
             "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
             "gathered": count * self.activations.narrow * self._elements(held.ops.matmuls),

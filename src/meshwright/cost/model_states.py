@@ -67,7 +67,7 @@ def stored_elements(
     virtual_stages: of stages in lockstep, which have as many slots each, share both tables and have the plain layers
     before those of experts all; 0 where they are not.
     """
-    layers, ends = 0, []
+    layers, ends = 0, list[int]()
     for path, parameter in leaves(parameters(model)):
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
         size = tiled_elements(shape) if is_tiled else math.prod(shape)

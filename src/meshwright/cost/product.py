@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.cost.collective import CollectiveTime, collective_seconds
 from meshwright.cost.roofline import hardware_intensity, intensity, op_seconds
-from meshwright.cost.threshold import flops_per_byte, inequality
+from meshwright.cost.threshold import Threshold, flops_per_byte, inequality, say_threshold
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
 from meshwright.notation import Communicate, Implementation, Inference, ShardedArray, Sizes
@@ -37,7 +37,7 @@ class PricedImplementation:
 
     collectives: those of the implementation with their seconds. communication_seconds: one after the other. network: of
     the longest collective, None where there is none; memory: None where nothing is multiplied. threshold: when it is
-    compute bound, against memory where that binds or nothing is communicated, else against its collectives; empty where
+    compute bound, against memory where that binds or nothing is communicated, else against its collectives; None where
     nothing is multiplied.
     """
 
@@ -48,7 +48,7 @@ class PricedImplementation:
     communication_seconds: float
     memory: Intensity | None
     network: Intensity | None
-    threshold: str
+    threshold: Threshold | None
 
     @property
     def seconds(self) -> float:
@@ -100,7 +100,7 @@ class PricedProduct:
             "flops_per_device": chosen.implementation.flops,
             "intensity": {"memory": _intensity_json(chosen.memory), "network": _intensity_json(chosen.network)},
             "bound": chosen.bound,
-            "threshold": chosen.threshold,
+            "threshold": say_threshold(chosen.threshold) if chosen.threshold else "",
             "alternatives": [
                 {
                     "steps": [str(step) for step in priced.implementation.steps],
@@ -170,9 +170,13 @@ def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str
         communication_seconds=communication,
         memory=Intensity(intensity(way.flops, memory_bytes), "", chip, chip) if way.products else None,
         network=_network(way, loads, sizes) if way.products and loads else None,
-        threshold=_against_memory(way, [(array, chip) for array in touched], sizes)
-        if op.memory_seconds > max(op.flops_seconds, communication) or not loads
-        else _against_network(way, loads, sizes),
+        threshold=_threshold(
+            way,
+            loads,
+            [(array, chip) for array in touched],
+            sizes,
+            is_memory=op.memory_seconds > max(op.flops_seconds, communication),
+        ),
     )
 
 
@@ -183,25 +187,24 @@ def _network(way: Implementation, loads: list[_Load], sizes: Sizes) -> Intensity
     return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
 
 
-def _against_memory(way: Implementation, arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
-    """When the way is compute bound as far as memory goes."""
-    return f"compute bound when {inequality(way.products, arrays, sizes)} (memory)" if way.products else ""
-
-
-def _against_network(way: Implementation, loads: list[_Load], sizes: Sizes) -> str:
-    """When the way is compute bound as far as its collectives go.
-
-    First with links used both ways, as in rings of very many chips; then, where that differs by a percent, with the
-    links there are.
-    """
+def _threshold(
+    way: Implementation,
+    loads: list[_Load],
+    arrays: Sequence[tuple[ShardedArray, float]],
+    sizes: Sizes,
+    *,
+    is_memory: bool,
+) -> Threshold | None:
+    """When an implementation is compute bound; is_memory: whether memory takes longest, else its collectives."""
     if not way.products:
-        return ""
-    text = inequality(way.products, [(load.step.counted, load.hardware) for load in loads], sizes)
+        return None
+    if is_memory or not loads:
+        return Threshold("memory", inequality(way.products, arrays, sizes))
+    condition = inequality(way.products, [(load.step.counted, load.hardware) for load in loads], sizes)
     if all(math.isclose(load.here, load.hardware, rel_tol=0.01) for load in loads):
-        return f"compute bound when {text}"
+        return Threshold("network", condition)
     here = inequality(way.products, [(load.step.counted, load.here) for load in loads], sizes)
-    where = " and ".join(dict.fromkeys(load.time.binds for load in loads))
-    return f"compute bound when {text}; here ({where}) when {here}"
+    return Threshold("network", condition, here, tuple(dict.fromkeys(load.time.binds for load in loads)))
 
 
 def _collectives_json(priced: PricedImplementation) -> list[dict[str, Any]]:

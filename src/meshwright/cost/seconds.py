@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
-from meshwright.step.ir import AttentionOp, Elementwise, Extents, Matmul, Op, Step
+from meshwright.step.ir import AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
 from meshwright.step.pipeline import (
     is_shared_before,
@@ -240,7 +240,8 @@ class OpTimer:
                 return self._attention(op)
             case Elementwise():
                 return self._elementwise(op)
-        return 0.0
+            case Communicate():
+                return 0.0
 
     def _matmul(self, op: Matmul) -> float:
         """A product, or one of its gradients; rows in several steps where it overlaps with its collective."""

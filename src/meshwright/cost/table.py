@@ -36,9 +36,9 @@ HALVES = 2
 
 
 class LocalProduct(NamedTuple):
-    """A product as matrices on one device: `count` times [rows, inner] @ [inner, columns]."""
+    """A product as matrices on one device: `repeats` times [rows, inner] @ [inner, columns]."""
 
-    count: float
+    repeats: float
     rows: float
     inner: float
     columns: float
@@ -51,12 +51,12 @@ class LocalProduct(NamedTuple):
     @property
     def operands(self) -> float:
         """The elements of both operands."""
-        return self.count * self.inner * (self.rows + self.columns)
+        return self.repeats * self.inner * (self.rows + self.columns)
 
     @property
     def result(self) -> float:
         """The elements of the result."""
-        return self.count * self.rows * self.columns
+        return self.repeats * self.rows * self.columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class _Table:
         region = op.region.name
         places: dict[Phase, list[_Place]] = {
             "forward": [(region, op.name, "result", "forward")],
-            # A weight that no product is recomputed for is gathered again for the gradient of its input.
+            # A weight that no product is recomputed for is gathered once more for the gradient of its input.
             "recompute": [
                 (region, op.name, "result", "recompute"),
                 (region, op.name, "input_gradient", "backward"),

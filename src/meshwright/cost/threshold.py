@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from meshwright.notation import Multiply, ShardedArray, Sizes
 from meshwright.notation.array import subscript
@@ -22,12 +23,40 @@ class Ratio:
     """`coefficient` x the local dims above / the local dims below."""
 
     coefficient: float
-    above: tuple[str, ...]
-    below: tuple[str, ...]
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         factor = () if self.coefficient == 1 and self.above else (number(self.coefficient),)
         return _product(factor + self.above) + (f"/{_in_one(self.below)}" if self.below else "")
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """A sum of ratios that is larger than another; its text has a bare number on the right: `M_x > 5100`, `X_y < 1`."""
+
+    larger: tuple[Ratio, ...]
+    smaller: tuple[Ratio, ...]
+
+    def __str__(self) -> str:
+        larger, smaller = (" + ".join(map(str, side)) for side in (self.larger, self.smaller))
+        is_bare = not any(ratio.above or ratio.below for ratio in self.larger)
+        has_dims = any(ratio.above or ratio.below for ratio in self.smaller)
+        return f"{smaller} < {larger}" if is_bare and has_dims else f"{larger} > {smaller}"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """When products are compute bound: their flops take longer than what goes to memory or over the network.
+
+    condition: of a network with links used both ways, as in rings of very many chips. here: with the links there are,
+    where that differs by a percent; links: what decides the time of their collectives.
+    """
+
+    against: Literal["memory", "network"]
+    condition: Inequality
+    here: Inequality | None = None
+    links: tuple[str, ...] = ()
 
 
 def product_dims(product: Multiply) -> LocalDims:
@@ -51,7 +80,9 @@ def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Rati
     return Ratio(coefficient, above, below)
 
 
-def inequality(products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes) -> str:
+def inequality(
+    products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes
+) -> Inequality:
     """What must hold for the products to take longer than the bytes of the arrays: `M_x > 5100`.
 
     Each array comes with the flops that the chip does in the time of one of its bytes. With one product and one array
@@ -60,23 +91,28 @@ def inequality(products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArr
     """
     first, *others = products
     if others:
-        left = (
-            _product((str(_operations(product)), *map(_local, product_dims(product).items()))) for product in products
-        )
-        right = (
-            _product((number(flops * sizes.element_bytes), *map(_local, array_dims(array).items())))
-            for array, flops in arrays
-        )
-        return f"{' + '.join(left)} > {' + '.join(right)}"
+        left = tuple(Ratio(_operations(product), _local(product_dims(product))) for product in products)
+        right = tuple(Ratio(flops * sizes.element_bytes, _local(array_dims(array))) for array, flops in arrays)
+        return Inequality(left, right)
     ratios = [(flops_per_byte(first, array, sizes), flops) for array, flops in arrays]
     if len(ratios) > 1:
-        return f"{_sum([Ratio(flops / ratio.coefficient, ratio.below, ratio.above) for ratio, flops in ratios])} < 1"
+        return Inequality(
+            (Ratio(1),), _sum([Ratio(flops / ratio.coefficient, ratio.below, ratio.above) for ratio, flops in ratios])
+        )
     ratio, flops = ratios[0]
     if ratio.above:
-        return f"{Ratio(1, ratio.above, ratio.below)} > {number(flops / ratio.coefficient)}"
+        return Inequality((Ratio(1, ratio.above, ratio.below),), (Ratio(flops / ratio.coefficient),))
     if ratio.below:
-        return f"{_product(ratio.below)} < {number(ratio.coefficient / flops)}"
-    return f"{ratio} > {number(flops)}"
+        return Inequality((Ratio(ratio.coefficient / flops),), (Ratio(1, ratio.below),))
+    return Inequality((ratio,), (Ratio(flops),))
+
+
+def say_threshold(threshold: Threshold) -> str:
+    """The sentence: `compute bound when M_x > 5100; here (ICI x: line of 4) when M_x > 7650`."""
+    text = f"compute bound when {threshold.condition}"
+    if threshold.against == "memory":
+        return f"{text} (memory)"
+    return f"{text}; here ({' and '.join(threshold.links)}) when {threshold.here}" if threshold.here else text
 
 
 def _operations(product: Multiply) -> int:
@@ -84,12 +120,12 @@ def _operations(product: Multiply) -> int:
     return 2 if len(product_dims(product)) > len(product.result.dims) else 1
 
 
-def _sum(ratios: list[Ratio]) -> str:
-    """Ratios added up, those of the same dims made one."""
+def _sum(ratios: list[Ratio]) -> tuple[Ratio, ...]:
+    """Ratios to be added up, those of the same dims made one."""
     sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
     for ratio in ratios:
         sums[ratio.above, ratio.below] = sums.get((ratio.above, ratio.below), 0) + ratio.coefficient
-    return " + ".join(str(Ratio(coefficient, *dims)) for dims, coefficient in sums.items())
+    return tuple(Ratio(coefficient, *dims) for dims, coefficient in sums.items())
 
 
 def number(value: float) -> str:
@@ -97,10 +133,9 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _local(dim_and_axes: tuple[str, tuple[str, ...]]) -> str:
-    """A local dim as the notation writes it."""
-    dim, axes = dim_and_axes
-    return dim + subscript(axes)
+def _local(dims: LocalDims) -> tuple[str, ...]:
+    """Local dims as the notation writes them."""
+    return tuple(dim + subscript(axes) for dim, axes in dims.items())
 
 
 def _product(factors: tuple[str, ...]) -> str:

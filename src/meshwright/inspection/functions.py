@@ -8,43 +8,58 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.stages import Compiled, Lowered, Traced
 
-from meshwright.compiler import CompiledProgram, CompileRequest, Effort, MeshMethod, compile_in_child
+from meshwright.compiler import (
+    CompiledProgram,
+    CompileRequest,
+    Effort,
+    LoweredProgram,
+    MeshMethod,
+    compile_in_child,
+    compiler_name,
+)
 from meshwright.compiler.load import load_function
-from meshwright.compiler.worker import compile_lowered
+from meshwright.compiler.module import LOAD_MODULE, pack_module
+from meshwright.compiler.targets import device_kind, platform_of
+from meshwright.compiler.worker import compile_lowered, read_compiled
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, chip_names, parse_system
 from meshwright.inspection.context import Rules
 from meshwright.inspection.inspection import Inspection, read_inspection
-from meshwright.inspection.lower import (
-    LOWER_NAMED,
-    LOWER_PICKLED,
-    abstract,
+from meshwright.inspection.lower import LOWER_NAMED, first_that_lowers, lower_call, source_hash, stage_of
+from meshwright.inspection.meshes import (
+    Call,
+    MeshLike,
+    current_mesh,
+    degrees_of,
+    for_target,
     function_name,
-    lower,
     meshes_in,
-    pack,
-    source_hash,
-    trace,
-    unused_constraints,
+    on_mesh,
+    only_mesh,
+    set_mesh,
 )
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.planner import read_system
 from meshwright.record import Collective
 from meshwright.step.choices import not_a_choice
 
+_SDY_MESH = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]+)\]>")
+_SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
 _PARTITIONS = re.compile(r"\A[^\n]* num_partitions=(\d+)")
 
-MeshLike = Mesh | AbstractMesh | Mapping[str, int]
+AxisKind = Literal["explicit", "auto"]
 
 
 def inspect(
@@ -52,82 +67,84 @@ def inspect(
     *args: Any,
     mesh: str | MeshShape | MeshLike | None = None,
     on: str | System | None = None,
-    types: Literal["explicit", "auto"] = "explicit",
+    types: AxisKind | None = None,
     effort: Effort = "default",
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
+    **kwargs: Any,
 ) -> Inspection:
     """Compile a function on some arguments, and say what the program does and what is wrong with it. Nothing is run.
 
+    The program is the one that a call would run: traced in the caller's `jax.set_mesh` or `with mesh:`, with the
+    donation, weak types, layouts and memory kinds of its arguments.
+
     Args:
-        function: any JAX function, jitted or not; or, as the command takes them, `module:function` of one that takes a
-            mesh, or the path of an HLO dump.
-        args: arrays or `jax.ShapeDtypeStruct`s, whose shardings count.
+        function: any JAX function, jitted or not; an object with `.lower`, as of `nnx.jit`, `eqx.filter_jit` and
+            `jax.pmap`; what `.trace`, `.lower` or `.compile` returned; or, as the command takes them, `module:function`
+            of one that takes a mesh, or the path of an HLO dump.
+        args, kwargs: arrays or `jax.ShapeDtypeStruct`s, whose shardings count, and whatever else it is called with.
         mesh: the mesh it is for, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the
-            arguments or of `jax.set_mesh`.
-        on: the hardware to compile for, as `v5p:4x4x4`, which need not be here; a child process compiles, and every
-            mesh in the function and its arguments stands for the one of the target. By default the devices here.
-        types: of the mesh's axes, for `module:function`.
+            arguments, or the one in use. A mesh that is given is in use while the function is traced.
+        on: the hardware to compile for, as `v5p:4x4x4`, which need not be here: the function is lowered here, a child
+            process compiles, and every mesh in the function and its arguments stands for the one of the target. By
+            default the devices here.
+        types: of the axes where only their degrees are given; by default explicit, or auto where that does not lower.
         effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run.
         rules, expected: see `ProgramContext`.
 
     Raises:
-        MeshwrightError: where the compiler is not installed, the function cannot go to the other process, or does not
-            compile.
+        MeshwrightError: where the compiler is not installed, or the function does not lower or compile; its own error
+            is the cause.
     """
     if on is not None:
         on = str(read_system(on))
     if isinstance(mesh, (str, MeshShape)):
         mesh = parse_axes(mesh) if isinstance(mesh, str) else mesh.layout
-    if types not in ("explicit", "auto"):
+    if types not in ("explicit", "auto", None):
         raise MeshwrightError(not_a_choice("types", types, ("explicit", "auto")))
+    given = {"rules": rules, "expected": expected}
     if isinstance(function, (str, Path)):
-        return _inspect_by_name(str(function), args, mesh, on, types, effort, {"rules": rules, "expected": expected})
-    if not callable(function):
+        return _inspect_by_name(str(function), bool(args or kwargs), mesh, on, types, effort, given)
+    call, held = Call(function, args, kwargs), stage_of(function)
+    if isinstance(held, Compiled):
+        return _inspect_compiled(call, held, mesh, on, given)
+    if not callable(function) and not isinstance(held, (Lowered, Traced)):
         raise MeshwrightError(
             f"{function!r} is no function; inspect takes a JAX function and its arguments, 'module:function', or the"
             f" path of an HLO dump"
         )
-    found = mesh if mesh is not None else next(meshes_in(args), _current_mesh())
-    given = {"rules": rules, "expected": expected}
     if on is None:
-        return _inspect_in_process(function, args, _concrete(found), given)
-    degrees = _degrees(found) if found is not None else {"dp": 1}
-    request = CompileRequest(
-        function=LOWER_PICKLED,
-        hardware=on,
-        mesh=degrees,
-        arguments={
-            "payload": pack(function, args),
-            "types": _axis_types(found, args, degrees),
-            "sources": source_hash(),
-        },
-        effort=effort,
-    )
-    return _inspect_in_child(function_name(function), request, given)
+        return _inspect_in_process(call, mesh, types, given)
+    return _inspect_for_target(call, mesh, parse_system(on), types, effort, given)
 
 
 def _inspect_by_name(
     name: str,
-    args: Sequence[Any],
+    has_arguments: bool,
     mesh: MeshLike | None,
     on: str | None,
-    types: str,
+    types: AxisKind | None,
     effort: Effort,
     given: Mapping[str, Any],
 ) -> Inspection:
     """The inspection of `module:function` or of an HLO dump."""
-    if mesh is None or args:
-        wrong = "takes no arguments beside it" if args else "needs a mesh, as mesh='dp=2,fsdp=4'"
+    if mesh is None or has_arguments:
+        wrong = "takes no arguments beside it" if has_arguments else "needs a mesh, as mesh='dp=2,fsdp=4'"
         raise MeshwrightError(f"{name!r} {wrong}")
-    degrees, file = _degrees(mesh), Path(name)
+    degrees, file = degrees_of(mesh), Path(name)
     if file.is_file():
         return inspect_text(read_dump(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
-    target = on or f"cpu:{math.prod(degrees.values())}"
-    axis_type = AxisType.Auto if types == "auto" else AxisType.Explicit
-    return inspect_named(name, mesh=degrees, on=target, types=axis_type, effort=effort)
+    load_function(name)  # so that what it imports is known, and a mistake in its name is told at once
+    request = CompileRequest(
+        function=LOWER_NAMED,
+        hardware=on or f"cpu:{math.prod(degrees.values())}",
+        mesh=degrees,
+        arguments={"function": name, "types": [kind.name for kind in _kinds(types)], "sources": source_hash()},
+        effort=effort,
+    )
+    return _inspect_in_child(name, request, given)
 
 
 def read_dump(file: Path) -> str:
@@ -137,24 +154,6 @@ def read_dump(file: Path) -> str:
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise MeshwrightError(f"cannot read {file} as HLO text: {error}") from None
-
-
-def inspect_named(
-    name: str, *, mesh: Mapping[str, int], on: str, types: AxisType = AxisType.Explicit, effort: Effort = "default"
-) -> Inspection:
-    """Inspect what `module:function` makes for a mesh, compiled in a child process.
-
-    The function takes a mesh and returns what `jax.jit(…).lower(…)` does, or (function, arguments).
-    """
-    load_function(name)  # so that what it imports is known, and a mistake in its name is told at once
-    request = CompileRequest(
-        function=LOWER_NAMED,
-        hardware=on,
-        mesh=mesh,
-        arguments={"function": name, "types": [types.name] * len(mesh), "sources": source_hash()},
-        effort=effort,
-    )
-    return _inspect_in_child(name, request, {})
 
 
 def inspect_text(
@@ -178,36 +177,160 @@ def inspect_text(
     )
 
 
-def _inspect_in_process(function: Any, args: Sequence[Any], mesh: Mesh | None, given: Mapping[str, Any]) -> Inspection:
-    args = abstract(tuple(args)) if mesh is None else _with_mesh(abstract(tuple(args)), mesh)
+def _inspect_in_process(
+    call: Call, mesh: MeshLike | None, types: AxisKind | None, given: Mapping[str, Any]
+) -> Inspection:
+    name = function_name(call.function)
+    compiler = f"jaxlib {version('jaxlib')}"
     with _capture_stderr() as said:
-        traced = trace(function, args, mesh)
-        program = compile_lowered(
-            lower(traced, mesh), options={}, compiler=f"jaxlib {version('jaxlib')}", mesh_method=MeshMethod.OWN
-        )
+        lowered = first_that_lowers(name, _ways_here(call, mesh, types))
+        program = compile_lowered(lowered, options={}, compiler=compiler, mesh_method=MeshMethod.OWN)
+    found = _mesh_of(call, mesh) or _mesh_of_module(lowered)
+    return _read_here(name, replace(program, messages=said()), found, given)
+
+
+def _ways_here(
+    call: Call, mesh: MeshLike | None, types: AxisKind | None
+) -> list[tuple[str, Callable[[], LoweredProgram]]]:
+    """The meshes that may be in use while a call is lowered for devices that are here, the first to be tried first."""
+
+    def way(words: str, used: Mesh | None) -> tuple[str, Callable[[], LoweredProgram]]:
+        def lower() -> LoweredProgram:
+            with set_mesh(used):
+                return lower_call(call if used is None else on_mesh(call, used))
+
+        return words, lower
+
+    found = _mesh_of(call, mesh)
+    if mesh is None and isinstance(found, Mesh):
+        own = way("as it is called", None)
+        return [own] if found == current_mesh() else [own, way("under jax.set_mesh of its arguments' mesh", found)]
+    if found is None or isinstance(found, Mesh):
+        return [way("as it is called", found)]
+    return [way(words, _on_devices_here(found, kinds)) for words, kinds in _axis_types(call, found, types)]
+
+
+def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tuple[str, tuple[AxisType, ...]]]:
+    """The types of a mesh's axes, in words too: its own, else those of the arguments' meshes, else each of `_kinds`."""
+    degrees = degrees_of(mesh)
+    for one in (mesh, *meshes_in(call)):
+        if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
+            by_name = dict(zip(one.axis_names, one.axis_types, strict=True))
+            return [("with its axes as they are", tuple(by_name[axis] for axis in degrees))]
+    return [(f"with {kind.name.lower()} axes", (kind,) * len(degrees)) for kind in _kinds(types)]
+
+
+def _kinds(types: AxisKind | None) -> tuple[AxisType, ...]:
+    """The types to try: what is asked for, else explicit as `jax.make_mesh` has it, then auto as older code wants."""
+    named = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
+    return tuple(named.values()) if types is None else (named[types],)
+
+
+def _inspect_compiled(
+    call: Call, compiled: Compiled, mesh: MeshLike | None, on: str | None, given: Mapping[str, Any]
+) -> Inspection:
+    """The inspection of what is compiled already. on: its hardware, for times."""
+    if call.args or call.kwargs:
+        raise MeshwrightError("a Compiled has its arguments already; give none beside it")
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    found = mesh if mesh is not None else next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+    system = parse_system(on) if on else None
+    compiler = compiler_name(system) if system else f"jaxlib {version('jaxlib')}"
+    program = read_compiled(compiled, compiler=compiler, mesh_method=MeshMethod.OWN)
+    return _read_here("a compiled program", program, found, given, system)
+
+
+def _read_here(
+    name: str, program: CompiledProgram, mesh: MeshLike | None, given: Mapping[str, Any], system: System | None = None
+) -> Inspection:
+    """The inspection of a program that was compiled in this process."""
     if mesh is None and (count := _PARTITIONS.search(program.hlo)):
         raise MeshwrightError(
-            f"{function_name(function)} runs on {count[1]} devices, and nothing says as which mesh;"
-            f" give it as mesh={{'dp': {count[1]}}}"
+            f"{name} runs on {count[1]} devices, and nothing says as which mesh; give it as mesh={{'dp': {count[1]}}}"
         )
-    devices = list(mesh.devices.flat) if mesh is not None else jax.devices()[:1]
-    system = _system(devices)
+    devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else jax.devices()
+    degrees = degrees_of(mesh) if mesh is not None else {"dp": 1}
+    system = system or _system(devices, math.prod(degrees.values()))
     return read_inspection(
-        function_name(function),
+        name,
         program.hlo,
-        _degrees(mesh) if mesh is not None else {"dp": 1},
+        degrees,
         hardware=str(system) if system else devices[0].device_kind,
         system=system,
-        program=replace(program, messages=said(), unused_constraints=unused_constraints(traced)),
+        program=program,
         is_scheduled=system is not None and system.chip.kind != "cpu",
         **given,
     )
 
 
-def _current_mesh() -> Mesh | None:
-    """The mesh of `jax.set_mesh`, or None."""
-    mesh = jax.sharding.get_mesh()
-    return None if mesh.empty else mesh
+def _inspect_for_target(
+    call: Call,
+    mesh: MeshLike | None,
+    system: System,
+    types: AxisKind | None,
+    effort: Effort,
+    given: Mapping[str, Any],
+) -> Inspection:
+    if isinstance(stage_of(call.function), Lowered):
+        lowered = _check_platform(lower_call(call), system)
+        found = mesh or _mesh_of_module(lowered) or {"dp": 1}
+    else:
+        found = _mesh_of(call, mesh) or {"dp": 1}
+        lowered = first_that_lowers(function_name(call.function), _ways_there(call, mesh, found, system, types))
+    request = CompileRequest(
+        function=LOAD_MODULE,
+        hardware=str(system),
+        mesh=degrees_of(found),
+        arguments=pack_module(lowered),
+        effort=effort,
+    )
+    return _inspect_in_child(function_name(call.function), request, given)
+
+
+def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
+    """A program that the caller lowered; raises where it is not for the platform of a system."""
+    platform, platforms = platform_of(system), program.lowered._lowering._platforms
+    if platform not in platforms:
+        raise MeshwrightError(
+            f"it is lowered for {', '.join(platforms)} and {system} needs {platform}; give the function, or lower it by"
+            f" .trace(…).lower(lowering_platforms=({platform!r},))"
+        )
+    return program
+
+
+def _ways_there(
+    call: Call, mesh: MeshLike | None, found: MeshLike, system: System, types: AxisKind | None
+) -> list[tuple[str, Callable[[], LoweredProgram]]]:
+    """The ways to lower a call for devices that are not here: in the caller's context, or with the mesh in use."""
+    kind, cores = device_kind(system)
+    platform, degrees = platform_of(system), degrees_of(found)
+    device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
+    ways: list[tuple[str, Callable[[], LoweredProgram]]] = []
+    for words, kinds in _axis_types(call, found, types):
+        target = AbstractMesh(tuple(degrees.values()), tuple(degrees), axis_types=kinds, abstract_device=device)
+        moved = for_target(call, target)
+        if mesh is None and current_mesh() is None:
+            ways.append(("as it is called", partial(lower_call, moved, platform)))
+        ways.append((f"with its mesh in use, {words}", partial(_lower_under, target, moved, platform)))
+    return ways
+
+
+def _lower_under(target: AbstractMesh, call: Call, platform: str) -> LoweredProgram:
+    with only_mesh(target):
+        return lower_call(call, platform)
+
+
+def _mesh_of(call: Call, mesh: MeshLike | None) -> MeshLike | None:
+    """The mesh that is given, else that of the arguments, else the one in use."""
+    return mesh if mesh is not None else next(meshes_in(call), current_mesh())
+
+
+def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
+    """The mesh that a lowered module names, with most axes of those in the devices' order; None where it names none."""
+    module = program.lowered.compiler_ir("stablehlo")
+    found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
+    meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]
+    return max(filter(None, meshes), key=len, default=None)
 
 
 def _inspect_in_child(name: str, request: CompileRequest, given: Mapping[str, Any]) -> Inspection:
@@ -228,49 +351,20 @@ def _inspect_in_child(name: str, request: CompileRequest, given: Mapping[str, An
     )
 
 
-def _concrete(mesh: MeshLike | None) -> Mesh | None:
-    """A mesh over devices of this process."""
-    if mesh is None or isinstance(mesh, Mesh):
-        return mesh
-    degrees = _degrees(mesh)
-    types = mesh.axis_types if isinstance(mesh, AbstractMesh) else (AxisType.Explicit,) * len(degrees)
+def _on_devices_here(mesh: MeshLike, types: tuple[AxisType, ...]) -> Mesh:
+    """A mesh of given degrees and types over devices of this process."""
+    degrees = degrees_of(mesh)
     count, there = math.prod(degrees.values()), jax.device_count()
     if count > there:
         raise MeshwrightError(f"the mesh has {count} devices and {there} are here; on='cpu:{count}' simulates as many")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), axis_types=types, devices=jax.devices()[:count])
 
 
-def _degrees(mesh: MeshLike) -> dict[str, int]:
-    """The axes of a mesh and their degrees, outermost first."""
-    return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else dict(mesh)
-
-
-def _axis_types(mesh: MeshLike | None, args: Any, degrees: Mapping[str, int]) -> list[str]:
-    """The type of each axis: of the mesh, else of the arguments' meshes, else explicit, as in `jax.make_mesh`."""
-    for one in (mesh, *meshes_in(args)):
-        if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
-            by_name = dict(zip(one.axis_names, one.axis_types, strict=True))
-            return [by_name[axis].name for axis in degrees]
-    return [AxisType.Explicit.name] * len(degrees)
-
-
-def _with_mesh(args: Any, mesh: Mesh) -> Any:
-    """The arguments with their specs on the devices of a mesh, where their own mesh is abstract."""
-
-    def rebase(leaf: Any) -> Any:
-        sharding = getattr(leaf, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, Mesh):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, sharding.spec))
-
-    return jax.tree.map(rebase, args)
-
-
-def _system(devices: Sequence[Any]) -> System | None:
+def _system(devices: Sequence[Any], count: int) -> System | None:
     """The system of some devices: simulated CPU devices, or GPUs of a known name; None for others."""
     kind = devices[0].device_kind.lower()
     chip = "cpu" if devices[0].platform == "cpu" else next((name for name in chip_names() if name in kind), None)
-    return parse_system(f"{chip}:{len(devices)}") if chip and devices[0].platform in ("cpu", "gpu") else None
+    return parse_system(f"{chip}:{count}") if chip and devices[0].platform in ("cpu", "gpu") else None
 
 
 @contextmanager

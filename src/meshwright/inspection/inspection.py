@@ -145,7 +145,8 @@ def _with_memory(
         return replace(record, mesh=dict(mesh))
     is_limited = system is not None and system.chip.kind != "cpu"
     fits = program.memory_bytes["peak"] <= system.usable_bytes if system and is_limited else None
-    return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits)
+    notes = (*program.notes, *record.notes)
+    return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits, notes=notes)
 
 
 def _with_times(record: Record, context: ProgramContext) -> Record:

@@ -1,103 +1,105 @@
-"""Lower a function for a mesh, in this process or in a child process that compiles.
-
-Functions are pickled by value for the child (cloudpickle), closures included. Every mesh in them stands for the mesh of
-the target, axis by axis.
-"""
+"""Lower whatever JAX, Flax or Equinox can, here or in the process that compiles, as its user would run it."""
 
 from __future__ import annotations
 
-import base64
+import functools
 import hashlib
-import io
-import pickle
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.interpreters import mlir
+from jax.sharding import AxisType, Mesh
+from jax.stages import Compiled, Lowered, Traced
 
 import meshwright
 from meshwright.compiler import LoweredProgram, UnusedConstraint
 from meshwright.compiler.load import load_function
+from meshwright.compiler.worker import error_text
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import canonical_dtype
+from meshwright.inspection.meshes import Call, function_name, with_types
 
-LOWER_PICKLED = "meshwright.inspection.lower:lower_pickled"
 LOWER_NAMED = "meshwright.inspection.lower:lower_named"
 
-
-def trace(function: Any, args: Sequence[Any], mesh: Mesh | None) -> jax.stages.Traced:
-    """Trace a function under the mesh, if there is one."""
-    jitted = function if hasattr(function, "trace") else jax.jit(function)
-    with _mesh_context(mesh):
-        return jitted.trace(*args)
+_STAGES = (Traced, Lowered, Compiled)
 
 
-def lower(traced: jax.stages.Traced, mesh: Mesh | None) -> jax.stages.Lowered:
-    """Lower a traced function under the mesh, if there is one."""
-    with _mesh_context(mesh):
-        return traced.lower()
+def stage_of(thing: Any) -> Any:
+    """JAX's own stage inside that of a library, which holds it as an attribute (Flax, Equinox); else the thing."""
+    for name in ("traced", "lowered", "compiled"):
+        inner = thing if isinstance(thing, _STAGES) else getattr(thing, name, None)
+        if isinstance(inner, _STAGES):
+            return inner
+    return thing
 
 
-def unused_constraints(traced: jax.stages.Traced) -> tuple[UnusedConstraint, ...]:
-    """The sharding constraints whose results nothing uses: JAX drops them when it lowers."""
-    return tuple(dict.fromkeys(_unused(traced.jaxpr.jaxpr)))
+def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
+    """Lower a call in the context of this thread.
 
+    Taken are functions, jitted or not, objects with `.trace` or `.lower` as `nnx.jit` and `eqx.filter_jit` make them,
+    and what those methods return.
 
-def lower_pickled(mesh: Mesh, *, payload: str, types: Sequence[str], sources: str) -> LoweredProgram:
-    """Lower the function and arguments of `pack` for a mesh with given axis types.
-
-    sources: a hash of what they import; only distinguishes cache entries.
+    Args:
+        call: the function and its arguments.
+        platform: to lower for, as `lowering_platforms`; by default that of the devices.
     """
-    del sources
-    mesh = _with_types(mesh, types)
-    function, args = _Unpickler(io.BytesIO(base64.b64decode(payload)), mesh).load()
-    return _lower_program(function, args, mesh)
+    with _lowering_for(platform):
+        stage = _stage(call)
+        if isinstance(stage, Traced):
+            return LoweredProgram(stage.lower(), tuple(dict.fromkeys(_unused(stage.jaxpr.jaxpr))))
+    if not isinstance(stage, Lowered):
+        raise MeshwrightError(
+            f"lowering {function_name(call.function)} returned {type(stage).__name__}, in which JAX lowered nothing"
+        )
+    return LoweredProgram(stage)
+
+
+def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredProgram]]]) -> LoweredProgram:
+    """The first of several ways to lower a program that JAX takes, with a note where it is not the first.
+
+    ways: what each is, in words, and a function that lowers.
+    """
+    failed: list[tuple[str, str, Exception]] = []
+    for words, lower in ways:
+        try:
+            program = lower()
+        except MeshwrightError:
+            raise
+        except Exception as error:  # of the user's function
+            failed.append((words, _first_line(error_text(error)), error))
+            continue
+        note = tuple(f"lowered {words}; {before}: {said}" for before, said, _ in failed)
+        return program._replace(notes=(*program.notes, *note))
+    said = dict.fromkeys(said for _, said, _ in failed)
+    if len(said) == 1:
+        raise MeshwrightError(f"{name} does not lower: {next(iter(said))}") from failed[-1][2]
+    each = "; ".join(f"{words}: {text}" for words, text, _ in failed)
+    raise MeshwrightError(f"{name} does not lower: {each}") from failed[-1][2]
 
 
 def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str) -> LoweredProgram:
-    """Lower what `module:function` makes for a mesh: a Lowered, or (function, args)."""
-    del sources
-    mesh = _with_types(mesh, types)
-    made = load_function(function)(mesh)
-    if isinstance(made, jax.stages.Lowered):
-        return LoweredProgram(made)
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
-        raise MeshwrightError(
-            f"{function} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
-        )
-    return _lower_program(made[0], made[1], mesh)
+    """Lower what `module:function` makes for a mesh: something lowered, or (function, args); in the child process.
 
-
-def pack(function: Any, args: Sequence[Any]) -> str:
-    """Pickle a function and its abstract arguments as text, for `lower_pickled`.
-
-    Raises where they hold an object of this process, as a device or an open file.
+    types: of the mesh's axes, those that are tried one after the other. sources: a hash of what is imported; only
+    distinguishes cache entries.
     """
-    out = io.BytesIO()
-    try:
-        _Pickler(out).dump((function, tuple(abstract(args))))
-    except (TypeError, pickle.PicklingError, AttributeError) as error:
-        raise MeshwrightError(f"{function_name(function)} cannot go to the process that compiles: {error}") from None
-    return base64.b64encode(out.getvalue()).decode()
-
-
-def abstract(tree: Any) -> Any:
-    """A tree with arrays replaced by shape, dtype and sharding; single-device shardings are dropped."""
-    return jax.tree.map(_abstract_leaf, tree)
+    del sources
+    make = load_function(function)
+    ways = []
+    for kind in types:
+        typed = with_types(mesh, [AxisType[kind]] * len(mesh.axis_names))
+        ways.append((f"with {kind.lower()} axes", functools.partial(_lower_made, make, function, typed)))
+    return first_that_lowers(function, ways)
 
 
 def source_hash() -> str:
-    """A hash over the Python files this process has imported, without installed packages.
-
-    Functions of importable modules are pickled by name, so the pickle alone does not identify the code.
-    """
+    """A hash over the Python files that this process has imported, without installed packages."""
     own, library = Path(meshwright.__file__).parent, sysconfig.get_paths()["stdlib"]
     installed = [Path(path).resolve() for path in (*site.getsitepackages(), library, own)]
     files = {Path(file).resolve() for one in list(sys.modules.values()) if (file := getattr(one, "__file__", None))}
@@ -108,96 +110,82 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def meshes_in(args: Any) -> Iterator[Mesh | AbstractMesh]:
-    """The meshes of the arguments' shardings."""
-    for leaf in jax.tree.leaves(args):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding):
-            yield sharding.mesh
+def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
+    """Lower what a named function makes for a mesh, under that mesh."""
+    made = make(mesh)
+    if isinstance(stage_of(made), (Lowered, Traced)):
+        return lower_call(Call(made))
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise MeshwrightError(
+            f"{name} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
+        )
+    with jax.set_mesh(mesh):
+        return lower_call(Call(made[0], tuple(made[1])))
 
 
-def function_name(function: Any) -> str:
-    """The name of a function, for messages."""
-    return getattr(function, "__name__", type(function).__name__)
+def _stage(call: Call) -> Any:
+    """What the function's own tracing or lowering makes of the call, as far as it goes by itself."""
+    function: Any = call.function
+    args, kwargs = call.args, call.kwargs
+    if isinstance(held := stage_of(function), _STAGES):
+        if args or kwargs:
+            raise MeshwrightError(f"a {type(held).__name__} has its arguments already; give none beside it")
+        return held
+    # A partial of a jitted function is called with all that was said when it was jitted, as what it donates.
+    while isinstance(function, functools.partial) and hasattr(function.func, "lower"):
+        function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
+    for name in ("trace", "lower"):
+        if callable(method := getattr(function, name, None)):
+            return stage_of(method(*args, **kwargs))
+    return jax.jit(function).trace(*args, **kwargs)
 
 
-def _lower_program(function: Any, args: Sequence[Any], mesh: Mesh) -> LoweredProgram:
-    traced = trace(function, args, mesh)
-    return LoweredProgram(lower(traced, mesh), unused_constraints(traced))
+class _NoClient:
+    """Stands for the client of a platform that is not here."""
+
+    def make_python_callback_from_host_send_and_recv(self, *args: Any, **kwargs: Any) -> None:
+        """What a TPU's client makes of a callback, which only a run would need."""
 
 
-def _mesh_context(mesh: Mesh | None) -> AbstractContextManager[Any]:
-    return nullcontext() if mesh is None else jax.set_mesh(mesh)
+@contextmanager
+def _lowering_for(platform: str | None) -> Iterator[None]:
+    """Lower for a platform that need not be here, also where JAX 0.10 and 0.11 have no argument for it.
+
+    Objects with `.lower` and no `.trace` take no platform (Equinox). `jax.debug.print` and other callbacks ask for the
+    platform's client, and do not use it.
+    """
+    if platform is None:
+        yield
+        return
+    lower, get_backend = Traced.lower, mlir.ModuleContext.get_backend
+
+    def lower_for_platform(self: Traced, **given: Any) -> Lowered:
+        lowering: Any = {"lowering_platforms": (platform,)} | given
+        return lower(self, **lowering)
+
+    def get_backend_if_any(self: Any, optional: bool = False) -> Any:
+        try:
+            found = get_backend(self, optional=True)
+        except RuntimeError:
+            found = None
+        return found or (None if optional else _NoClient())
+
+    Traced.lower, mlir.ModuleContext.get_backend = lower_for_platform, get_backend_if_any  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Traced.lower, mlir.ModuleContext.get_backend = lower, get_backend  # type: ignore[method-assign]
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Replaces meshes by their axes: the compiling process has another mesh."""
-
-    def persistent_id(self, obj: Any) -> Any:
-        """Names and types of a mesh's axes; None for anything else."""
-        if isinstance(obj, (Mesh, AbstractMesh)):
-            types = tuple(kind.name for kind in obj.axis_types)
-            return type(obj).__name__, tuple(obj.axis_names), types
-        if isinstance(obj, jax.Device):
-            raise TypeError(f"it holds the device {obj}; let it hold the mesh, or make what needs devices inside")
-        return None
-
-    def reducer_override(self, obj: Any) -> Any:
-        """A jitted function with the two attributes that its own pickling drops (JAX 0.10.2)."""
-        if hasattr(obj, "_jit_info"):
-            make, arguments, state, *_ = obj.__reduce_ex__(2)
-            return _rejit, (make, arguments, state, obj._fun, obj._jit_info)
-        return super().reducer_override(obj)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Replaces every pickled mesh by the target's mesh."""
-
-    def __init__(self, file: io.BytesIO, mesh: Mesh) -> None:
-        super().__init__(file)
-        self.mesh = mesh
-
-    def persistent_load(self, pid: Any) -> Any:
-        """The target's mesh for the names and types of some axes."""
-        kind, names, types = pid
-        if set(names) - set(self.mesh.axis_names):
-            raise MeshwrightError(
-                f"the function or its arguments have a mesh of axes {', '.join(names)};"
-                f" it is to be compiled for axes {', '.join(self.mesh.axis_names)}"
-            )
-        by_name = dict(zip(names, types, strict=True))
-        # Axes that are not on the old mesh have no type there; they are not named either.
-        kinds = [by_name.get(name, types[0] if types else "Auto") for name in self.mesh.axis_names]
-        mesh = _with_types(self.mesh, kinds)
-        return mesh if kind == "Mesh" else mesh.abstract_mesh
-
-
-def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> Any:
-    """The inverse of `_Pickler.reducer_override`."""
-    jitted = make(*arguments)
-    jitted.__setstate__(state)
-    jitted._fun, jitted._jit_info = function, info
-    return jitted
-
-
-def _abstract_leaf(leaf: Any) -> Any:
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        return leaf
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None or isinstance(sharding, SingleDeviceSharding):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"an argument has a {type(sharding).__name__}; use a NamedSharding, whose axes have names")
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _with_types(mesh: Mesh, types: Sequence[str]) -> Mesh:
-    """The same devices with other axis types: Auto, Explicit, Manual."""
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(AxisType[kind] for kind in types))
+def _first_line(text: str) -> str:
+    """The first line of an error and the place that stands after the last."""
+    first, *rest = text.strip().split("\n")
+    place = rest[-1].rpartition(" (")[2] if rest and rest[-1].endswith(")") else ""
+    return f"{first} ({place}" if place else first
 
 
 def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
-    """Unused constraints of a jaxpr and of the jaxprs inside it."""
+    """The sharding constraints of a jaxpr, and of those inside it, whose results nothing uses: JAX drops them."""
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:

@@ -105,7 +105,7 @@ class _Step:
 
 def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
     """The fastest step that fits with one change of each kind; None where none does."""
-    fixes = []
+    fixes: list[Fix] = []
     for changes in product(*kinds):
         step = start
         for change in changes:

@@ -57,7 +57,8 @@ class ImageRanking:
 def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
     """Every legal mesh of dp and fsdp over all devices, priced and ranked; none is an error that says why."""
     shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
-    found, refusals = [], []
+    found: list[Record] = []
+    refusals: list[str] = []
     for mesh in shapes:
         try:
             found.append(plan_image_mesh(workload, mesh, system))

@@ -124,26 +124,31 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
 
 def read_system(on: SystemLike, hardware: str | Path | None = None) -> System:
     """The system of a text; a system is returned as it is."""
-    if isinstance(on, System):
-        return on
-    if not isinstance(on, str):
-        raise MeshwrightError(
-            f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
-        )
-    return parse_system(on, hardware_file=hardware)
+    match on:
+        case System():
+            return on
+        case str():
+            return parse_system(on, hardware_file=hardware)
+        case _:
+            raise MeshwrightError(
+                f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
+            )
 
 
 def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
     """The mesh of a text, a mapping or a shape, for so many devices."""
-    if isinstance(mesh, Mapping):
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
-    if isinstance(mesh, MeshShape):
-        if mesh.num_devices != num_devices:
-            raise MeshwrightError(f"mesh {mesh} has {mesh.num_devices} devices; the hardware has {num_devices}")
-        return mesh
-    if not isinstance(mesh, str):
-        raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
-    return parse_mesh(mesh, num_devices=num_devices)
+    match mesh:
+        case MeshShape():
+            if mesh.num_devices != num_devices:
+                raise MeshwrightError(f"mesh {mesh} has {mesh.num_devices} devices; the hardware has {num_devices}")
+            return mesh
+        case Mapping():
+            text = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
+            return parse_mesh(text, num_devices=num_devices)
+        case str():
+            return parse_mesh(mesh, num_devices=num_devices)
+        case _:
+            raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
 
 
 LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}
@@ -165,15 +170,16 @@ def read_count(name: str, value: Count) -> int:
 
 def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:
     """The model of a name or a path, cut to `num_layers`."""
-    if isinstance(model, (str, Path)):
-        found = load_model(str(model))
-    elif isinstance(model, ModelConfig):
-        found = model
-    else:
-        raise MeshwrightError(
-            f"model is {model!r}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a"
-            f" Workload"
-        )
+    match model:
+        case str() | Path():
+            found = load_model(str(model))
+        case ModelConfig():
+            found = model
+        case _:
+            raise MeshwrightError(
+                f"model is {model!r}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a"
+                f" Workload"
+            )
     return found if num_layers is None else replace(found, num_layers=read_count("num_layers", num_layers))
 
 

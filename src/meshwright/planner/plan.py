@@ -12,7 +12,7 @@ from meshwright.families import workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
-from meshwright.planner.files import read_data, write_data
+from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.planner.prediction import predict
 from meshwright.record import Record, record_from_json
 from meshwright.step import (
@@ -65,7 +65,7 @@ class Plan:
     @property
     def rules(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The mesh axes of each logical axis, as `flax.linen.logical_axis_rules` takes them."""
-        shown = {}
+        shown: dict[str, str | tuple[str, ...] | None] = {}
         for name, axes in logical_rules(self.strategy).items():
             live = tuple(axis for axis in axes if self.mesh.degree(axis) > 1)
             shown[name] = live if len(live) > 1 else live[0] if live else None
@@ -181,9 +181,9 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from_data(data: dict[str, Any], *, name: str) -> Plan:
+def plan_from_data(data: Any, *, name: str) -> Plan:
     """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
-    if not isinstance(data, dict) or data.get("meshwright_plan") != FORMAT:
+    if not has_fields(data) or data.get("meshwright_plan") != FORMAT:
         raise MeshwrightError(f"{name} is not a plan of format {FORMAT}; `meshwright plan … -o {name}` writes one")
     try:
         return Plan(

@@ -25,14 +25,14 @@ from meshwright.cost import (
 )
 from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape
-from meshwright.planner.waits import (
-    NO_WAITS,
+from meshwright.planner.overlap import (
+    FREE_LINKS,
     WINDOWS,
-    Waits,
+    OverlapBudget,
     can_hide,
+    overlap_budget,
     ring_shares,
-    step_waits,
-    waits,
+    step_budget,
 )
 from meshwright.record import Bound, Collective, Phase, Record, merge
 from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks
@@ -57,9 +57,9 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     moves = step_collectives(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(moves, workload, mesh, system, strategy)
-    waited = waits(moves, layout, strategy, round_ring)
-    breakdown = step_breakdown(workload, mesh, system, strategy, waited)
-    exposed = _exposed(moves, layout, waited.shares(*windows(breakdown)), round_ring, strategy)
+    budget = overlap_budget(moves, layout, strategy, round_ring)
+    breakdown = step_breakdown(workload, mesh, system, strategy, budget)
+    exposed = _exposed(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
         origin="predicted",
@@ -105,28 +105,28 @@ def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strateg
 
 def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
     """The step time of `predict`, without the rest of the record."""
-    waited = step_waits(workload, mesh, system, strategy)
-    return sum(step_breakdown(workload, mesh, system, strategy, waited).values())
+    budget = step_budget(workload, mesh, system, strategy)
+    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
 
 
 def step_breakdown(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, waited: Waits
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
 ) -> dict[str, float]:
-    """The seconds of a step by what they go to, where its collectives take as long as `waited` says."""
+    """The seconds of a step by what they go to, with the collectives of `budget`."""
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
-    shares = waited.shares(*windows(breakdown))
-    breakdown["exposed communication"] = waited.exposed(shares)
+    shares = budget.shares(*windows(breakdown))
+    breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
         # Copies to and from the host run beside the ops of their pass.
         copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
         breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
-        breakdown["pipeline bubble"] = bubble_seconds(once, waited.exposed_stream(shares), mesh, strategy)
+        breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
     if system.chip.kind == "gpu":
-        hidden = waited.beside + sum((1 - shares[window]) * getattr(waited, window) for window in shares)
+        hidden = budget.hidden_by_attention + sum((1 - shares[window]) * getattr(budget, window) for window in shares)
         breakdown["contention"] = contention_seconds(hidden, system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
@@ -139,13 +139,13 @@ def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
 
 
 def step_bound_seconds(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, waited: Waits = NO_WAITS
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget = FREE_LINKS
 ) -> float:
-    """A time that a step is never under, cheap to have, where its collectives take no less than is said.
+    """A lower bound of a step's time, cheap to have, of a lower bound of its collectives.
 
-    With none said: ops, bubble, stragglers and update, as if links were free.
+    By default: ops, bubble, stragglers and update, as if links were free.
     """
-    return sum(step_breakdown(workload, mesh, system, strategy, waited).values())
+    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:

@@ -12,10 +12,10 @@ from meshwright.cost import step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
+from meshwright.planner.overlap import FREE_LINKS, least_budget, least_weight_budget
 from meshwright.planner.plan import Plan
 from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
 from meshwright.planner.space import Candidate, Space, runnable_space, whole_space
-from meshwright.planner.waits import NO_WAITS, least_waits, least_weight_waits
 from meshwright.step import (
     DEFAULT,
     Remat,
@@ -135,7 +135,7 @@ class _Search:
 
     space: Space
     num_priced: int = 0
-    heap: list[tuple[float, float, int, object]] = field(default_factory=list)
+    heap: list[tuple[float, float, int, object]] = field(default_factory=list[tuple[float, float, int, object]])
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
@@ -179,11 +179,11 @@ class _Search:
         # Rings beside products leave less to wait for, and make more products of one.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
         hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
-        waited = NO_WAITS
+        budget = FREE_LINKS
         if group.zero_stage is not None:
-            least = least_waits if group.is_close else least_weight_waits
-            waited = least(workload, mesh, system, hiding)
-        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, waited)
+            least = least_budget if group.is_close else least_weight_budget
+            budget = least(workload, mesh, system, hiding)
+        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
 
     def _price(self, group: _Group) -> None:
         """Price the ways of a mesh that fit."""

@@ -123,7 +123,8 @@ def _(fact: Gap) -> str:
             return f"{'*'.join(fact.axes)} communication: +{show_seconds(fact.seconds)}"
         case GapKind.TERM:
             return f"{fact.term} +{show_seconds(fact.seconds)}"
-    return str(fact.kind)
+        case GapKind.EQUAL:
+            return str(fact.kind)
 
 
 @say.register
@@ -144,7 +145,8 @@ def _(fact: MoreChips) -> str:
             return f"at {fact.factor}x the chips ({fact.chips:,}) this becomes communication bound {_exposure(fact)}"
         case Turn.ENDS:
             return f"up to {fact.chips:,} chips it stays {fact.bound} bound; beyond: {fact.reason}"
-    return f"at {fact.factor}x the chips ({fact.chips:,}) it is {fact.bound} bound still"
+        case Turn.STAYS:
+            return f"at {fact.factor}x the chips ({fact.chips:,}) it is {fact.bound} bound still"
 
 
 @say.register
@@ -171,7 +173,8 @@ def _(fact: LongerSequences) -> str:
         case SequenceLimit.MEMORY:
             amount = f"{show_bytes(fact.peak_bytes)} of {show_bytes(fact.usable_bytes)}"
             return f"at {fact.seq_len:,} tokens a sequence it no longer fits: {amount}"
-    return f"sequences of {fact.seq_len:,} tokens fit still"
+        case SequenceLimit.NONE:
+            return f"sequences of {fact.seq_len:,} tokens fit still"
 
 
 @say.register
@@ -207,7 +210,8 @@ def _(fact: Change) -> str:
             return "parameters and moments in bf16"
         case "attention", _:
             return "a fused attention kernel"
-    return f"{fact.option} {fact.value}"
+        case _:
+            return f"{fact.option} {fact.value}"
 
 
 def _exposure(fact: MoreChips | OtherBatch) -> str:

@@ -62,7 +62,8 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
     """
     system.peak(serving.compute_dtype)  # A dtype without a figure says so before anything is searched.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
-    chosen, points = [], []
+    chosen: list[ServingPlan] = []
+    points: list[ServingPoint] = []
     for layout in legal:
         priced = _Priced(serving, layout, system)
         best = priced.best_sequences()
@@ -118,7 +119,8 @@ def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, .
 def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:
     """The layouts on some meshes that can split what is served, and how many were tried; none is an error."""
     layouts = [layout for mesh in shapes for layout in serving_layouts(serving, mesh)]
-    found, refusals = [], []
+    found: list[ServingLayout] = []
+    refusals: list[str] = []
     for layout in layouts:
         try:
             check_serving(serving, layout)

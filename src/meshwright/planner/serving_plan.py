@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import serving_from_data
 from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.files import read_data, write_data
+from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.record import Record, merge, record_from_json
 from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
@@ -121,7 +121,7 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
     """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
-    if not isinstance(data, dict) or data.get("meshwright_serving_plan") != FORMAT:
+    if not has_fields(data) or data.get("meshwright_serving_plan") != FORMAT:
         raise MeshwrightError(
             f"{name} is not a serving plan of format {FORMAT}; `meshwright plan … --serve decode -o {name}` writes one"
         )

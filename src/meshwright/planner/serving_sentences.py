@@ -98,7 +98,8 @@ def _(fact: ServingGap) -> str:
             return f"{show_seconds(fact.seconds)} late at batch {fact.batch:,}"
         case ServingGapKind.TERM:
             return f"{TERMS[fact.term]} +{show_seconds(fact.seconds)}" + ("/token" if fact.per_token else "")
-    return str(fact.kind)
+        case ServingGapKind.EQUAL:
+            return str(fact.kind)
 
 
 @say.register

@@ -144,7 +144,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
 
 def _policies(base: Strategy) -> tuple[Remat, ...]:
     """The policies that differ: a fused kernel leaves no scores to drop; what the host keeps is asked for by name."""
-    left_out = {"offload"} | ({"attention"} if base.attention != "scores" else set())
+    left_out = ("offload",) if base.attention == "scores" else ("offload", "attention")
     return tuple(remat for remat in REMATS if remat not in left_out)
 
 
@@ -192,7 +192,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...]) -> tuple
     check_positions(workload.model, workload.seq_len)
     sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload)]
     stages = axes.index("pp") if "pp" in axes else None
-    found, shapes = [], list(factorings(num_devices, len(axes)))
+    found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
     for degrees in shapes:
         if stages is not None and degrees[stages] > workload.model.num_layers:
             continue

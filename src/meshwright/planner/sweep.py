@@ -82,7 +82,7 @@ def _resized(system: System, num_chips: int) -> System:
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
     """The numbers from the first to the last, each twice the one before."""
-    values = []
+    values: list[int] = []
     while first and first <= last:
         values.append(first)
         first *= 2

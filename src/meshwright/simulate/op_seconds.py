@@ -6,7 +6,6 @@ the efficiency of their size, everything else at memory bandwidth.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -18,7 +17,8 @@ from typing import Literal
 from meshwright.cost import product_efficiency
 from meshwright.cost.achieved import HBM_SHARE
 from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, attention_share, tpu_kernel_share
-from meshwright.cost.efficiency import DATA, gpu_figures
+from meshwright.cost.data_files import tpu_products
+from meshwright.cost.efficiency import gpu_figures
 from meshwright.hardware import System
 from meshwright.hlo import Instruction, Module, count_executions, flops_of
 from meshwright.hlo.flops import is_kernel
@@ -66,7 +66,7 @@ def clock_hertz(system: System) -> float:
 
     A chip without compiled products takes v5p's flops per cycle, so that it reaches v5p's share of the peak.
     """
-    chips = json.loads((DATA / "tpu_products.json").read_text(encoding="utf-8"))["chips"]
+    chips = tpu_products()["chips"]
     return system.peak("bf16") / chips.get(system.chip.name, chips["v5p"])["flops_per_cycle"]
 
 

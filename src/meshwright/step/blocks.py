@@ -154,7 +154,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         query="query",
         key="key",
         value="value",
-        target="attended",
+        target="attention_heads",
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         qk_dim=model.query_key_dim,
@@ -166,7 +166,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
     )
     output = Linear(
         name="output",
-        source="attended",
+        source="attention_heads",
         target="attention_output" if model.post_norms else "attention_added",
         inputs=_head_dims(model, model.value_dim),
         outputs=(("embed", model.embed),),

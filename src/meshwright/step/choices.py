@@ -16,7 +16,7 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "True or False"}
 """The plain types that are checked, in words."""
 
 
-def check_choices(thing: Any) -> None:
+def check_choices(thing: object) -> None:
     """Raise where a field of a dataclass is not one of its choices, or not of its plain type."""
     for name, (choices, plain) in _fields(type(thing)).items():
         value = getattr(thing, name)
@@ -45,7 +45,7 @@ def _is_of(value: object, kinds: tuple[type, ...]) -> bool:
 @cache
 def _fields(kind: type) -> Mapping[str, tuple[tuple[Any, ...], tuple[type, ...]]]:
     """The choices and the plain types of each field that has some; None among them where it may be left out."""
-    found = {}
+    found: dict[str, tuple[tuple[Any, ...], tuple[type, ...]]] = {}
     for name, hint in get_type_hints(kind).items():
         options = (hint,) if get_origin(hint) is Literal or hint in _PLAIN else get_args(hint)
         if any(get_origin(option) is Literal for option in options):

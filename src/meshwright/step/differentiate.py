@@ -50,9 +50,9 @@ def _forward(node: Node, phase: Phase) -> Iterator[Op]:
 
 
 @lru_cache(maxsize=1 << 12)
-def backward_ops(node: Node, *, is_differentiated: bool = True) -> tuple[Op, ...]:
+def backward_ops(node: Node) -> tuple[Op, ...]:
     """The ops of a node's backward, but for the gradients of weights on their way to where they are stored."""
-    return tuple(_backward(node)) if is_differentiated else ()
+    return tuple(_backward(node))
 
 
 def _backward(node: Node) -> Iterator[Op]:

@@ -61,7 +61,7 @@ def _used_axes(model: Model, rules: Rules) -> set[str]:
     """
     declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
     named = declared | {"residual_sequence", "batch"}
-    stages = set() if isinstance(model, ProgramModel) and not model.has_stages else {"pp"}
+    stages = set[str]() if isinstance(model, ProgramModel) and not model.has_stages else {"pp"}
     return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | stages
 
 

@@ -147,7 +147,6 @@ class Move:
     after: Array
     pending: tuple[str, ...] = ()
     is_ring: bool = False
-    name_gradient: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +165,7 @@ class Core:
 class Exchange:
     """One collective that a kernel of its own makes in some phases: `array` is as in `record.Collective`.
 
-    phases: in which it runs; recompute where the node runs again.
+    phases: in which it runs; recompute where the node is recomputed.
     """
 
     name: str
@@ -231,7 +230,7 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     source, target = before.notation, after.notation
     axes = {*source.split_axes, *source.unreduced, *target.split_axes}
     sizes = Sizes(degrees=dict.fromkeys(axes, 2), dims=dict.fromkeys(source.dims, 1 << 20))
-    found = []
+    found: list[Collected] = []
     for move in reshard(source, target, sizes):
         if isinstance(move, Inferred):
             operand, result = (_laid(before, array) for array in (move.operand, move.result))

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
 from meshwright.step.blocks import program
 from meshwright.step.layer import EndOp, LayerOp, Linear, Lookup, Norm
 from meshwright.step.model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Role = Literal["product", "table", "vector"]
 
@@ -93,13 +96,15 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
             (rows, num_rows), (columns, num_columns) = op.rows, op.columns
             shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"
             return {op.name: Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)}
-    return {}
+        case _:
+            return {}
 
 
 def _weight(op: Linear) -> dict[str, Parameter]:
     """The weight of a product, and its bias where it has one."""
     experts = (("expert", op.num_experts),) if op.num_experts else ()
-    axes, shape = zip(*experts, *op.inputs, *op.outputs, strict=True)
+    dims = (*experts, *op.inputs, *op.outputs)
+    axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
     scale = op.init_scale if op.init_scale is not None else 1 / math.sqrt(op.fan_in)
     found = {op.name: Parameter(shape=shape, axes=axes, scale=scale)}
     if op.has_bias:
@@ -110,10 +115,15 @@ def _weight(op: Linear) -> dict[str, Parameter]:
     return found
 
 
+def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:
+    """Whether a value stands for more leaves; none of these is a mapping itself."""
+    return isinstance(value, Mapping)
+
+
 def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
     """Each leaf of a tree with its path: `layers.query`."""
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if _is_tree(value):
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -122,9 +132,7 @@ def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
 def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: str = "") -> Tree[Out]:
     """The tree with `function(path, leaf)` for every leaf."""
     return {
-        name: map_leaves(function, value, f"{prefix}{name}.")
-        if isinstance(value, Mapping)
-        else function(f"{prefix}{name}", value)
+        name: map_leaves(function, value, f"{prefix}{name}.") if _is_tree(value) else function(f"{prefix}{name}", value)
         for name, value in tree.items()
     }
 

@@ -1,7 +1,7 @@
-"""Rematerialize pass: which ops of a layer backward runs again, by what a policy keeps.
+"""Rematerialize pass: which ops of a layer are recomputed for backward, by what a policy keeps.
 
-A value is made again where backward reads it, or where it leads to one that backward reads, and the policy has not kept
-it. So the last product of a layer is never made again, and what it needs no collective for costs none.
+A value is recomputed where backward reads it, or where it leads to one that backward reads, and the policy has not kept
+it. So the last product of a layer is never recomputed, nor its collective.
 """
 
 from __future__ import annotations
@@ -23,35 +23,40 @@ KEPT: Mapping[Remat, frozenset[Tag]] = {
 """What each policy keeps of a layer beside its input."""
 
 
+def keeps_read(remat: Remat) -> bool:
+    """Whether a policy keeps what products read, so that no collective is recomputed for it."""
+    return Tag.READ in KEPT[remat]
+
+
 def recomputed(nodes: Sequence[Node], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
-    """The positions of the nodes of a layer that backward runs again.
+    """The positions of the nodes of a layer that are recomputed for backward.
 
     is_whole: every one, as frameworks do that recompute a block to its end.
     """
     if is_whole and remat in ("block", "offload"):
         return frozenset(range(len(nodes)))
-    again = _needed_again(nodes, KEPT[remat])
+    found = _needed(nodes, KEPT[remat])
     if remat == "alternate":
-        # Attention is kept, every second product is made again (torchtitan's selective checkpointing of ops).
+        # Attention is kept, every second product is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
         attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
-        again = (again - attention) | set(products[1::2])
-    return frozenset(again)
+        found = (found - attention) | set(products[1::2])
+    return frozenset(found)
 
 
-def _needed_again(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
+def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
     """The nodes whose result backward needs and a policy does not keep, and those that lead there."""
     writers = _writers(nodes)
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
     # What attention makes is its own writer's: its backward reads its result.
-    again: set[int] = set()
+    found: set[int] = set()
     while waiting:
         writer = waiting.pop()
-        if writer is None or writer in again or nodes[writer].tag in kept:
+        if writer is None or writer in found or nodes[writer].tag in kept:
             continue
-        again.add(writer)
+        found.add(writer)
         waiting.extend(writers[writer, name] for name in nodes[writer].reads)
-    return again
+    return found
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:

@@ -82,10 +82,10 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 def model_step(serving: Serving, batch: int) -> Step:
     """The step of `batch` sequences on one device, each token with its own experts and heads: what the model needs."""
     found, length = program(serving.model), step_length(serving)
-    sizes = {"B": batch, "S": length, "keys": keys_of_query(serving)}
+    sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
     if dispatch := _dispatch(found):
         sizes |= {"A": dispatch.num_experts, "R": batch * length * dispatch.num_active / dispatch.num_experts}
-    ops, _ = serving_ops(serving.model, "prefill", "heads", frozenset())
+    ops, _ = serving_ops(serving.model, "prefill", "heads", frozenset[str]())
     return Step(ops=ops, repeats=_repeats(found), extents=Extents(sizes=sizes, mesh=MeshShape()))
 
 

@@ -221,7 +221,7 @@ class _BlockWalk:
                     for array, size in ((query, score), (output, value))
                 )
             across = tuple(axis for axis in self.tensor if axis not in {a for each in held for a in each.split_axes})
-            yield from self._to_cache(op, query, output, across)
+            yield from self._to_cache(query, output, across)
             if self.split != "heads":
                 heads = _whole(heads, across)
             queries = Array(op.query, (Dim("Q", None), heads, Dim("H", score)))
@@ -230,7 +230,7 @@ class _BlockWalk:
             output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows, cache=held,
         )  # fmt: skip
 
-    def _to_cache(self, op: Attention, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
+    def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
         """Queries of single tokens sent to where the cache lies, and results sent back.
 
         across: the axes of heads that do not split the cache's. Over parts of a sequence attention is merged: each

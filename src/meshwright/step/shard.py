@@ -6,7 +6,7 @@ must lie otherwise than it does becomes a `Move`; what a move communicates is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -65,7 +65,7 @@ class _BlockSharder:
         self.ops, self.name, self.stack, self.region, self.layout = block.ops, block.name, stack, region, layout
         self.block = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.arrays: _Layouts = {}
-        self.entries: dict[tuple[str, str], str] = {}
+        self.entries: dict[str, str] = {}
         self.parts: set[str] = set()
 
     def nodes(self) -> Iterator[Node]:
@@ -191,15 +191,14 @@ class _BlockSharder:
         """Whether a product goes round tp in steps beside its collective."""
         return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
 
-    def _entry(self, op: Linear, columns: tuple[Dim, ...]) -> Iterator[Node]:
+    def _entry(self, op: Linear, columns: tuple[Dim, ...]) -> Generator[Node, None, str]:
         """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
         array = self._array(op.source)
-        key = (op.source, "tokens")
         is_split = any(dim.axes for dim in array.dims[2:])
-        if not is_split and key not in self.entries:
+        if not is_split and op.source not in self.entries:
             after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
             pending = tuple(axis for dim in columns for axis in dim.axes)
-            self.entries[key] = name = f"{op.source} as read"
+            self.entries[op.source] = name = f"{op.source} as read"
             self.arrays[name] = replace(after, name=name)
             is_stream = array.dims[-1].letter == "D"
             move = Move(
@@ -210,7 +209,7 @@ class _BlockSharder:
                 is_ring=is_stream and self.layout.collective_matmul,
             )
             yield self._node(move, reads=(op.source,), writes=name, tag=Tag.READ)
-        return self.entries.get(key, op.source)
+        return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
         """Values that are still sums over tp, added up and summed once, onto the layout of the residual stream."""
@@ -302,7 +301,7 @@ class _BlockSharder:
         work: list[Work] = []
         reads = op.source
         if ep:
-            work.extend(dispatch_moves(ep, tp, self._embed(), op, layout))
+            work.extend(dispatch_moves(ep, tp, self._embed(), op))
         else:
             array = self._array(op.source)
             after = replace(array, dims=(*layout.tokens, *array.dims[2:]))

@@ -106,12 +106,14 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
 
 
 def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array) -> Iterator[Node]:
-    """The softmax over a split vocab, and the mean over tokens. The target's logit is not needed again for backward."""
+    """The softmax over a split vocab, and the mean over tokens. The target's logit is not recomputed."""
     tokens = Array("softmax", layout.tokens, width="float32")
     work: list[Work] = [PassOver(kind="loss", arrays=(logits,))]
     if vocab:
-        again = Exchange(name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=("recompute",), times=2)
-        work += [replace(again, phases=("forward",), times=3), again]
+        recompute = Exchange(
+            name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=("recompute",), times=2
+        )
+        work += [replace(recompute, phases=("forward",), times=3), recompute]
     total = Array("loss", (Dim("loss", None),), width="float32")
     work += [
         Exchange(name="loss", kind="all-reduce", axes=axes, array=total, phases=("forward",))

@@ -30,24 +30,22 @@ def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phas
     yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
 
 
-def dispatch_moves(
-    ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch, layout: Layout
-) -> Iterator[Exchange]:
+def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch) -> Iterator[Exchange]:
     """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
-    again: Phases = ("forward", "recompute")
-    back: Phases = ("backward",)
+    forward: Phases = ("forward", "recompute")
+    backward: Phases = ("backward",)
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     shares = Array("shares", (Dim("C", None),), width="float32")
-    yield from _there("experts dispatch", ep, tp, rows, again)
-    yield from _back("experts dispatch", ep, tp, rows, back)
-    yield from _there("routing shares", ep, tp, shares, again)
-    yield from _back("routing shares", ep, tp, shares, back)
+    yield from _there("experts dispatch", ep, tp, rows, forward)
+    yield from _back("experts dispatch", ep, tp, rows, backward)
+    yield from _there("routing shares", ep, tp, shares, forward)
+    yield from _back("routing shares", ep, tp, shares, backward)
     if op.capacity_factor is None:
         counts = Array("counts", (Dim("sent", None),), width="float32")
-        yield Exchange(name="routing counts", kind="all-to-all", axes=ep, array=counts, phases=again)
+        yield Exchange(name="routing counts", kind="all-to-all", axes=ep, array=counts, phases=forward)
         if tp:
             gathered = Array("counts", (Dim("gathered", None),), width="float32")
-            yield Exchange(name="routing counts", kind="all-gather", axes=tp, array=gathered, phases=again)
+            yield Exchange(name="routing counts", kind="all-gather", axes=tp, array=gathered, phases=forward)
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:

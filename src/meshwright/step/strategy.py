@@ -111,9 +111,6 @@ class Strategy:
     profile: FrameworkProfile = XLA
 
     def __post_init__(self) -> None:
-        if isinstance(self.profile, Mapping):
-            # As `dataclasses.asdict` has it.
-            object.__setattr__(self, "profile", FrameworkProfile(**self.profile))
         check_choices(self)
         for field in ("num_microbatches", "virtual_stages"):
             if getattr(self, field) < 1:
@@ -130,8 +127,10 @@ _FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "l
 
 
 def strategy_from_data(data: Mapping[str, Any]) -> Strategy:
-    """The strategy of a file, also of one whose fields have their former names."""
+    """The strategy that `dataclasses.asdict` made plain data of; a file may have the fields' former names."""
     fields = {_FORMER_NAMES.get(name, name): value for name, value in data.items()}
     if (is_split := fields.pop("sequence_parallel", None)) is not None:
         fields["tp_stream"] = "split" if is_split else "whole"
+    if "profile" in fields:
+        fields["profile"] = FrameworkProfile(**fields["profile"])
     return Strategy(**fields)

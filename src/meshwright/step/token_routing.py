@@ -57,13 +57,13 @@ class Blocks(NamedTuple):
     """The rows that the experts of a device have room for, the blocks that they are cut into, and the rows of one."""
 
     rows: int
-    count: int
+    num_blocks: int
     size: int
 
     @property
     def padding(self) -> float:
         """The rows of all blocks, over those that there is room for."""
-        return self.count * self.size / self.rows
+        return self.num_blocks * self.size / self.rows
 
 
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:

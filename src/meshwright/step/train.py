@@ -38,7 +38,7 @@ from meshwright.step.pipeline import (
     repeats,
     stage_moves,
 )
-from meshwright.step.rematerialize import recomputed
+from meshwright.step.rematerialize import keeps_read, recomputed
 from meshwright.step.rules import RULES, rules_of
 from meshwright.step.sequence import has_attention, is_zigzag
 from meshwright.step.shard import shard_stack
@@ -110,14 +110,14 @@ def _ops(
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
-    ops += build.ends(embedding_nodes(found.embedding, ahead), is_again=before is not None)
+    ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
-    is_again = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
-    ops += build.ends(logits_nodes(found.logits, layout), is_again=is_again)
+    is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
+    ops += build.ends(logits_nodes(found.logits, layout), is_recomputed=is_recomputed)
     if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
         array = Array("positions", (layout.tokens[0], Dim("S", None)), width="float32")
         ops.append(Communicate(
@@ -164,32 +164,32 @@ class _Builder:
         self.tables: set[str] = set()
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
-        """The ops of one layer of a stack: forward, what backward makes again, backward, and its weights'."""
+        """The ops of one layer of a stack: forward, recompute, backward, and its weights'."""
         nodes = shard_stack(stack, layout)
-        again = recomputed(nodes, remat, is_whole=is_whole)
-        keeps_read = remat in ("none", "attention")
+        positions = recomputed(nodes, remat, is_whole=is_whole)
         for at, node in enumerate(nodes):
             yield from forward_ops(node)
-            if at in again:
+            is_recomputed = at in positions
+            if is_recomputed:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
-            if not keeps_read:
+            if not keeps_read(remat):
                 yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
-            yield from self._backward(node, is_again=at in again)
-            yield from self._attention_again(node, remat, is_again=at in again)
-            yield from self._of_weights(node, is_again=True)
-            yield from self._without_policy(node, stack)
+            yield from self._backward(node, is_recomputed=is_recomputed)
+            yield from self._recomputed_scores(node, remat)
+            yield from self._of_weights(node, is_recomputed=True)
+            yield from self._without_policy(node)
 
-    def _backward(self, node: Node, *, is_again: bool) -> Iterator[Op]:
-        """The ops of backward; of a ring of two, keys are not sent again where they were just made again."""
-        is_seen = is_again and self.layout.is_pair
+    def _backward(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
+        """The ops of backward; of a ring of two, keys are not sent twice where they were just recomputed."""
+        is_there = is_recomputed and self.layout.is_pair
         for op in backward_ops(node):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
             is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name == "positions")
-            if not (is_seen and is_key):
+            if not (is_there and is_key):
                 yield op
 
-    def _attention_again(self, node: Node, remat: Remat, *, is_again: bool) -> Iterator[Op]:
-        """The scores that backward makes again though what attention made of them is kept."""
+    def _recomputed_scores(self, node: Node, remat: Remat) -> Iterator[Op]:
+        """The scores that are recomputed though what attention made of them is kept."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
@@ -197,10 +197,10 @@ class _Builder:
                 if remat == "attention":
                     yield replace(op, is_scores_alone=True)
                 elif self.has_chunks:
-                    # Each chunk of queries makes its scores once more.
+                    # Each chunk of queries recomputes its scores.
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
-    def _without_policy(self, node: Node, stack: Stack) -> Iterator[Op]:
+    def _without_policy(self, node: Node) -> Iterator[Op]:
         """What no policy keeps: positions of gathered keys in each layer, and the load of experts in stages.
 
         Else the loads of all layers are summed at once, with the loss.
@@ -219,16 +219,16 @@ class _Builder:
                     name=work.name, kind=work.kind, axes=work.axes, phase=phase, region=region, array=array
                 )
 
-    def ends(self, nodes: Iterator[Node], *, is_again: bool) -> Iterator[Op]:
+    def ends(self, nodes: Iterator[Node], *, is_recomputed: bool) -> Iterator[Op]:
         """The ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            if is_again:
+            if is_recomputed:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
             yield from backward_ops(node)
-            yield from self._of_weights(node, is_again=is_again)
+            yield from self._of_weights(node, is_recomputed=is_recomputed)
 
-    def _of_weights(self, node: Node, *, is_again: bool) -> Iterator[Op]:
+    def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
         """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
 
         Below ZeRO-3 updated parameters are gathered once a step, at its start; below ZeRO-2 gradients are scattered
@@ -246,7 +246,7 @@ class _Builder:
             if not is_used or self.is_spmd_pipeline:
                 if stage == 3:
                     yield from gathers(work, region, "forward")
-                    if is_again:
+                    if is_recomputed:
                         yield from gathers(work, region, "recompute")
                 elif not is_used:
                     yield from gathers(work, once, "forward")
@@ -264,7 +264,7 @@ def _update(model: Model, layout: Layout, mesh: MeshShape, strategy: Strategy) -
     """What the update of every parameter sums."""
     is_one_program = is_spmd_pipeline(mesh, strategy)
     for path, parameter in leaves(parameters(model)):
-        dims = []
+        dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))

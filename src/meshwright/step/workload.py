@@ -60,16 +60,6 @@ class Workload:
         """The tokens of a step, over all devices."""
         return self.batch * self.seq_len
 
-    @property
-    def keeps_input_alone(self) -> bool:
-        """Whether backward makes a whole layer again from its input."""
-        return self.remat in ("block", "offload")
-
-    @property
-    def keeps_read(self) -> bool:
-        """Whether what products read is kept, so that no collective of the forward pass runs again for it."""
-        return self.remat in ("none", "attention")
-
 
 QUERY_CHUNK = 1024
 """Queries whose attention scores are held at once."""

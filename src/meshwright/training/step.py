@@ -28,6 +28,7 @@ from meshwright.step import (
     parameters,
     rules_of,
     staged_parameters,
+    strategy_from_data,
 )
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
@@ -156,7 +157,7 @@ def lower_train_step(
 
     `workload` and `strategy` are as `dataclasses.asdict` has them; without one it is the default strategy.
     """
-    read, way, optimizer = workload_from_data(workload), Strategy(**(strategy or {})), Optimizer()
+    read, way, optimizer = workload_from_data(workload), strategy_from_data(strategy or {}), Optimizer()
     layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))
     check_runnable(read.model, layout.mesh, way)
     check_mesh(read, layout.mesh)

@@ -1,4 +1,4 @@
-"""How long a step waits for its collectives: which of them ops can hide, and for how much of the rest nothing does."""
+"""Overlap of communication and compute: which collectives ops can hide, and the seconds of those that nothing hides."""
 
 from __future__ import annotations
 
@@ -31,69 +31,74 @@ WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "
 
 
 @dataclass(frozen=True)
-class Waits:
-    """The seconds of a step's collectives, added up by what they can hide behind.
+class OverlapBudget:
+    """The seconds of a step's collectives, added up by what can hide them.
 
-    forward, backward: what ops of that pass can hide, and of it what products wait for all the same
-    (critical_forward, critical_backward). stream: what nothing hides and every microbatch waits for; rest: what
-    nothing hides and a step waits for once. beside: what is hidden by the work that it is sent for.
+    forward, backward: of those that ops of that pass can hide; critical_forward, critical_backward: of those among them
+    that every microbatch waits for where they take longer. per_microbatch: of those that nothing hides and every
+    microbatch waits for; per_step: of those that nothing hides and a step waits for once. hidden_by_attention: of the
+    sends round a ring that run beside the attention of their turn.
     """
 
     forward: float = 0.0
     backward: float = 0.0
     critical_forward: float = 0.0
     critical_backward: float = 0.0
-    stream: float = 0.0
-    rest: float = 0.0
-    beside: float = 0.0
+    per_microbatch: float = 0.0
+    per_step: float = 0.0
+    hidden_by_attention: float = 0.0
 
-    def __add__(self, other: Waits) -> Waits:
-        return Waits(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+    def __add__(self, other: OverlapBudget) -> OverlapBudget:
+        return OverlapBudget(
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
-    def __mul__(self, times: float) -> Waits:
-        return Waits(*(times * seconds for seconds in vars(self).values()))
+    def __mul__(self, times: float) -> OverlapBudget:
+        return OverlapBudget(*(times * seconds for seconds in vars(self).values()))
 
     def shares(self, forward: float, backward: float) -> dict[str, float]:
         """The share of each pass's collectives that is exposed where ops take so long in them."""
         return {"forward": _exposed(self.forward, forward), "backward": _exposed(self.backward, backward)}
 
     def exposed(self, shares: Mapping[str, float]) -> float:
-        """The seconds that nothing hides."""
-        return self.stream + self.rest + shares["forward"] * self.forward + shares["backward"] * self.backward
+        """The seconds of all collectives that nothing hides."""
+        return (
+            self.per_microbatch + self.per_step + shares["forward"] * self.forward + shares["backward"] * self.backward
+        )
 
-    def exposed_stream(self, shares: Mapping[str, float]) -> float:
+    def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
         """The part of these that every microbatch waits for."""
-        hidden = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
-        return self.stream + hidden
+        late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
+        return self.per_microbatch + late
 
 
 _SHAPE = ("num_microbatches", "virtual_stages", "schedule")
 """What of a strategy only says how many microbatches there are and in which order they come."""
 
-NO_WAITS = Waits()
+FREE_LINKS = OverlapBudget()
 """Of links that are free."""
 
 NO_RING: Mapping[Phase, float] = {}
 """Of collectives that do not go round a ring."""
 
 
-def waits(
+def overlap_budget(
     moves: Iterable[Collective], layout: MeshPlacement, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
-) -> Waits:
-    """What a step waits for some collectives on a layout, of what goes round a ring the shares said."""
-    sums = dict.fromkeys(vars(Waits()), 0.0)
+) -> OverlapBudget:
+    """The budget of some collectives; ring_shares: what attention does not hide of those that go round a ring."""
+    sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
     for move in moves:
         seconds, critical = planned_seconds(move, layout), is_critical(move)
         if is_round_ring(move):
-            sums["stream"] += ring_shares[move.phase] * seconds
-            sums["beside"] += (1 - ring_shares[move.phase]) * seconds
+            sums["per_microbatch"] += ring_shares[move.phase] * seconds
+            sums["hidden_by_attention"] += (1 - ring_shares[move.phase]) * seconds
         elif can_hide(move, layout, strategy):
             sums[WINDOWS[move.phase]] += seconds
             if critical:
                 sums[f"critical_{WINDOWS[move.phase]}"] += seconds
         else:
-            sums["stream" if critical and move.phase != "update" else "rest"] += seconds
-    return Waits(**sums)
+            sums["per_microbatch" if critical and move.phase != "update" else "per_step"] += seconds
+    return OverlapBudget(**sums)
 
 
 def ring_shares(
@@ -111,65 +116,67 @@ def ring_shares(
     return {phase: work.exposed_share(phase, **each) for phase, each in sends.items()}
 
 
-def step_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for all its collectives."""
-    return weight_waits(workload, mesh, system, strategy) + activation_waits(workload, mesh, system, strategy)
+def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """The budget of all collectives of a step."""
+    return weight_budget(workload, mesh, system, strategy) + activation_budget(workload, mesh, system, strategy)
 
 
-def least_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for its collectives at least: `least_weight_waits`, and activations as one microbatch.
+def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """A lower bound of `step_budget`: `least_weight_budget`, and activations as if there were one microbatch.
 
-    Of more, each moves its part, at no better rate.
+    Of several each moves its part, at no better rate.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
-    stream = _activation_waits(workload, mesh, system, whole).stream
-    return replace(least_weight_waits(workload, mesh, system, strategy), stream=stream)
+    seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
+    return replace(least_weight_budget(workload, mesh, system, strategy), per_microbatch=seconds)
 
 
-def least_weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for gathered weights and their gradients at least, cheap to have.
+def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """A lower bound of `weight_budget`, cheap to have.
 
-    As if all went at once, at the full rate of the links.
+    As if all gathered weights and their gradients went at once, at the full rate of the links.
     """
     stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
     if not stored or not strategy.overlaps_weights:
-        return NO_WAITS
+        return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
     once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, _SHAPE))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
-    return Waits(forward=forward, backward=backward)
+    return OverlapBudget(forward=forward, backward=backward)
 
 
-def weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for weights and gradients."""
-    # Stages of GPipe in lockstep gather a table again.
+def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """The budget of the collectives of weights and of their gradients."""
+    # Stages of GPipe in lockstep gather a table twice.
     shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
-    once, each = _weight_waits(_any_remat(workload), mesh, system, _without(strategy, shape))
+    once, each = _weight_budgets(_any_remat(workload), mesh, system, _without(strategy, shape))
     return once + each * strategy.num_microbatches
 
 
-def activation_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for activations, and for what the loss sums."""
-    return _activation_waits(workload, mesh, system, _without(strategy, ("zero_stage",)))
+def activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """The budget of the collectives of activations, and of what the loss sums."""
+    return _activation_budget(workload, mesh, system, _without(strategy, ("zero_stage",)))
 
 
 @lru_cache(maxsize=1 << 15)
-def _activation_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Waits:
-    """What a step waits for activations, of a strategy without what does not change it."""
+def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """`activation_budget` of a strategy without the fields that do not change it."""
     moves = activation_collectives(workload, mesh, strategy)
     shares = ring_shares(moves, workload, mesh, system, strategy)
-    return waits(moves, lay_mesh(system, mesh.layout), strategy, shares)
+    return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
 
 
 @lru_cache(maxsize=1 << 14)
-def _weight_waits(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[Waits, Waits]:
-    """What a step waits for weights once, and for each microbatch: each use of a weight takes as long."""
+def _weight_budgets(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[OverlapBudget, OverlapBudget]:
+    """The budget of weights once a step, and for each microbatch: each use of a weight takes as long."""
     layout = lay_mesh(system, mesh.layout)
     # Virtual stages take microbatches in groups of as many as there are stages.
     group = mesh.pp if strategy.virtual_stages > 1 else 1
     one, two = (
-        waits(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
+        overlap_budget(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
         for parts in (group, 2 * group)
     )
     each = (two + one * -1) * (1 / group)

@@ -1,0 +1,239 @@
+"""The meshes of a call: those in its arguments, the one in use, and a copy of it in which another stands for them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import cloudpickle
+import jax
+import numpy as np
+from jax.experimental.layout import Format, Layout
+from jax.interpreters import pxla
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+
+from meshwright.errors import MeshwrightError
+
+MeshLike = Mesh | AbstractMesh | Mapping[str, int]
+
+
+class Call(NamedTuple):
+    """A function and what it is called with."""
+
+    function: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+
+def meshes_in(tree: Any) -> Iterator[Mesh | AbstractMesh]:
+    """The meshes of the arguments' shardings."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            yield sharding.mesh
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of `jax.set_mesh`, else that of `with mesh:`; None where neither is in use."""
+    with warnings.catch_warnings():  # that `with mesh:` is old, and so is the only name of its mesh
+        warnings.simplefilter("ignore", DeprecationWarning)
+        of_older_code = pxla.thread_resources.env.physical_mesh
+    return next((mesh for mesh in (jax.sharding.get_mesh(), of_older_code) if not mesh.empty), None)
+
+
+def degrees_of(mesh: MeshLike) -> dict[str, int]:
+    """The axes of a mesh and their degrees, outermost first."""
+    return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else dict(mesh)
+
+
+def with_types(mesh: Mesh, types: Sequence[AxisType]) -> Mesh:
+    """The same devices with other axis types."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))
+
+
+def set_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
+    """`jax.set_mesh`, where there is a mesh that is not in use already."""
+    return nullcontext() if mesh is None or mesh == current_mesh() else jax.set_mesh(mesh)
+
+
+@contextmanager
+def only_mesh(mesh: AbstractMesh) -> Iterator[None]:
+    """The context in which an abstract mesh is the only one in use, whatever is in use outside."""
+    none = Mesh(np.empty((), dtype=object), ())
+    with ExitStack() as stack:
+        if current_mesh() is not None:
+            stack.enter_context(none)
+            stack.enter_context(jax.set_mesh(none))
+        stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+        yield
+
+
+def on_mesh(tree: Any, mesh: Mesh) -> Any:
+    """Arguments with their specs on the devices of a mesh, where their own mesh is abstract."""
+    return jax.tree.map(lambda leaf: _abstract_leaf(leaf, mesh) if _is_on_abstract_mesh(leaf) else leaf, tree)
+
+
+def for_target(call: Call, target: AbstractMesh) -> Call:
+    """A call in which a mesh of the target stands for every mesh, axis by axis, and arguments are abstract.
+
+    A function that holds a mesh is copied for that, as cloudpickle copies functions; imported modules are not.
+
+    Raises:
+        MeshwrightError: where the call has axes that the target lacks, or the function cannot be copied and is for a
+            mesh of other degrees.
+    """
+    args, kwargs = jax.tree.map(lambda leaf: _abstract_leaf(leaf, target), (tuple(call.args), dict(call.kwargs)))
+    out = io.BytesIO()
+    pickler = _Pickler(out)
+    try:
+        pickler.dump(call.function)
+        if not pickler.meshes:
+            return Call(call.function, args, kwargs)
+        return Call(_Unpickler(out.getvalue(), target, pickler.kept).load(), args, kwargs)
+    except (TypeError, pickle.PicklingError, AttributeError, RecursionError) as error:
+        others = [mesh for mesh in (*pickler.meshes, *meshes_in(call)) if degrees_of(mesh) != degrees_of(target)]
+        if others:
+            raise MeshwrightError(
+                f"{function_name(call.function)} is for a mesh of {_shown(others[0])} and cannot be copied for one of"
+                f" {_shown(target)}: {error}"
+            ) from None
+        return Call(call.function, args, kwargs)
+
+
+def function_name(function: Any) -> str:
+    """The name of a function, for messages."""
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Leaves out meshes, and whatever stays the object that it is: `kept`."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.kept: list[Any] = []
+        self.meshes: list[Mesh | AbstractMesh] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Names and types of a mesh's axes, or the number of an object that stays; None for anything else."""
+        if isinstance(obj, (Mesh, AbstractMesh)):
+            self.meshes.append(obj)
+            return type(obj).__name__, tuple(obj.axis_names), tuple(obj.axis_types)
+        is_here = isinstance(obj, jax.Array) and len(obj.sharding.device_set) == 1
+        if is_here or isinstance(obj, (type, jax.Device)) or _is_named(obj):
+            self.kept.append(obj)
+            return "kept", len(self.kept) - 1
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """What JAX 0.10.2 does not copy right: jitted functions drop two attributes, custom derivatives fail."""
+        if isinstance(obj, (jax.custom_vjp, jax.custom_jvp)):
+            return object.__new__, (type(obj),), dict(vars(obj)), None, None, _fill
+        if hasattr(obj, "_jit_info"):
+            make, arguments, state, *_ = obj.__reduce_ex__(2)
+            return _rejit, (make, arguments, state, obj._fun, obj._jit_info)
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts a mesh of the target in the place of every mesh."""
+
+    def __init__(self, data: bytes, target: AbstractMesh, kept: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.target, self.kept = target, kept
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The target's mesh for the names and types of some axes, or what was kept."""
+        if pid[0] == "kept":
+            return self.kept[pid[1]]
+        _, names, types = pid
+        return _like(self.target, names, types)
+
+
+def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType]) -> AbstractMesh:
+    """The target, with the axis types of the mesh that it stands for."""
+    if set(names) - set(target.axis_names):
+        raise MeshwrightError(
+            f"the function or its arguments have a mesh of axes {', '.join(names)};"
+            f" it is to be compiled for axes {', '.join(target.axis_names)}"
+        )
+    by_name = dict(zip(names, types, strict=True))
+    # Axes that are not on the old mesh have no type there; they are not named either.
+    kinds = tuple(by_name.get(name, types[0] if types else AxisType.Auto) for name in target.axis_names)
+    return AbstractMesh(target.axis_sizes, target.axis_names, axis_types=kinds, abstract_device=target.abstract_device)
+
+
+def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> Any:
+    """The inverse of `_Pickler.reducer_override`."""
+    jitted = make(*arguments)
+    jitted.__setstate__(state)
+    jitted._fun, jitted._jit_info = function, info
+    return jitted
+
+
+def _fill(made: Any, attributes: Mapping[str, Any]) -> None:
+    """Give an object its attributes."""
+    vars(made).update(attributes)
+
+
+def _is_named(obj: Any) -> bool:
+    """Whether an object can be imported by its name, as `jax.nn.relu`, other than from the script that runs."""
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if module == "__main__" or not isinstance(module, str) or not isinstance(name, str):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _is_on_abstract_mesh(leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
+
+
+def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """An array as shape, dtype, weak type, layout, memory kind and sharding, the latter on a mesh."""
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return leaf
+    weak = bool(getattr(leaf, "weak_type", False))
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    if not isinstance(sharding, NamedSharding):
+        raise MeshwrightError(
+            f"an argument has a {type(sharding).__name__}; use a NamedSharding, whose axes have names"
+        )
+    if isinstance(mesh, AbstractMesh):
+        mesh = _like(mesh, sharding.mesh.axis_names, sharding.mesh.axis_types)
+    layout = _asked_layout(leaf)
+    if layout is not None and isinstance(mesh, AbstractMesh):
+        raise MeshwrightError(
+            f"an argument {leaf.dtype}{list(leaf.shape)} asks for the layout {layout.major_to_minor}, which JAX lowers"
+            f" only for devices that are here; leave its layout to the compiler, or inspect it without on="
+        )
+    moved = NamedSharding(mesh, sharding.spec, memory_kind=_asked_memory(sharding))
+    placed = moved if layout is None else Format(layout, moved)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=weak)
+
+
+def _asked_memory(sharding: NamedSharding) -> str | None:
+    """The memory that somebody asked for: not the one where arrays are anyway."""
+    return None if sharding.memory_kind in (None, "device", "unpinned_host") else sharding.memory_kind
+
+
+def _asked_layout(leaf: Any) -> Layout | None:
+    """The layout that somebody asked for: not that of rows behind each other, which arrays have anyway."""
+    layout = getattr(getattr(leaf, "format", None), "layout", None)
+    order = getattr(layout, "major_to_minor", None)
+    if order is None or tuple(order) == tuple(range(len(leaf.shape))):
+        return None
+    return Layout(major_to_minor=tuple(order))
+
+
+def _shown(mesh: MeshLike) -> str:
+    return ",".join(f"{axis}={degree}" for axis, degree in degrees_of(mesh).items())
