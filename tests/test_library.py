@@ -242,7 +242,7 @@ def test_train_takes_text_and_its_run_is_verified(tmp_path):
     record = mw.train("tiny", tmp_path / "run", **TINY, mesh="1,2,4,1", steps=2, num_layers=1, on_step=rows.append)
     assert record.origin == "measured"
     assert len(rows) == 2
-    with pytest.raises(mw.MeshwrightError, match="learning_rate is for a new run"):
+    with pytest.raises(mw.MeshwrightError, match=r"learning_rate is 0.1; .* was begun with 0.003: --change"):
         mw.train(tmp_path / "run", resume=True, learning_rate=0.1)
     found = mw.verify(tmp_path / "run")
     assert any(row.measured is not None for row in found.rows)

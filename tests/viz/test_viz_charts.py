@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.hardware import parse_system
 from meshwright.planner import rank
 from meshwright.step import Workload
 from meshwright.viz import Bar, Limits, write_charts
-from meshwright.viz.charts import roofline_point
+from meshwright.viz.charts import RooflinePoint, near_points, roofline_point
 
 SYSTEM = parse_system("v5e:4x4")
 LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)
@@ -60,3 +61,20 @@ def test_a_chart_that_cannot_be_written_is_one_clear_error(records, tmp_path, na
         write_charts([Bar("one", records[0])], tmp_path / name, LIMITS, title="a plan")
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_title_of_a_sweep_claims_nothing_that_differs_between_its_points(tmp_path, monkeypatch, capsys):
+    import matplotlib as mpl
+
+    monkeypatch.setitem(mpl.rcParams, "svg.fonttype", "none")
+    asked = ["plan", "gpt2-xl", "--on", "v5e:4x4", "--sweep", "batch=32,64"]
+    assert main([*asked, "--plot", str(tmp_path / "a.svg")]) == 0
+    for text in (capsys.readouterr().out.splitlines()[0], (tmp_path / "a.svg").read_text()):
+        assert "gpt2-xl · train · batch × " in text
+        assert "remat" not in text
+
+
+def test_labels_that_would_touch_are_joined_in_the_order_of_the_points():
+    points = [("64", RooflinePoint(100.0, 1e14, 1e9)), ("8", RooflinePoint(20.0, 1e14, 1e9))]
+    points += [("128", RooflinePoint(90.0, 1e14, 1e9)), ("high", RooflinePoint(101.0, 2e14, 1e9))]
+    assert [[label for label, _ in group] for group in near_points(points)] == [["8"], ["64", "128"], ["high"]]

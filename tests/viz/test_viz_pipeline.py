@@ -1,7 +1,10 @@
 """The picture of a schedule shows every unit in its slot and every wait."""
 
+from xml.etree import ElementTree
+
 import pytest
 
+from meshwright.errors import MeshwrightError
 from meshwright.step.schedule import Schedule
 from meshwright.viz import show_pipeline
 
@@ -61,3 +64,20 @@ def test_the_svg_says_what_each_cell_is():
     svg = show_pipeline(Schedule(stages=2, microbatches=2, virtual_stages=2)).svg
     assert "microbatch 1 backward in chunk 1" in svg
     assert svg.count("waits") == 2 * 2
+
+
+def test_a_schedule_too_long_to_draw_is_refused_at_once():
+    with pytest.raises(MeshwrightError, match="100,000,000, too many to draw"):
+        show_pipeline(Schedule(stages=1_000, microbatches=100_000))
+
+
+def test_a_long_schedule_leaves_its_middle_out():
+    text = str(show_pipeline(Schedule(stages=16, microbatches=64)))
+    assert len(text.splitlines()) < 80
+    assert "left out" in text
+    assert "B63" in text
+
+
+def test_all_slots_are_equally_wide_because_they_take_the_same_time():
+    root = ElementTree.fromstring(show_pipeline(Schedule(stages=2, microbatches=12)).svg)
+    assert len({rect.get("width") for rect in root.iter("{http://www.w3.org/2000/svg}rect")} - {"100%"}) == 1

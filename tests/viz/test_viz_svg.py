@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.hardware import parse_system
 from meshwright.viz import Picture, show, show_ring
-from meshwright.viz.colours import fill
+from meshwright.viz.colours import NAMED, fill
 from meshwright.viz.panels import Cell, Panel, Sketch
 from meshwright.viz.torus import torus_sketch
 
@@ -82,3 +82,19 @@ def test_a_notebook_is_given_the_svg():
     picture = show("A[I_X]", mesh="X=2", dims="I=8")
     assert picture._repr_html_() == picture.svg
     assert repr(picture) == str(picture)
+
+
+def test_a_colour_on_the_torus_is_the_shard_of_that_colour_in_the_array():
+    root = ElementTree.fromstring(show("A[I_X, J]", mesh="X=2,Y=2", dims="I=8,J=8", on="v5e:2x2").svg)
+    fills = {}
+    for group in root.iter(f"{SVG}g"):
+        fills[group.find(f"{SVG}title").text] = group.find(f"{SVG}rect").get("fill")
+    first, second = fills["devices 0,1 hold A[0:4, 0:8]"], fills["devices 2,3 hold A[4:8, 0:8]"]
+    assert first != second
+    for hint, colour in fills.items():
+        if hint.startswith("chip"):
+            assert colour == (first if "X=0" in hint else second)
+
+
+def test_every_name_has_one_colour_of_its_own():
+    assert len(set(NAMED.values())) == len(NAMED)

@@ -1,12 +1,14 @@
 """The pictures as plain text, and what they leave out to fit."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from meshwright.step.schedule import Schedule
 from meshwright.units import show_bytes
-from meshwright.viz import show
+from meshwright.viz import show, show_pipeline, show_ring
 from meshwright.viz.arrays import device_text
 
 GRID = f"""\
@@ -119,3 +121,42 @@ def test_a_terminal_gets_a_colour_for_each_of_the_four_shards_and_the_same_text(
     assert len(escapes) == 4
     plain = "".join(part.split("m", 1)[1] if index else part for index, part in enumerate(coloured.split("\x1b[")))
     assert plain == GRID + "\n"
+
+
+DRAWINGS = {
+    "large grid": lambda: show("A[I_X, J_Y]", mesh="X=64,Y=64", dims="I=64,J=64"),
+    "long labels": lambda: show("A[I_XY, J]", mesh="X=12,Y=12", dims="I=144,J=8"),
+    "gallery": lambda: show("A[I, J]", mesh="X=2,Y=2,Z=2", dims="I=8,J=8", every=True),
+    "torus": lambda: show("A[I_X, J]", mesh="X=16,Y=16", dims="I=16,J=8", on="v6e:16x16"),
+    "planes": lambda: show("A[I_X, J]", mesh="X=8,Y=64", dims="I=16,J=8", on="v5p:8x8x8"),
+    "ring": lambda: show_ring("all-to-all", range(64), degree=8),
+    "pipeline": lambda: show_pipeline(Schedule(stages=16, microbatches=64), num_layers=126),
+}
+"""Each is wider than the narrowest screen."""
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_fits_the_screen_without_cutting_a_number(name, width):
+    picture = DRAWINGS[name]()
+    text = picture.text(width)
+    assert max(map(len, text.splitlines())) <= width
+    whole, left_out = re.findall(r"\d+", picture.svg), re.findall(r"… (\d+) left out", text)
+    assert set(re.findall(r"\d+", text)) <= {*whole, *left_out}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_ascii_has_the_lines_of_unicode_and_keeps_their_columns(name):
+    picture = DRAWINGS[name]()
+    text, plain = picture.text(100), picture.text(100, is_ascii=True)
+    assert plain.isascii()
+    for line, ascii_line in zip(text.splitlines(), plain.splitlines(), strict=True):
+        bars = [place for place, character in enumerate(line) if character in "│┆"]
+        assert {ascii_line[place] for place in bars} <= {"|"}
+
+
+def test_a_terminal_without_utf_8_gets_ascii():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(file=out, force_terminal=True, width=80).print(show("A[I_X]", mesh="X=2", dims="I=8"), soft_wrap=True)
+    out.flush()
+    assert b"+---------+" in out.buffer.getvalue()

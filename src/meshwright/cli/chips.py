@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.tables import WIDTH, console, show, table
+from meshwright.cli.tables import console, folded, show, table, wrap
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, chips, load_chip, load_hardware
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -45,11 +44,14 @@ def run(args: Args) -> int:
     else:
         columns = ("chip", "bf16", "int8", "HBM", "bandwidth", "links", "largest slice")
         show(console(), table(columns, map(_row, found), left=(0, 5, 6)))
+        print()
         print(
-            "\nA chip's figures: operations a second of dense products, HBM as sold, links one way;"
-            "\nof GPUs the last column is what leaves a node."
-            "\nmeshwright chips NAME has all of them, each with its source."
+            folded(
+                "a chip's figures: operations a second of dense products, HBM as sold, links one way; of GPUs the last"
+                " column is what leaves a node"
+            )
         )
+        print("\n next   meshwright chips NAME has all of them, each with its source")
     return 0
 
 
@@ -90,12 +92,13 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 def _print_one(chip: Chip) -> None:
     """Every figure of a chip under the part it belongs to, and then where the part is from."""
-    print(f"{chip.name} · {chip.title} · {chip.devices_per_chip} device(s) a chip, {chip.chips_per_host} chips a host")
+    many = "1 device" if chip.devices_per_chip == 1 else f"{chip.devices_per_chip} devices"
+    show(console(), f"{chip.name} · {chip.title} · {many} a chip, {chip.chips_per_host} chips a host")
     for part, title, figures in _parts(chip):
         print(f"\n {title}")
         show(console(), table(("", "", ""), [("", *figure) for figure in figures.items()], left=(0, 1, 2)))
         source = f"source: {chip.sources[part]}"
-        print(textwrap.fill(source, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+        print("\n".join(wrap(source, first="  ", then="  ")))
 
 
 def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.tables import console, folded, show, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
@@ -114,19 +115,31 @@ def _data(found: CollectiveTime, placement: Placement, measured: float | None) -
 def _print(args: Args, found: CollectiveTime, placement: Placement, notes: tuple[str, ...]) -> None:
     """The time first, then the way it comes about."""
     sent = wire_bytes(found.kind, found.bytes, placement.degree)
-    print(f"{args.kind} over {'*'.join(placement.axes)} = {placement.degree} on {args.on}   {placement}\n")
-    print(f"  {show_seconds(found.seconds)}, decided by {found.binds or 'nothing: one device'}\n")
-    print(
-        f" bytes      {show_bytes(found.bytes)}, {COUNTED[found.kind]}; in a ring each device sends {show_bytes(sent)}"
-    )
+    over = f"{args.kind} over {'*'.join(placement.axes)} = {placement.degree} on {args.on}"
+    show(console(), f"{over}   {placement}")
+    print()
+    show(console(), f"  {show_seconds(found.seconds)}, decided by {found.binds or 'nothing: one device'}", style="bold")
+    print()
+    sizes = f"{show_bytes(found.bytes)}, {COUNTED[found.kind]}; in a ring each device sends {show_bytes(sent)}"
+    print("\n".join(wrap(sizes, first=" bytes      ", then=INDENT)))
     for number, term in enumerate(found.terms):
         formula, numbers = collective_formula(found.kind, term, placement)
+        rate = next(value for name, value in numbers.items() if name in ("B", "W"))
         values = "".join(f", {name} = {show_rate(n, 'B/s') if name in 'BW' else n}" for name, n in numbers.items())
-        print(f" {'' if number else 'bandwidth':<10} {show_seconds(term.seconds)} in {term.text}")
-        print(f"            {formula}, V the bytes{values}")
-    print(f" latency    {show_seconds(found.latency_seconds)}, all hops however small the array")
+        # What goes through the links is the product of the two numbers beside it.
+        through = f"{show_bytes(term.seconds * rate)} at {show_rate(rate, 'B/s')} = {show_seconds(term.seconds)}"
+        print(
+            "\n".join(wrap(f"{through}, through {term.text}", first=f" {'' if number else 'links':<10} ", then=INDENT))
+        )
+        print("\n".join(wrap(f"{formula}: V the bytes{values}", first=INDENT, then=INDENT)))
+    hops = f"{show_seconds(found.latency_seconds)}, all hops however small the array"
+    print("\n".join(wrap(hops, first=" latency    ", then=INDENT)))
     for note in notes:
-        print(f" note: {note}")
+        print(folded(f"note: {note}"))
+
+
+INDENT = " " * 12
+"""Where the second column of the screen begins."""
 
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from meshwright.cli.arguments import option
-from meshwright.cli.tables import WIDTH
+from meshwright.cli.tables import prose_width
 from meshwright.units import show_seconds
 
 TINY = "tiny --on cpu:8 --batch 16 --seq-len 256"
@@ -36,11 +36,11 @@ def run(args: Args) -> int:
     directory = shlex.quote(str(_free(args.output)))
     began = time.monotonic()
     for title, command in _story(directory):
-        print(f"\n{'─' * WIDTH}\n{title}\n$ meshwright {command}\n", flush=True)
+        print(f"\n{'─' * prose_width()}\n{title}\n$ meshwright {command}\n", flush=True)
         done = subprocess.run([sys.executable, "-m", "meshwright.cli.main", *shlex.split(command)], check=False)
         if done.returncode:
             return done.returncode
-    print(f"\n{'─' * WIDTH}\ndone in {show_seconds(time.monotonic() - began)}; the run is in {directory}")
+    print(f"\n{'─' * prose_width()}\ndone in {show_seconds(time.monotonic() - began)}; the run is in {directory}")
     return 0
 
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     """Run the command that some words name."""
-    from meshwright.cli.encoding import write_ascii_where_needed
+    from meshwright.encoding import write_ascii_where_needed
 
     write_ascii_where_needed()
     if words and words[0] == "help":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools as it
 import json
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.tables import WIDTH, console, show, table, terms
+from meshwright.cli.tables import console, folded, show, table, terms, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
 from meshwright.errors import MeshwrightError
@@ -91,13 +90,25 @@ def run(args: Args) -> int:
 def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
     """The case first, then the ways, cheapest first, then why."""
     inference = priced.inference
-    print(f"{args.product}   {args.mesh} on {system}\n")
-    print(f"  {_case(inference)}\n")
+    show(console(), f"{args.product}   {args.mesh} on {system}")
+    print()
+    show(console(), f"  {_case(inference)}", style="bold")
+    print()
     ways = [priced.chosen, *priced.alternatives]
     rows = [row for place, way in enumerate(ways[:top], start=1) for row in _rows(place, way)]
     show(console(), table(("", "steps", "network", "", "product", "together", "bound by"), rows, left=(1, 6), folds=1))
     if len(ways) > top:
         print(f"\n  {len(ways) - top} more ways; --top {len(ways)} prints them")
+    print()
+    if priced.chosen.collectives and priced.chosen.implementation.flops:
+        serial = show_seconds(priced.chosen.serial_seconds)
+        print(
+            folded(
+                f"together: all collectives run beside the product, and the longest decides (full overlap); one after"
+                f" the other, way 1 takes {serial}"
+            )
+        )
+    print(folded(f"elements are {args.dtype} (--dtype)"))
     print()
     for line in _why(priced):
         print(line)
@@ -138,14 +149,15 @@ def _why(priced: PricedProduct) -> list[str]:
     for name, found in (("network", chosen.network), ("memory", chosen.memory)):
         if found:
             dims = f"{found.dims} = " if found.dims else ""
-            lines.append(
-                f" {name} intensity {dims}{found.value:.0f} flops a byte; hardware intensity {found.hardware:.0f}"
+            lines += wrap(
+                f"{name} intensity {dims}{found.value:.0f} flops a byte; hardware intensity {found.hardware:.0f}",
+                first=" ",
+                then="  ",
             )
     if chosen.bound:
         threshold = say_threshold(chosen.threshold) if chosen.threshold else ""
-        verdict = "; ".join(filter(None, (f"{chosen.bound} bound", threshold)))
-        lines += textwrap.wrap(f" {verdict}", WIDTH, subsequent_indent="  ")
-    return lines + [f" note: {note}" for note in priced.layout.notes]
+        lines += wrap("; ".join(filter(None, (f"{chosen.bound} bound", threshold))), first=" ", then="  ")
+    return lines + [folded(f"note: {note}") for note in priced.layout.notes]
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,10 @@ class _Training:
         from meshwright.cli.plan_sweep import plan_sweep
 
         plot, as_json = self.args.output.plot, self.args.output.json
+        if plot is not None:
+            from meshwright.viz.charts import check_chart_file
+
+            check_chart_file(plot)
         check_all_read(self.args, "beside --sweep")
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
@@ -114,6 +118,10 @@ class _Training:
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
         if path is not None:
             check_output(path)
+        if plot is not None:
+            from meshwright.viz.charts import check_chart_file
+
+            check_chart_file(plot)
         check_all_read(self.args)
         with waiting(f"planning {self.workload.model.name} on {self.system}"):
             asked = None if mesh is None else self._of_mesh(mesh)
@@ -126,7 +134,7 @@ class _Training:
         if plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
-            plot_plan([plan.predicted for plan in ranking.plans], plot, self.workload, self.system)
+            plot_plan(ranking.plans, plot)
         if as_json:
             plan_data(ranking, asked, with_ops=with_ops)
         else:

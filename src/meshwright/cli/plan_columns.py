@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rich.table import Table
-
-from meshwright.cli.tables import table
+from meshwright.cli.tables import Lines, table
 from meshwright.planner import Plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -14,7 +12,7 @@ from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 Row = tuple[str, ...]
 
 
-def comparison(plans: Sequence[Plan]) -> Table:
+def comparison(plans: Sequence[Plan]) -> Lines:
     """The plans side by side: step, MFU, each term of the step, of the memory, and what is exposed over each axis."""
     records = [plan.predicted for plan in plans]
     rows = [

@@ -17,7 +17,8 @@ COLUMNS = 3
 def print_compared(plans: Sequence[Plan]) -> None:
     """Print the fastest that fits, then all meshes beside each other, then how each runs and why it loses."""
     best = min(plans, key=order)
-    print(f"{headline(best)}\n")
+    show(console(), headline(best))
+    print()
     fits = "" if best.predicted.fits else "   NONE FITS"
     show(console(), f"  {best.mesh}   {speed(best.predicted)}   {best.predicted.bound} bound{fits}", style="bold")
     for start in range(0, len(plans), COLUMNS):

@@ -50,7 +50,7 @@ def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: 
     """The answer first, then why, then the runners-up, then the terms."""
     out, best, model = console(), ranking.candidates[0], workload.model
     size = f"{workload.batch} images of {model.image_size} × {model.image_size}"
-    print(f"{model.name} · train · {size} · {workload.compute_dtype} · SGD with momentum · {system}")
+    show(out, f"{model.name} · train · {size} · {workload.compute_dtype} · SGD with momentum · {system}")
     meshes = "1 mesh" if ranking.num_meshes == 1 else f"{ranking.num_meshes} meshes"
     print(f"{meshes}, {len(ranking.candidates)} legal, {ranking.num_fit} fit\n")
     room = f"{show_bytes(best.memory_bytes['peak'])} of {show_bytes(system.usable_bytes)}"

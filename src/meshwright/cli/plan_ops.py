@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from meshwright.cli.tables import WIDTH, terms
+from meshwright.cli.tables import console, show, terms, wrap
 from meshwright.cost import hardware_intensity, step_flops
 from meshwright.cost.table import LETTERS, LocalProduct, OpRow, op_table
 from meshwright.planner import Plan
@@ -58,14 +57,20 @@ def print_ops(plan: Plan) -> None:
     """Print every op of a step: its text in the notation, then a line of figures, then its collectives."""
     workload, mesh, system = plan.workload, plan.mesh, plan.system
     rows = _rows(plan)
-    print(f"\nops of a step on {mesh}, of one device, at the peaks of {system};")
     parts = plan.strategy.num_microbatches
-    print(f"times: how often a step runs each, of {parts} microbatch{'es' if parts > 1 else ''}, + how often again\n")
-    print(_line("", "sizes", "times", "flops", "HBM", "bound by"))
+    print()
+    show(
+        console(),
+        f"ops of a step on {mesh}, of one device, at the peaks of {system}; times: how often a step runs each, of"
+        f" {parts} microbatch{'es' if parts > 1 else ''}, + how often again",
+    )
+    print()
+    show(console(), _line("", "sizes", "times", "flops", "HBM", "bound by"))
     for name, items in groupby(rows, key=lambda row: row.name):
         print(f" {name}")
         for row in items:
-            print("\n".join(_lines(row)))
+            for line in _lines(row):
+                show(console(), line)
     print()
     flops = vars(step_flops(workload, mesh, plan.strategy))
     print(terms("flops", {phase: show_flops(total) for phase, total in flops.items() if total}))
@@ -86,7 +91,7 @@ def print_ops(plan: Plan) -> None:
 
 def _lines(row: OpRow) -> Iterator[str]:
     """The lines of an op: its text, the figures of its product, its collectives."""
-    yield from textwrap.wrap(row.notation, WIDTH, initial_indent="   ", subsequent_indent="     ")
+    yield f"   {row.notation}"
     phase = f"{row.phase}, again" if row.times_recomputed else row.phase
     times = f"{row.times:g}+{row.times_recomputed:g}" if row.times_recomputed else f"{row.times:g}"
     moves = row.single_collectives
@@ -136,7 +141,7 @@ def _network(row: OpRow, move: Collective) -> str:
 
 def _note(title: str, text: str) -> str:
     """A title and words after it, broken into lines under each other."""
-    return textwrap.fill(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title))
+    return "\n".join(wrap(text, first=title, then=" " * len(title)))
 
 
 def _whole(value: float) -> float:

@@ -110,7 +110,7 @@ def _print_answer(ranking: Ranking) -> None:
     """The best plan, how it runs, and why it is what it is."""
     best = ranking.plans[0]
     record, room = best.predicted, show_bytes(best.system.usable_bytes)
-    print(headline(best))
+    show(console(), headline(best))
     print(
         f"{ranking.num_meshes:,} meshes in {ranking.num_candidates:,} ways; {ranking.num_priced:,} had to be priced\n"
     )
@@ -183,7 +183,7 @@ def _print_candidates(plans: tuple[Plan, ...]) -> None:
     ]
     show(console(), table(columns, rows, left=(1, 2, 6)))
     if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
-        print("  run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3")
+        print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     print()
 
 

@@ -100,11 +100,13 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
     best, serving = ranking.candidates[0], ranking.candidates[0].serving
     asked = f" · {show_seconds(serving.latency_seconds)} asked for" if serving.latency_seconds else ""
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
-    print(f"{serving.model.name} · {serving.phase} · {serving.prompt_len}{answers} tokens · {system}{asked}")
-    print(
+    show(console(), f"{serving.model.name} · {serving.phase} · {serving.prompt_len}{answers} tokens · {system}{asked}")
+    show(
+        console(),
         f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype};"
-        f" {ranking.num_layouts} layouts, {len(ranking.candidates)} legal, {ranking.num_fit} fit\n"
+        f" {ranking.num_layouts} layouts, {len(ranking.candidates)} legal, {ranking.num_fit} fit",
     )
+    print()
     unit = "a token" if serving.phase == "decode" else "a batch"
     room = f"{show_bytes(best.predicted.memory_bytes['peak'])} of {show_bytes(system.usable_bytes)}"
     verdict = "   DOES NOT FIT" if not best.predicted.fits else "   TOO LATE" if not best.is_in_time else ""
@@ -145,7 +147,8 @@ def _print_frontier(ranking: ServingRanking, top: int) -> None:
     """The frontier of latency and throughput."""
     if not ranking.frontier:
         return
-    print("\n frontier: no layout that fits has both a shorter step and more tokens a second")
+    print()
+    show(console(), " frontier: no layout that fits has both a shorter step and more tokens a second")
     rows = [
         (
             show_seconds(point.seconds),

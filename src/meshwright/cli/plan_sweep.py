@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.tables import console, folded, headline, mesh_name, show, table
+from meshwright.cli.plan_screen import run_as
+from meshwright.cli.tables import console, folded, mesh_name, show, table
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.planner import Point, run_sweep
+from meshwright.planner import Plan, Point, run_sweep
 from meshwright.planner.sweep import Sweep
 from meshwright.record import Record
 from meshwright.step import Workload
@@ -44,7 +45,9 @@ def plan_sweep(
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
-    print(f"{headline(workload, str(system))}\nsweep over {sweep.key}\n")
+    chips = system.chip.name if sweep.key == "chips" else str(system)
+    show(console(), f"{_headline(workload, sweep=sweep.key)} · {chips}")
+    print(f"sweep over {sweep.key}, the best plan for each\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
     priced = [point for point in points if point.record]
     first = next((point for point in priced if point.record and point.record.fits), priced[0])
@@ -57,12 +60,13 @@ def plan_sweep(
     return code
 
 
-def plot_plan(records: Sequence[Record], path: Path, workload: Workload, system: System) -> None:
-    """Draw the candidates of a plan side by side."""
+def plot_plan(plans: Sequence[Plan], path: Path) -> None:
+    """Draw the candidates of a plan side by side, each with how it is run."""
     from meshwright.viz import Bar, write_charts
 
-    bars = [Bar(mesh_name(record), record) for record in records]
-    write_charts(bars, path, _limits(workload, system), title=headline(workload, str(system)))
+    workload, system = plans[0].workload, plans[0].system
+    bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
+    write_charts(bars, path, _limits(workload, system), title=f"{_headline(workload)} · {system}")
 
 
 def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
@@ -74,7 +78,17 @@ def _plot(points: Sequence[Point], path: Path, workload: Workload, system: Syste
         for point in points
         if point.record
     ]
-    write_charts(bars, path, _limits(workload, system), title=headline(workload, str(system)), scale=key)
+    title = _headline(workload, sweep=key) + f" · {system.chip.name if key == 'chips' else system}"
+    write_charts(
+        bars, path, _limits(workload, system), title=f"{title} · sweep over {key}, the best plan for each", scale=key
+    )
+
+
+def _headline(workload: Workload, *, sweep: str = "") -> str:
+    """What is the same for all: neither what a sweep changes, nor what the planner chooses for each."""
+    batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
+    seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
+    return f"{workload.model.name} · train · {batch} × {seq_len} tokens · {workload.compute_dtype}"
 
 
 def _limits(workload: Workload, system: System) -> Limits:

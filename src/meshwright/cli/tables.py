@@ -1,13 +1,16 @@
-"""Tables and lines that several commands print."""
+"""Tables and lines that several commands print, in whatever width a terminal has; no number is ever cut."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from meshwright.mesh import MeshShape
@@ -16,17 +19,57 @@ from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 WIDTH = 100
-"""The columns that every screen fits."""
+"""The columns of a screen that is piped, and the most that prose takes: longer lines are hard to read."""
+
+WRONG = "bold red"
+"""The style of what is wrong; the words say it too."""
+
+
+def terminal_columns() -> int | None:
+    """The columns of the terminal that stdout is; None where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def prose_width() -> int:
+    """The columns of a line of words."""
+    return min(terminal_columns() or WIDTH, WIDTH)
 
 
 def console(*, stderr: bool = False) -> Console:
     """Where tables go: the terminal, or plain text of `WIDTH` columns where there is none."""
-    found = Console(highlight=False, stderr=stderr)
-    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=WIDTH)
+    if stderr:
+        return Console(highlight=False, stderr=True)
+    return Console(highlight=False, width=terminal_columns() or WIDTH)
+
+
+def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
+    """A text in lines of a width, by default that of prose; a number and its unit stay together, no word is cut."""
+    lines = textwrap.wrap(
+        _WITH_UNIT.sub("\\1\0", text),
+        width or prose_width(),
+        initial_indent=first,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+_WITH_UNIT = re.compile(r"(\d%?) (?=(?:[kMGTP]?(?:B|flop|op|tok|bit)(?:/s)?|s|ms|us|ns|of \d)\b)")
+_WRONG = r"DOES NOT FIT|TOO LATE|NONE FITS|NOT AS INFERRED"
 
 
 def show(out: Console, item: RenderableType, **options: Any) -> None:
     """Print an item; as plain text without the spaces that fill its lines up."""
+    if isinstance(item, str):
+        style = options.pop("style", "")
+        words = item.strip()
+        indent = item[: item.index(words)]
+        for line in wrap(words, out.width, first=indent, then=f"{indent}  "):
+            text = Text(line, style=style)
+            text.highlight_regex(_WRONG, WRONG)
+            show(out, text, soft_wrap=True)
+        return
     if out.is_terminal:
         out.print(item, **options)
         return
@@ -35,22 +78,120 @@ def show(out: Console, item: RenderableType, **options: Any) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+@dataclass(frozen=True)
+class Lines:
+    """A table without rules; see `table`."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[int]
+    words: int
+    styles: tuple[str, ...] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines in the width that there is, those of the head dim."""
+        for style, line in self.lines(options.max_width):
+            text = Text(line, style=style, no_wrap=True, overflow="ignore")
+            text.highlight_regex(_WRONG, WRONG)
+            yield text
+
+    def lines(self, width: int) -> Iterator[tuple[str, str]]:
+        """Each line with its style.
+
+        Where the rows are too long, the column of words is folded; where too little is left for it, it stands under its
+        row; and where the numbers alone are too long, each row is a few lines of `name value`.
+        """
+        sizes = [max(len(cells[index]) for cells in (self.columns, *self.rows)) for index in range(len(self.columns))]
+        left = width - sum(size + GAP for index, size in enumerate(sizes) if size and index != self.words)
+        if left >= min(sizes[self.words], NARROWEST):
+            yield from self._in_columns(sizes, left)
+        elif left + GAP >= 0:
+            yield from self._in_columns([0 if index == self.words else size for index, size in enumerate(sizes)], width)
+        else:
+            yield from self._stacked(width)
+
+    def _in_columns(self, sizes: list[int], left: int) -> Iterator[tuple[str, str]]:
+        """Rows as lines; `left`: the columns for words, which stand under their row where their size is 0."""
+        sizes = [min(size, left) if index == self.words else size for index, size in enumerate(sizes)]
+        if any(self.columns):
+            yield "dim", self._line(self.columns, sizes)
+        for row, style in zip(self.rows, self._styles(), strict=True):
+            words = row[self.words]
+            if not sizes[self.words]:
+                if line := self._line(row, sizes):
+                    yield style, line
+                yield from ((style, line) for line in self._under(words, left))
+                continue
+            first, *more = wrap(words, sizes[self.words]) or [""]
+            yield style, self._line((*row[: self.words], first, *row[self.words + 1 :]), sizes)
+            blank = [""] * len(row)
+            for line in more:
+                yield style, self._line((*blank[: self.words], line, *blank[self.words + 1 :]), sizes)
+
+    def _styles(self) -> tuple[str, ...]:
+        """The style of each row."""
+        return self.styles or ("",) * len(self.rows)
+
+    def _under(self, words: str, width: int) -> list[str]:
+        """The words of a row on lines of their own, after the name of their column."""
+        if words in ("", "-", "–"):
+            return []
+        name = f"{self.columns[self.words]}: " if self.columns[self.words] else ""
+        return wrap(name + words, width, first=" " * 5, then=" " * 7)
+
+    def _line(self, cells: Sequence[str], sizes: Sequence[int]) -> str:
+        """One line of cells, those in `left` flush left."""
+        found = [
+            cell.ljust(size) if index in self.left else cell.rjust(size)
+            for index, (cell, size) in enumerate(zip(cells, sizes, strict=True))
+            if size
+        ]
+        return (" " * GAP).join(found).rstrip()
+
+    def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
+        """Each row as `name value` after `name value`, the words under them."""
+        for row, style in zip(self.rows, self._styles(), strict=True):
+            pairs = [
+                f"{name} {cell}".strip().replace(" ", "\0")
+                for index, (name, cell) in enumerate(zip(self.columns, row, strict=True))
+                if cell and index != self.words
+            ]
+            yield from ((style, line) for line in wrap("  ".join(pairs), width, then=" " * 5))
+            yield from ((style, line) for line in self._under(row[self.words], width))
+
+
+GAP = 2
+"""The spaces between columns."""
+
+NARROWEST = 28
+"""The columns that words take at least, beside numbers."""
+
+
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), folds: int = -1
-) -> Table:
-    """A table without rules; columns are flush right but for those in `left`; one folds where lines are too long."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
-    for index, column in enumerate(columns):
-        justify = "left" if index in left else "right"
-        made.add_column(column, justify=justify, no_wrap=index != folds % len(columns), header_style="dim")
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[int] = (0,),
+    folds: int = -1,
+    styles: Iterable[str] = (),
+) -> Lines:
+    """A table without rules.
+
+    Args:
+        columns: their names; no head is printed where all are empty.
+        rows: a text for each column.
+        left: the columns that are flush left; the others are flush right.
+        folds: the column that holds words, which is folded where lines are too long.
+        styles: of each row, as `yellow`; none is plain.
+    """
+    flush_left = frozenset(index % len(columns) for index in left)
+    return Lines(tuple(columns), tuple(map(tuple, rows)), flush_left, folds % len(columns), tuple(styles))
 
 
 def folded(line: str) -> str:
     """A line of words, set in and broken where it is too long."""
-    return textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 8)
+    indent = " " * (len(line) - len(line.lstrip()))
+    return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
 
 
 def mesh_name(record: Record) -> str:
@@ -67,8 +208,7 @@ def headline(workload: Workload, hardware: str) -> str:
 def terms(title: str, amounts: Mapping[str, str]) -> str:
     """Named amounts in a row after a title, broken into lines under each other."""
     words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
-    lines = textwrap.wrap(words, WIDTH, initial_indent=f" {title:<8}", subsequent_indent=" " * 9)
-    return "\n".join(lines).replace("\0", " ")
+    return "\n".join(wrap(words, first=f" {title:<8}", then=" " * 9))
 
 
 def speed(record: Record) -> str:
@@ -77,7 +217,7 @@ def speed(record: Record) -> str:
     return f"step {step}" + (f"   MFU {show_percent(record.mfu)}" if record.mfu is not None else "")
 
 
-def collective_table(record: Record) -> Table:
+def collective_table(record: Record) -> Lines:
     """The collectives of a step by phase, kind and mesh axes, with what is exposed of them."""
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed")
     rows = [

@@ -119,10 +119,14 @@ def _print(found: Verification) -> None:
 
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
-    print(f"{headline(plan.workload, plan.hardware)}\nmesh {plan.mesh} · compiled by {program.compiler} {took}\n")
+    show(console(), headline(plan.workload, plan.hardware))
+    show(console(), f"mesh {plan.mesh} · compiled by {program.compiler} {took}")
+    print()
     ran = any(row.measured is not None for row in rows)
     columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), ""]
-    show(console(), table(columns, [row_cells(row, with_measured=ran) for row in rows], left=(0, len(columns) - 1)))
+    cells = [row_cells(row, with_measured=ran) for row in rows]
+    styles = ["" if row.is_equal else "yellow" for row in rows]
+    show(console(), table(columns, cells, left=(0, len(columns) - 1), styles=styles))
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):

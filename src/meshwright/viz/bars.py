@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from meshwright.record import PHASES, Collective, Record, wire_bytes
 from meshwright.units import show_bytes, show_seconds
+from meshwright.viz.charts import NOT_TERMS
 from meshwright.viz.colours import WRONG, named
 from meshwright.viz.document import WIDTH, Section, drawing, html_table
 from meshwright.viz.scene import Box, Label, Line, Scene, legend, stack
 from meshwright.viz.words import collective_note
-
-NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
-"""Entries of a record's memory that are sums of others, or lie in memory that others already count."""
 
 
 @dataclass(frozen=True)

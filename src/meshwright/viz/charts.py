@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
 from meshwright.record import Record, wire_bytes
-from meshwright.units import show_rate
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.viz.colours import INK, RULE, WRONG, named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 """The file formats of a chart."""
 
 
+NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
+"""Entries of a record's memory that are sums of others, or lie in memory that others already count."""
+
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+"""The ground of a text that a line may cross."""
+
+
 @dataclass(frozen=True)
 class Bar:
-    """A record and the label under its bar. size: its position on the scale of a sweep."""
+    """A record and the label beside its bar, the first word of which names it where there is less room.
+
+    size: its position on the scale of a sweep.
+    """
 
     label: str
     record: Record
@@ -31,7 +43,14 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class RooflinePoint:
+class Limits:
+    """A device's peak flops per second, and the bytes a program can use."""
+
+    flops_per_second: float
+    usable_bytes: float
+
+
+class RooflinePoint(NamedTuple):
     """A step on the network roofline: flops per byte sent, flops per second, and the bandwidth of its links."""
 
     intensity: float
@@ -46,33 +65,40 @@ def check_chart_file(path: Path) -> None:
     check_output(path)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """A device's peak flops per second, and the bytes a program can use."""
-
-    flops_per_second: float
-    usable_bytes: float
-
-
 def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str, scale: str = "") -> None:
     """Write the charts of some records to a file; its suffix sets the format.
 
-    Four charts: step time and MFU over `scale` (the key of a sweep; bars by mesh if it is empty), the parts of the
-    step, the memory of a device and its limit, and the network roofline.
+    Of a sweep (`scale` is its key): step time and MFU over it, each beside what is ideal; else MFU as bars. The parts
+    of the step, the memory of a device and its limit, and the network roofline.
     """
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure = Figure(figsize=(14, max(9.0, 4.5 + 0.9 * len(bars))))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    (speed, parts), (memory, roof) = figure.subplots(2, 2)
-    _draw_speed(speed, bars, scale)
-    _draw_stack(parts, bars, [bar.record.breakdown_seconds for bar in bars], "step, s", scale)
-    _draw_memory(memory, bars, limits.usable_bytes, scale)
+    figure.suptitle(title, fontsize="x-large")
+    (speed, parts), (roof, memory) = figure.subfigures(2, 2, squeeze=False, wspace=0.03, hspace=0.03)
+    if scale:
+        _draw_scaling(speed, bars, scale)
+    else:
+        shares = [{"MFU": 100 * (bar.record.mfu or 0.0)} for bar in bars]
+        _draw_bars(speed, bars, shares, [show_percent(share["MFU"] / 100) for share in shares]).set_xlabel("MFU, %")
+    steps = [bar.record.step_seconds or 1.0 for bar in bars]
+    terms = [bar.record.breakdown_seconds for bar in bars]
+    if scale:  # Steps of a sweep differ by powers of two: shares can be compared.
+        terms = [
+            {name: 100 * seconds / step for name, seconds in term.items()}
+            for term, step in zip(terms, steps, strict=True)
+        ]
+    axes = _draw_bars(parts, bars, terms, [show_seconds(step) for step in steps])
+    axes.set_xlabel("parts of the step, %" if scale else "step, s")
+    _draw_memory(memory, bars, limits.usable_bytes)
     _draw_roofline(roof, bars, limits.flops_per_second)
-    _save(figure, path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
+    write_file(path, drawn.getvalue())
 
 
 def roofline_point(record: Record) -> RooflinePoint | None:
@@ -83,99 +109,132 @@ def roofline_point(record: Record) -> RooflinePoint | None:
     degrees = dict(record.mesh)
     sent = seconds = 0.0
     for move in record.collectives:
-        degree = 1
-        for axis in move.axes:
-            degree *= degrees[axis]
-        sent += wire_bytes(move.kind, move.bytes, degree)
+        sent += wire_bytes(move.kind, move.bytes, math.prod(degrees[axis] for axis in move.axes))
         seconds += move.seconds or 0.0
     if not sent or not seconds or not record.flops or not record.step_seconds:
         return None
     return RooflinePoint(record.flops / sent, record.flops / record.step_seconds, sent / seconds)
 
 
-def _draw_speed(axes: Axes, bars: Sequence[Bar], scale: str) -> None:
-    """Step time and MFU: curves beside ideal scaling over a scale, else bars of MFU."""
-    shares = [100 * (bar.record.mfu or 0.0) for bar in bars]
-    if not scale:
-        axes.bar(range(len(bars)), shares)
-        _name_bars(axes, bars, "")
-        axes.set_ylabel("MFU, %")
-        return
+def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
+    """Step time beside what is in proportion to the first, and MFU."""
+    from matplotlib.ticker import LogLocator
+
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     sizes = [bar.size or 0 for bar in bars]
     steps = [bar.record.step_seconds or 0.0 for bar in bars]
     power = -1 if scale == "chips" else 1
-    ideal = [steps[0] * (size / sizes[0]) ** power for size in sizes]
-    axes.loglog(sizes, steps, "o-", label="step, s")
-    axes.loglog(sizes, ideal, ":", color="gray", label="in proportion to the first")
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel(scale)
-    axes.set_ylabel("step, s")
-    beside = axes.twinx()
-    beside.plot(sizes, shares, "s--", color="tab:green")
-    beside.set_ylim(0, 100)
-    beside.set_ylabel("MFU, % (dashed)")
-    axes.legend(loc="best")
+    above.loglog(sizes, [steps[0] * (size / sizes[0]) ** power for size in sizes], ":", color=RULE)
+    above.loglog(sizes, steps, "o-", color=INK)
+    for size, step in zip(sizes, steps, strict=True):
+        _annotate(above, show_seconds(step), size, step, up=9)
+    above.set_title("step: solid; in proportion to the first: dotted", fontsize="medium", loc="left")
+    above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    above.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
+    above.margins(x=0.1, y=0.2)
+    shares = [100 * (bar.record.mfu or 0.0) for bar in bars]
+    below.plot(sizes, shares, "o-", color=INK)
+    for size, share in zip(sizes, shares, strict=True):
+        _annotate(below, show_percent(share / 100), size, share, up=7)
+    below.set_ylim(0, max(100.0, *shares) * 1.2)
+    below.set_yticks((0, 50, 100))
+    below.set_ylabel("MFU, %")
+    below.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    below.set_xlabel(scale)
+    for axes in (above, below):
+        axes.minorticks_off()
+        _plain(axes)
 
 
-def _draw_stack(
-    axes: Axes, bars: Sequence[Bar], amounts: Sequence[Mapping[str, float]], label: str, scale: str
-) -> None:
-    """Stacked bars of named amounts, one bar a record."""
+def _draw_bars(
+    figure: SubFigure, bars: Sequence[Bar], amounts: Sequence[Mapping[str, float]], totals: Sequence[str]
+) -> Axes:
+    """Bars of named amounts to the right, the first record above, each with its total at its end; a legend above."""
+    axes = figure.subplots()
     names = list(dict.fromkeys(name for terms in amounts for name, amount in terms.items() if amount))
-    bottoms = [0.0] * len(bars)
+    rows, starts = range(len(bars)), [0.0] * len(bars)
     for name in names:
-        heights = [terms.get(name, 0.0) for terms in amounts]
-        axes.bar(range(len(bars)), heights, bottom=bottoms, label=name)
-        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
-    _name_bars(axes, bars, scale)
-    axes.set_ylabel(label)
-    axes.legend(fontsize="small")
+        widths = [terms.get(name, 0.0) for terms in amounts]
+        axes.barh(rows, widths, left=starts, label=name, color=named(name), edgecolor="white", linewidth=0.5)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    for row, end, total in zip(rows, starts, totals, strict=True):
+        axes.annotate(total, (end, row), (4, 0), textcoords="offset points", va="center", bbox=_ON_WHITE)
+    axes.set_yticks(rows, [bar.label for bar in bars])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * max(starts, default=1.0))
+    _plain(axes)
+    if len(names) > 1:
+        figure.legend(loc="outside upper left", ncols=4, frameon=False)
+    return axes
 
 
-def _draw_memory(axes: Axes, bars: Sequence[Bar], usable_bytes: float, scale: str) -> None:
+def _draw_memory(figure: SubFigure, bars: Sequence[Bar], usable_bytes: float) -> None:
     """The terms of a device's memory in GB, and its limit."""
     terms = [
-        {name: size / 1e9 for name, size in bar.record.memory_bytes.items() if name in memory_terms(bar.record)}
-        for bar in bars
+        {name: size / 1e9 for name, size in bar.record.memory_bytes.items() if name not in NOT_TERMS} for bar in bars
     ]
-    _draw_stack(axes, bars, terms, "memory of a device, GB", scale)
-    axes.axhline(usable_bytes / 1e9, color="black", linestyle="--", label="usable")
-    axes.legend(fontsize="small")
+    axes = _draw_bars(figure, bars, terms, [show_bytes(sum(term.values()) * 1e9) for term in terms])
+    axes.set_xlabel("memory of a device, GB")
+    axes.set_xlim(0, 1.1 * max(usable_bytes / 1e9, axes.get_xlim()[1] / 1.15))
+    axes.axvline(usable_bytes / 1e9, color=WRONG, linestyle="--")
+    said = f"usable {show_bytes(usable_bytes)}"
+    axes.annotate(said, (usable_bytes / 1e9, 1), (0, 3), xycoords=("data", "axes fraction"), color=WRONG, ha="center",
+                  textcoords="offset points")  # fmt: skip
 
 
-def memory_terms(record: Record) -> tuple[str, ...]:
-    """The terms that sum to a record's peak, without subtotals."""
-    return tuple(name for name in record.memory_bytes if name not in ("peak", "states", "host"))
+def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
+    """Flops per second over flops per byte sent, under the peak and the slopes of the links."""
+    from matplotlib.ticker import LogLocator
 
-
-def _draw_roofline(axes: Axes, bars: Sequence[Bar], peak: float) -> None:
-    """Flops per second over flops per byte sent, under the peak and the slope of the links."""
-    points = [(bar, point) for bar in bars if (point := roofline_point(bar.record))]
-    axes.axhline(peak, color="black")
-    for rate in {f"{point.link_bytes_per_second:.2g}": point.link_bytes_per_second for _, point in points}.values():
-        axes.axline((1.0, rate), (peak / rate, peak), color="gray", linestyle="--", linewidth=1)
-        axes.annotate(show_rate(rate, "B/s"), (peak / rate / 8, peak / 8), fontsize="small", color="gray")
-    for bar, point in points:
-        axes.plot([point.intensity], [point.flops_per_second], "o", label=bar.label)
+    axes = figure.subplots()
+    axes.set_title("network roofline", fontsize="medium", loc="left")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.axhline(peak, color=INK)
+    points = [(bar, point) for bar in bars if (point := roofline_point(bar.record))]
+    rates = sorted(point.link_bytes_per_second for _, point in points)
     if points:
-        ridge = min(peak / point.link_bytes_per_second for _, point in points)
-        axes.set_xlim(min(ridge, *(p.intensity for _, p in points)) / 10, max(p.intensity for _, p in points) * 5)
-        axes.legend(fontsize="small")
-    axes.set_ylim(peak / 100, peak * 1.5)
+        ridge = peak / rates[-1]
+        first = min(ridge, *(point.intensity for _, point in points)) / 8
+        last = max(peak / rates[0], *(point.intensity for _, point in points)) * 5
+        axes.set_xlim(first, last)
+        axes.set_ylim(min(first * rates[0], *(point.flops_per_second / 3 for _, point in points)), peak * 2.5)
+        for rate in (rates[0], rates[-1]):
+            axes.axline((1.0, rate), (peak / rate, peak), color=RULE, linestyle="--", linewidth=1)
+        said = " to ".join(dict.fromkeys(show_rate(rate, "B/s") for rate in (rates[0], rates[-1])))
+        _annotate(axes, f"links: {said}", peak / rates[0] / 6, peak / 6, up=-4, left=-8, ha="left")
+        _annotate(axes, f"peak {show_rate(peak, 'flop/s')}", last, peak, up=4, left=4, ha="right")
+    # Labels are below each other by turns, so that neighbours do not touch.
+    for number, near in enumerate(near_points([(bar.label.split()[0], point) for bar, point in points])):
+        _, point = near[len(near) // 2]
+        axes.plot([p.intensity for _, p in near], [p.flops_per_second for _, p in near], "o", color=INK)
+        said = "  ".join(label for label, _ in near)
+        _annotate(axes, said, point.intensity, point.flops_per_second, up=-18 - 14 * (number % 3))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda rate, _: show_rate(rate, "flop/s"))
+    axes.minorticks_off()
     axes.set_xlabel("flops a byte sent on the network")
-    axes.set_ylabel("flops a second of a device")
+    _plain(axes)
 
 
-def _name_bars(axes: Axes, bars: Sequence[Bar], scale: str) -> None:
-    axes.set_xticks(range(len(bars)), [bar.label for bar in bars], rotation=0 if len(bars) < 5 else 30, fontsize=8)
-    axes.set_xlabel(scale)
+def near_points(points: Sequence[tuple[str, RooflinePoint]]) -> list[list[tuple[str, RooflinePoint]]]:
+    """Points in groups whose labels would lie on top of each other."""
+    groups: list[list[tuple[str, RooflinePoint]]] = []
+    for label, point in sorted(points, key=lambda pair: pair[1].intensity):
+        last = groups[-1][-1][1] if groups else point
+        is_level = 0.8 < point.flops_per_second / last.flops_per_second < 1.25
+        if groups and is_level and point.intensity < 1.25 * last.intensity:
+            groups[-1].append((label, point))
+        else:
+            groups.append([(label, point)])
+    return [sorted(group, key=points.index) for group in groups]
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the name ends in."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
-    write_file(path, drawn.getvalue())
+def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: float = 0, ha: str = "center") -> None:
+    """A text some points above a place, and left of it."""
+    axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
+
+
+def _plain(axes: Axes) -> None:
+    """No lines around the axes but those with numbers."""
+    axes.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,7 @@ WRONG = "#c0392b"
 _GOLDEN = 0.618034
 """The golden ratio's fraction: steps of it around the circle of hues never come close to each other early."""
 
-_NAMED = {
+NAMED = {
     "forward": "#8fb8de",
     "recompute": "#d9c46c",
     "backward": "#9ccb9a",
@@ -30,7 +30,8 @@ _NAMED = {
     "exposed communication": "#e07a6c",
     "exposed copies": "#ec9f94",
     "exposed calls": "#f2bdb5",
-    "host copies": "#ec9f94",
+    "host copies": "#f7d6d1",
+    "MFU": "#c4cad0",
     "pipeline bubble": "#d5d5d5",
     "contention": "#b9b9b9",
     "stragglers": "#9f9f9f",
@@ -39,14 +40,14 @@ _NAMED = {
     "optimizer": "#93cdc9",
     "batch": "#bfe0dd",
     "arguments": "#7fc1bd",
-    "cache": "#93cdc9",
+    "cache": "#5fb0c0",
     "gradients": "#b98a5e",
     "activations": "#d9ae7f",
     "logits": "#e8c9a3",
     "logits gradient": "#c9a27a",
     "working": "#efdcc3",
     "gathered": "#a9927a",
-    "temporaries": "#e2c39b",
+    "temporaries": "#d8bd8a",
 }
 
 
@@ -58,7 +59,7 @@ def fill(index: int) -> str:
 
 def named(name: str) -> str:
     """The colour of a phase, a part of a step or a term of memory; the same for ever for a name that has none yet."""
-    return _NAMED.get(name) or _hex(*colorsys.hls_to_rgb(zlib.crc32(name.encode()) % 360 / 360, 0.72, 0.3))
+    return NAMED.get(name) or _hex(*colorsys.hls_to_rgb(zlib.crc32(name.encode()) % 360 / 360, 0.72, 0.3))
 
 
 def lighter(colour: str, share: float) -> str:

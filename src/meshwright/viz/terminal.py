@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import groupby
 from typing import NamedTuple
 
+from meshwright.encoding import to_ascii
 from meshwright.viz.scene import Box, Label, Line, Scene
 
 _UP, _DOWN, _LEFT, _RIGHT = 1, 2, 4, 8
@@ -29,12 +31,6 @@ _JOINTS = {
 }
 """The character of a cell by the directions in which rules leave it."""
 
-ASCII = str.maketrans(
-    {"│": "|", "─": "-", "┆": ":", "╌": ".", "…": "...", "→": "->", "›": ">", "·": ".", "×": "x", "–": "-"}
-    | dict.fromkeys("┌┐└┘┬┴├┤┼", "+")
-)
-"""What stands for the characters of pictures where only ASCII can be shown."""
-
 
 class Piece(NamedTuple):
     """A run of text and its fill."""
@@ -49,19 +45,16 @@ Cells = dict[int, Piece]
 
 def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]:
     """The lines of a scene; blanks at their ends are left out, unless they have a colour."""
+    shown = to_ascii if is_ascii else str
     rows: defaultdict[int, Cells] = defaultdict(dict)
     for (row, column), sign in _rules(scene).items():
-        rows[row][column] = Piece(_shown(sign, is_ascii))
+        rows[row][column] = Piece(shown(sign))
     for item in scene.items:
         if isinstance(item, Box):
-            _write_box(rows, item, is_ascii)
+            _write_box(rows, item, shown)
         elif isinstance(item, Label):
-            _write(rows[int(item.y)], round(item.x), _shown(item.text, is_ascii), None)
+            _write(rows[int(item.y)], round(item.x), shown(item.text), None)
     return [_joined(rows[row]) for row in range(max(rows, default=-1) + 1)]
-
-
-def _shown(text: str, is_ascii: bool) -> str:
-    return text.translate(ASCII).encode("ascii", "replace").decode() if is_ascii else text
 
 
 def _rules(scene: Scene) -> dict[tuple[int, int], str]:
@@ -97,17 +90,17 @@ def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: fl
         ways[row + 1, first] |= _UP
 
 
-def _write_box(rows: defaultdict[int, Cells], box: Box, is_ascii: bool) -> None:
+def _write_box(rows: defaultdict[int, Cells], box: Box, shown: Callable[[str], str]) -> None:
     """The fill and the text of a box; over the lines below it, if it has a fill or an edge of its own."""
     inset = 1 if box.edge == "ruled" else 0
     left, width = int(box.x) + inset, int(box.x + box.width) - int(box.x) - inset
     top, height = int(box.y) + inset, max(1, int(box.y + box.height) - int(box.y) - inset)
-    text = _shown(box.text, is_ascii)
+    text = shown(box.text)
     if box.fill or box.edge == "outlined":
         for row in range(top, top + height):
             _write(rows[row], left, " " * width, box.fill)
     sign = "›" if box.edge == "marked" else " "
-    line = _shown(sign, is_ascii) + text if box.is_left else text.center(width)
+    line = shown(sign) + text if box.is_left else text.center(width)
     _write(rows[top + (height - 1) // 2], left, line, box.fill)
 
 

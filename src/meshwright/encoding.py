@@ -9,7 +9,7 @@ import unicodedata
 _SPOKEN = {
     "·": "-", "×": "x", "…": "...", "–": "-", "—": "-", "−": "-", "→": "->", "←": "<-", "≤": "<=", "≥": ">=", "≈": "~",
     "±": "+-", "µ": "u", "μ": "u", "•": "*", "√": "sqrt", "∞": "inf", "²": "2", "³": "3", "✓": "v", "✗": "x", "∂": "d",
-    "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ",
+    "›": ">", "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ",
 }  # fmt: skip
 """Characters whose names do not lead to ASCII."""
 
@@ -41,6 +41,8 @@ def _ascii(char: str) -> str:
         return _SPOKEN[char]
     name = unicodedata.name(char, "")
     if name.startswith("BOX DRAWINGS"):
+        if " AND " in name:  # A corner or a joint.
+            return "+"
         return "-" if name.endswith(" HORIZONTAL") else "|" if name.endswith(" VERTICAL") else "+"
     if "BLOCK" in name or "SHADE" in name:
         return "#"
