@@ -10,7 +10,7 @@ A fence says what a block is:
 - ```sh is how to install, and ```text is no command: neither runs.
 
 After a screen has changed: python tests/test_documents.py docs/plan.md … writes the outputs anew; where `…` ends one,
-as many lines as it had.
+as many lines as it had. With --matrix those of `matrix` blocks too.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ class Shell:
         }
 
     def run(self, command):
-        """The exit code, and what was printed."""
+        """The exit code, and what was printed: results, or where the call was wrong the error; progress is neither."""
         words = shlex.split(command, comments=True) if not re.search(r"[|;&><$*\n]", command) else []
         if words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}:
             return self._run_here(words[1:])
@@ -125,19 +125,19 @@ class Shell:
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout
+        return done.returncode, done.stdout + (done.stderr if done.returncode > 1 else "")
 
     def _run_here(self, words):
-        printed = io.StringIO()
+        printed, errors = io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
+            contextlib.redirect_stderr(errors),
             pytest.MonkeyPatch.context() as patch,
         ):
             patch.setenv("COLUMNS", "100")
@@ -146,15 +146,16 @@ class Shell:
                 code = main(words)
             except SystemExit as left:
                 code = left.code
-        return code, printed.getvalue()
+        return code, printed.getvalue() + (errors.getvalue() if code > 1 else "")
 
 
 def stable(text, *, is_measured=False):
     """The lines of an output without what differs from one run to the next."""
+    text = re.sub(r"^compiling ….*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"(compiled by .*) in [\d.]+ m?s( \(cached\))?", r"\1 in TIME", text)
     if is_measured:
-        # A number with its unit, whose prefix goes with its size.
-        text = re.sub(r"[+-]?\d[\d.,]*(/\d+)?( ?[kMG]?tok/s| [mu]?s\b|%)?", "N", text)
+        # A number with its unit, whose prefix goes with its size; a chart of the loss is drawn of blocks.
+        text = re.sub(r"[+-]?\d[\d.,]*(/\d+)?( ?[kMG]?tok/s| [mu]?s\b|%)?", "N", re.sub("[▁-█]+", "", text))
     return [" ".join(line.split()) if is_measured else line.rstrip() for line in text.strip("\n").splitlines()]
 
 
@@ -267,13 +268,13 @@ def test_the_examples_of_docstrings_print_what_they_say(name):
     assert not done.failed
 
 
-def renew(document, folder):
-    """Write the outputs of a document's commands anew."""
+def renew(document, folder, *, with_matrix):
+    """Write the outputs of a document's commands anew; with_matrix: those that compile for other hardware too."""
     text, shell = document.read_text(), Shell(folder)
     for block in blocks(text):
         if block.language in FILES:
             (folder / block.words[0]).write_text(block.text)
-        if block.language != "console":
+        if block.language != "console" or ("matrix" in block.words and not with_matrix):
             continue
         parts = []
         for step in steps(block):
@@ -298,6 +299,6 @@ def renew(document, folder):
 if __name__ == "__main__":
     from tempfile import TemporaryDirectory
 
-    for argument in sys.argv[1:]:
+    for argument in (argument for argument in sys.argv[1:] if argument != "--matrix"):
         with TemporaryDirectory() as temporary:
-            renew(Path(argument).absolute(), Path(temporary) / "here")
+            renew(Path(argument).absolute(), Path(temporary) / "here", with_matrix="--matrix" in sys.argv)
