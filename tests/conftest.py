@@ -20,3 +20,8 @@ import jax
 
 # Started here, before a command under test can ask for another number of devices.
 assert len(jax.devices()) == 8
+
+# A mix of dtypes or of ranks is written out in the source as a cast or a broadcast, so that none is made by mistake.
+# Set here and not in the environment: child processes run as a user's do.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
