@@ -4,10 +4,10 @@
 
 Compiles the kernels of `runtime/attention/kernels.py` (JAX's splash attention), forward and backward, causal, for one
 device of each chip, with libtpu and no TPU; a minute or two each. A TPU runs one bundle of instructions a cycle, in
-order, and the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of scores, those of
-each step of the grid, made or skipped, and those that begin and end a row of blocks. A block takes no fewer cycles than
-its products keep the matrix units busy; what else the hardware waits for is not in them. Writes the shares to
-src/meshwright/cost/rates/data/tpu_attention.json; chips that are not named stay as they are there.
+order, and the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of scores,
+those of each step of the grid, made or skipped, and those that begin and end a row of blocks. A block takes no fewer
+cycles than its products keep the matrix units busy; what else the hardware waits for is not in them. Writes the shares
+to src/meshwright/cost/rates/data/tpu_attention.json; chips that are not named stay as they are there.
 
 What was measured is of a like kernel, tokamax's splash attention on v6e (github.com/vlasenkoalexey/
 tpu_performance_autoresearch_wiki, Qwen3-8B, 24,576 tokens of 8,192 a sequence): 6.0 ms forward and 13.5 backward for 32

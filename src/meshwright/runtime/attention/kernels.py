@@ -1,9 +1,10 @@
 """Attention kernels, selected by strategy and device: for whole sequences, and for chunks of a sharded sequence.
 
 `flash` is a Pallas kernel on TPUs. Whole sequences use splash attention, which ships with JAX and skips masked blocks.
-Chunks in any order, and sequences too long for splash, use the kernels of `runtime.attention.flash`. Elsewhere,
-and where tokens do not fill a TPU register's width, attention runs block by block in JAX. `cudnn` is cuDNN's kernel for whole sequences
-on NVIDIA GPUs. Splash and cuDNN take no positions: tokens must be in order, with segment ids for documents.
+Chunks in any order, and sequences too long for splash, use the kernels of `runtime.attention.flash`. Elsewhere, and
+where tokens do not fill a TPU register's width, attention runs block by block in JAX. `cudnn` is cuDNN's kernel for
+whole sequences on NVIDIA GPUs. Splash and cuDNN take no positions: tokens must be in order, with segment ids for
+documents.
 """
 
 from __future__ import annotations
