@@ -50,8 +50,8 @@ def check_compiler(system: System) -> None:
     if kind == "cpu":
         if system.num_devices > _MOST_SIMULATED:
             raise MeshwrightError(
-                f"{system.num_devices} devices are too many to simulate; the most are {_MOST_SIMULATED}, and --on may name"
-                f" as many chips as there are"
+                f"{system.num_devices} devices are too many to simulate; the most are {_MOST_SIMULATED}, and --on names"
+                " chips in any number"
             )
         return
     module, package = _PACKAGES[kind]
