@@ -186,7 +186,7 @@ def _with_memory(
 def _with_times(record: Record, context: ProgramContext, system: System | None) -> Record:
     """The record with the time of each collective, and its exposed time where there is a schedule.
 
-    Of collectives between slices the time is known where their axes are whole between slices; what waits for them is not.
+    Of collectives between slices the time is known where all of their axes is between slices; no wait for them is.
     """
     timed = []
     for instruction, entries in context.communicating_instructions:
