@@ -27,8 +27,8 @@ class MissingSum(Finding):
 def missing_sums(context: ProgramContext) -> Iterator[Finding]:
     """Results made in `shard_map` that differ along axes over which nothing sums or gathers them.
 
-    Only manual code can do that: what the partitioner makes is equal wherever its sharding says so. Axes along which the
-    program sends point to point are left out: rings may gather or sum as well.
+    Only manual code can do that: what the partitioner makes is equal wherever its sharding says so. Axes along which
+    the program sends point to point are left out: rings may gather or sum as well.
     """
     if context.program is None:
         return
