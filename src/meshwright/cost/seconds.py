@@ -369,7 +369,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
-    wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
+    wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:

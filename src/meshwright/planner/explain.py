@@ -34,8 +34,7 @@ def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
     Of a mixture of experts all E are gathered and k work on a token (scaling book, training and gpus: data
     parallelism). Those that ep splits need not be gathered.
     """
-    placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
-    wanted = network_intensity(plan.system, gather_bytes_per_second(placement), dtype=plan.workload.compute_dtype)
+    wanted, _ = _alpha(plan, axes)
     experts = plan.workload.model.experts
     spread = max(1.0, experts.count / experts.num_active / plan.mesh.ep) if experts else 1.0
     return math.ceil(wanted * spread)
@@ -87,9 +86,15 @@ def _tensor(plan: Plan) -> TensorDegree | None:
     """The degree of tp beside the one up to which its products take longer than its collectives."""
     if plan.mesh.tp == 1:
         return None
-    placement = lay_mesh(plan.system, plan.mesh.layout).placement("tp")
-    alpha = network_intensity(plan.system, gather_bytes_per_second(placement), dtype=plan.workload.compute_dtype)
-    return TensorDegree(plan.mesh.tp, plan.workload.model.mlp, alpha, str(placement))
+    alpha, placement = _alpha(plan, ("tp",))
+    return TensorDegree(plan.mesh.tp, plan.workload.model.mlp, alpha, placement)
+
+
+def _alpha(plan: Plan, axes: tuple[str, ...]) -> tuple[float, str]:
+    """The flops that a device does in the time of a byte gathered over some axes, and the links that these run over."""
+    placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
+    rate = gather_bytes_per_second(placement)
+    return network_intensity(plan.system, rate, dtype=plan.workload.compute_dtype), str(placement)
 
 
 def _exposed(plan: Plan) -> ExposedCommunication:

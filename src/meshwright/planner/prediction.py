@@ -186,7 +186,7 @@ def _in_every_tick(
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
     """What most of the step waits for; a bubble is no reason of its own."""
     flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
-    waits: dict[Bound, float] = {
+    seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],
         "communication": breakdown["exposed communication"],
@@ -194,5 +194,5 @@ def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mappi
     for phase in ("forward", "recompute", "backward"):
         computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
         is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
-        waits["compute" if is_computing else "memory"] += breakdown[phase]
-    return max(waits, key=waits.__getitem__)
+        seconds["compute" if is_computing else "memory"] += breakdown[phase]
+    return max(seconds, key=seconds.__getitem__)

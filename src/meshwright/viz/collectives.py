@@ -105,12 +105,9 @@ def values_text(values: Values) -> str:
 def _body(kind: Kind, part: Any, degree: int) -> Any:
     from jax import lax
 
-    if kind == "all-gather":
-        return lax.all_gather(part, "X", tiled=True)
-    if kind == "reduce-scatter":
-        return lax.psum_scatter(part, "X", tiled=True)
-    if kind == "all-reduce":
-        return lax.psum(part, "X")
-    if kind == "all-to-all":
-        return lax.all_to_all(part, "X", split_axis=0, concat_axis=0, tiled=True)
-    return lax.ppermute(part, "X", [(device, (device + 1) % degree) for device in range(degree)])
+    options: dict[Kind, dict[str, Any]] = {
+        "all-reduce": {},
+        "all-to-all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
+        "collective-permute": {"perm": [(device, (device + 1) % degree) for device in range(degree)]},
+    }
+    return getattr(lax, JAX_NAMES[kind])(part, "X", **options.get(kind, {"tiled": True}))

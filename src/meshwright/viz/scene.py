@@ -64,11 +64,6 @@ class Scene:
     items: tuple[Box | Line | Label, ...] = ()
 
 
-def space(height: float) -> Scene:
-    """Nothing, of a height."""
-    return Scene(0, height)
-
-
 def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
     """A text in lines of at most `width` characters; first broken where three spaces separate its parts."""
     lines = (
