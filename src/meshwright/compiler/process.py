@@ -82,6 +82,11 @@ def compile_error(what: str, failure: Failure) -> MeshwrightError:
         memory = f" for {failure.memory}" if failure.memory else ""
         needs = f"it needs {failure.needed}{memory} of the {failure.available} a device has"
         return DoesNotFitError(f"{what} does not fit: {needs}", failure.hlo)
+    if "cuDNN not found" in failure.message:
+        return MeshwrightError(
+            f"{what} does not compile: attention='cudnn' is planned by cuDNN, which is not installed;"
+            f" pip install meshwright[gpu-compiler], or take --attention scores"
+        )
     first = failure.message.strip().split("\n")[0]
     return MeshwrightError(f"{what} does not compile: {first}")
 

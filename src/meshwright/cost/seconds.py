@@ -21,6 +21,7 @@ from meshwright.cost.elementwise import (
     pass_of,
     softmax_passes,
 )
+from meshwright.cost.flops import window_share
 from meshwright.cost.model_states import parameter_elements
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
@@ -344,12 +345,6 @@ class OpTimer:
     def _hbm(self, nbytes: float) -> float:
         """The time of a pass over memory."""
         return nbytes / (HBM_SHARE * self.system.hbm_bytes_per_second)
-
-
-def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
-    """The share of the keys up to its own that a query sees, the mean over layers: (2 w / s) (1 - w / 2 s) each."""
-    seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
-    return sum(each * (2 - each) for each in seen) / len(seen)
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:

@@ -20,7 +20,7 @@ from meshwright.cost import (
     straggling_seconds,
 )
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, lay_mesh, make_system
+from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.facts import Gap, GapKind
 from meshwright.planner.prediction import SIMULATED
@@ -103,7 +103,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         mfu=image_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
         flops=image_step_flops(workload, mesh).total,
         memory_bytes=memory,
-        fits=memory["peak"] <= system.usable_bytes,
+        fits=memory["peak"] <= system.plannable_bytes,
         bound=_bound(workload, mesh, system, breakdown),
         breakdown_seconds=breakdown,
         collectives=merge(moves),
@@ -150,8 +150,7 @@ def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, 
 def _doubled(system: System) -> System | None:
     """Twice as many chips of the same kind; None where there is no such system."""
     try:
-        chips = 2 * system.num_chips // system.num_slices
-        return make_system(system.chip, (chips,), num_slices=system.num_slices)
+        return system.resized(2 * system.num_chips)
     except MeshwrightError:  # No slice has as many chips.
         return None
 

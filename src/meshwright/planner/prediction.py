@@ -69,7 +69,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         mfu=model_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
         flops=step_flops(workload, mesh, strategy).total,
         memory_bytes=memory,
-        fits=memory["peak"] <= system.usable_bytes,
+        fits=memory["peak"] <= system.plannable_bytes,
         bound=_bound(workload, mesh, system, breakdown),
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,

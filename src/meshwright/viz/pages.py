@@ -11,9 +11,8 @@ from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 from meshwright.verification import Verification
-from meshwright.viz.bars import collectives_section, memory_section
 from meshwright.viz.document import Section, html_table, render
-from meshwright.viz.timeline import timeline_section
+from meshwright.viz.sections import collectives_section, memory_section, timeline_section
 from meshwright.viz.words import row_cells
 
 

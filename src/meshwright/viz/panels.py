@@ -168,9 +168,11 @@ def _table(panel: Panel, limits: Limits) -> Scene:
     """Columns as wide as needed; those that do not fit go on below, the middle of a very long table left out."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
+    # A label with none beside it may go on over the next column.
+    heads = [len(label) if after else 0 for label, after in zip(labels, (*labels[1:], "end"), strict=True)]
     widths = [
-        max(panel.cell_width, len(label), *(len(cell.text) for cell in column)) + 2
-        for label, column in zip(labels, columns, strict=True)
+        max(panel.cell_width, head, *(len(cell.text) for cell in column)) + 2
+        for head, column in zip(heads, columns, strict=True)
     ]
     parts, room = [[0]], limits.width - panel.label_width - widths[0]
     for number in range(1, len(columns)):
