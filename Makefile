@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format lock clean
+.PHONY: demo test matrix quick lint format hooks lock clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -25,6 +25,10 @@ lint: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Lint and types before each commit, as .pre-commit-config.yaml says.
+hooks: .venv/installed
+	$(BIN)/pre-commit install
 
 # Needs uv (pip install uv); the lock itself installs with pip alone. cuDNN is there to compile for GPUs, which takes its
 # own library only; the packages that it runs with, half a gigabyte, stay out.

@@ -66,12 +66,27 @@ class Optimizer:
             made = optax.sgd(rate)
         else:
             raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned, but is none that runs yet")
+        made = _with_standard_promotion(made)
         return made if strategy.moment_dtype is None else _moments_in(made, strategy.moment_dtype)
 
 
 def _decays(params: Any) -> Any:
     """True for every parameter that weight decay pulls to zero."""
     return jax.tree.map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
+
+
+def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The transformation, whatever JAX is told of mixed dtypes: Optax raises a float decay to an integer count."""
+
+    def init(params: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _moments_in(transformation: optax.GradientTransformation, dtype: Dtype) -> optax.GradientTransformation:
