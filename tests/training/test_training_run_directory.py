@@ -27,6 +27,7 @@ CONFIG = RunConfig(
     ),
     mesh=MeshShape(fsdp=8),
     hardware="cpu:8",
+    memory_headroom=0.1,
     optimizer=Optimizer(warmup_steps=2, decay_steps=40),
     steps=6,
     save_every=2,
