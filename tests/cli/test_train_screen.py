@@ -55,6 +55,22 @@ def test_a_pipe_has_plain_lines(monkeypatch, capsys):
     assert printed.err == "checkpoint 6 is kept as 6.damaged\n"
 
 
+def test_an_output_that_is_gone_does_not_end_the_run(monkeypatch, capsys):
+    """`train … | head -1` once ended the run with exit code 0 and no checkpoint."""
+
+    class Gone(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    with TrainScreen(20, PLAN, is_quiet=False) as screen:
+        for step in range(20):
+            screen.step(row(step))
+    assert screen.taken == 20
+    said = capsys.readouterr().err
+    assert said == "the output cannot be written (Broken pipe): the run goes on without its screen\n"
+
+
 def test_a_chart_has_a_column_for_every_few_steps_and_its_extremes():
     lines = loss_chart([4.0, 3.0, 2.0, 1.0], width=40)
     assert lines[0].split() == ["4.000", "█"]

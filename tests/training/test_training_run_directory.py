@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_the_last_whole_checkpoint(whole, run):
     damage(run / "checkpoints" / "6", rng)
     run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
     assert [note.split(":")[0] for note in notes] == [
-        "checkpoint run/checkpoints/6 is damaged",
+        f"checkpoint {run}/checkpoints/6 is damaged",
         f"{run} goes on from checkpoint 4",
         "checkpoint 6 is kept as 6.damaged",
     ]

@@ -78,10 +78,14 @@ class TrainScreen:
 
     def _line(self, line: str) -> None:
         self._said = time.monotonic()
-        if self._has_bar:
-            self._bar.console.print(Text(line))
-        else:
-            print(line, flush=True)
+        try:
+            if self._has_bar:
+                self._bar.console.print(Text(line))
+            else:
+                print(line, flush=True)
+        except OSError as error:  # The reader of the pipe is gone, or its disk is full: no reason to lose the run.
+            self.is_quiet = True
+            self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
 
     def step(self, row: dict[str, Any]) -> None:
         """The metrics of a step."""

@@ -39,7 +39,8 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, *, keep: int = 2) -> None:
-        self._directory = (directory / "checkpoints").absolute()
+        self._shown = directory / "checkpoints"
+        self._directory = self._shown.absolute()
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None
         self._finishing: threading.Thread | None = None
@@ -141,8 +142,7 @@ class Checkpoints:
                 for line in damaged:
                     on_note(f"{line}; checkpoint {step} is whole and is taken")
                 return step
-            path = Path(self._directory.parent.name) / self._directory.name / str(step)
-            damaged.append(f"checkpoint {path} is damaged: {damage or 'another process says so'}")
+            damaged.append(f"checkpoint {self._shown / str(step)} is damaged: {damage or 'another process says so'}")
         if damaged:
             raise MeshwrightError(f"{damaged[0]}; no other is whole")
         return None
@@ -156,7 +156,7 @@ class Checkpoints:
                 found = manager.restore(step, args=args)
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise MeshwrightError(
-                f"cannot read {self._path(step)}: {str(error).strip().splitlines()[0][:200]}"
+                f"cannot read {self._shown / str(step)}: {str(error).strip().splitlines()[0][:200]}"
             ) from None
         return {name: found[name] for name in abstract}
 
