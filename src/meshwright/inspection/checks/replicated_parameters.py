@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from meshwright.hlo import Shape, Spec
+from meshwright.hlo import Shape
 from meshwright.inspection.context import Argument, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 
@@ -22,7 +22,7 @@ class ReplicatedParameter(Finding):
     """An argument that is whole on devices that should share it.
 
     tree, sharded_share: the tree it belongs to, and the share of that which is sharded over the axes; '' and None where
-    a rule requests the sharding.
+    a rule requests the sharding. others: arguments of the same path and shape in other trees, as its moments.
     """
 
     kind = FindingKind.REPLICATED_PARAMETER
@@ -34,6 +34,7 @@ class ReplicatedParameter(Finding):
     degree: int
     tree: str = ""
     sharded_share: float | None = None
+    others: tuple[str, ...] = ()
 
 
 def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
@@ -45,8 +46,14 @@ def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
     for argument in context.arguments:
         if argument.spec is not None and argument.instruction.shape.dtype[:1] in ("f", "b"):
             trees.setdefault(argument.tree, []).append(argument)
+    found: dict[object, ReplicatedParameter] = {}
     for name, tree in trees.items():
-        yield from _unlike_the_rest(context, name, tree)
+        for one in _unlike_the_rest(context, name, tree):
+            key = re.findall(r"[^\[.\]]+", one.name)[-1], str(one.shape), one.axes
+            first = found.get(key)
+            more = first and replace(first, others=(*first.others, one.name), bytes=first.bytes + one.bytes)
+            found[key] = more or one
+    yield from found.values()
 
 
 def _against_rules(context: ProgramContext) -> Iterator[Finding]:
@@ -56,12 +63,12 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
         if rule is None or argument.spec is None:
             continue
         wanted = {axis for dim in rule for axis in _axes(dim)}
-        missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in _split(argument.spec))
+        missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in argument.spec.axes)
         if missing:
             yield _finding(context, argument, missing)
 
 
-def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[Finding]:
+def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:
     """Large replicated arguments of a tree that is mostly sharded over an axis of the batch.
 
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
@@ -69,13 +76,13 @@ def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -
     sizes = [_global_bytes(context, argument) for argument in tree]
     whole = sum(sizes)
     for axis, degree in context.mesh.items():
-        split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in _split(one.spec))
+        split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in one.spec.axes)
         if axis not in context.batch_axes or degree < 2 or split < MOST_SHARD * whole:
             continue
         for argument, size in zip(tree, sizes, strict=True):
             dims = argument.instruction.shape.dims
             fits = len(dims) > 1 and any(dim % degree == 0 for dim in dims)
-            if argument.spec and not _split(argument.spec) and fits and size >= SHARE_OF_TREE * whole:
+            if argument.spec and not argument.spec.axes and fits and size >= SHARE_OF_TREE * whole:
                 yield _finding(context, argument, (axis,), tree=name, sharded_share=split / whole)
         return
 
@@ -87,7 +94,7 @@ def _finding(
     *,
     tree: str = "",
     sharded_share: float | None = None,
-) -> Finding:
+) -> ReplicatedParameter:
     shape, degree = argument.instruction.shape, context.degree(axes)
     return ReplicatedParameter(
         name=argument.name,
@@ -104,12 +111,7 @@ def _finding(
 
 def _global_bytes(context: ProgramContext, argument: Argument) -> int:
     """The bytes of all shards of an argument."""
-    return argument.instruction.shape.bytes * context.degree(_split(argument.spec) if argument.spec else ())
-
-
-def _split(spec: Spec) -> tuple[str, ...]:
-    """The axes that shard any dim."""
-    return tuple(axis for dim in spec.dims for axis in dim or ())
+    return argument.instruction.shape.bytes * context.degree(argument.spec.axes if argument.spec else ())
 
 
 def _axes(dim: str | Sequence[str] | None) -> tuple[str, ...]:
