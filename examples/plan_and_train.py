@@ -14,7 +14,7 @@ def main() -> None:
     best = mw.plan("tiny", **TINY)
     print(f"best mesh: {best.mesh}")
 
-    plan = mw.plan("tiny", **TINY, mesh="1,2,4,1", remat="block", runnable=True)
+    plan = mw.plan("tiny", **TINY, mesh="1,2,4,1", remat="block")
     rows = mw.verify(plan).rows
     print(f"{sum(row.is_equal for row in rows)} of {len(rows)} quantities are compiled as predicted")
 

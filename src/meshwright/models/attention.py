@@ -236,7 +236,7 @@ def _gradients(
     return (
         _by_token(jnp.einsum("bkgst,btkh->bkgsh", of_scores, key)),
         _over_queries(_by_head(query), of_scores, key),
-        _over_queries((gradient / total).astype(value.dtype), kept, value),
+        _over_queries((gradient.astype(jnp.float32) / total).astype(value.dtype), kept, value),
     )
 
 
