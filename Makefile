@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format lock clean
+.PHONY: demo test matrix quick lint format hooks lock clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -26,14 +26,19 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Needs uv (pip install uv); the lock itself installs with pip alone.
+# Lint and types before each commit, as .pre-commit-config.yaml says.
+hooks: .venv/installed
+	$(BIN)/pre-commit install
+
+# Needs uv (pip install uv); the lock itself installs with pip alone. cuDNN is there to compile for GPUs, which takes its
+# own library only; the packages that it runs with, half a gigabyte, stay out.
 lock:
 	uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q \
-		requirements.in -o requirements.lock
+		--no-emit-package nvidia-cublas --no-emit-package nvidia-cuda-nvrtc requirements.in -o requirements.lock
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -101,6 +103,7 @@ def summarise(scored: list[Scored], refused: list[dict[str, str]]) -> dict[str, 
             for name, part in (("core", core), ("all", timed))
         },
         "ranking": ranking(scored),
+        "ratios": ratios(scored),
         "memory": errors(
             [item for item in scored if item.row["measured"].get("peak_memory_gib")],
             lambda item: item.peak_bytes / (item.row["measured"]["peak_memory_gib"] * GIB) - 1,
@@ -125,6 +128,20 @@ def errors(items: list[Scored], error: Callable[[Scored], float]) -> dict[str, A
         "source_balanced_bias": _mean(part["bias"] for part in found.values()),
         "by_source": found,
     }
+
+
+def ratios(scored: list[Scored]) -> dict[str, Any]:
+    """How far predicted ratios of step times are from measured ones, as natural logarithms, over pairs of rows.
+
+    Pairs are of one rank group on the same hardware: what a choice between two meshes is made of.
+    """
+    timed = [item for item in scored if item.measured and item.row.get("rank_group")]
+    errors = [
+        abs(math.log((one.predicted / other.predicted) / ((one.measured or 1.0) / (other.measured or 1.0))))
+        for one, other in combinations(timed, 2)
+        if (one.row["rank_group"], one.row["hardware"]) == (other.row["rank_group"], other.row["hardware"])
+    ]
+    return {"pairs": len(errors), "median_abs_error": statistics.median(errors) if errors else None}
 
 
 def ranking(scored: list[Scored]) -> dict[str, Any]:
@@ -161,6 +178,10 @@ def show(report: dict[str, Any]) -> str:
     lines += [
         f"  {name:28} {g['rows']:5} {g['spearman']:13.2f} {g['regret']:8.1%}" for name, g in ranks["groups"].items()
     ]
+    pairs = report["ratios"]
+    if pairs["pairs"]:
+        error = f"median |error| {pairs['median_abs_error']:.2%}, {pairs['pairs']} pairs"
+        lines.append(f"ratios of two runs on the same chips: {error}")
     lines.append(f"refused: {len(report['refused'])}")
     lines += [f"  {item['id']}: {item['reason']}" for item in report["refused"]]
     return "\n".join(lines)

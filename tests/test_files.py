@@ -27,7 +27,7 @@ def refused_paths(root):
         root / "folder": "it is a directory",
         root / ("x" * 300): "its name is too long",
         root / "circle": "circle",
-        "/proc/x": "cannot write /proc/x",
+        "/proc/x": "no file can be made in /proc",
         "": "without a name",
         "a\0b": "cannot write",
     }
@@ -54,7 +54,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
         tmp_path / "file" / "runs" / "a": "is not a directory",
         tmp_path / ("x" * 300) / "a": "too long",
         "/dev/null/x": "is not a directory",
-        "/proc/x": "cannot write /proc/x",
+        "/proc/x": "no file can be made in /proc",
     }.items():
         with pytest.raises(MeshwrightError) as raised:
             check_new_directory(path)

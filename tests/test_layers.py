@@ -46,9 +46,13 @@ WITHOUT_JAX = FLOORS[: FLOORS.index("runtime")]
 # Packages of use to any JAX user: all that they may import of meshwright.
 NEEDS = {"hlo": {"errors", "record", "hlo"}}
 
-# What a shape and a plan do in JAX stands above them; these files load it in the methods that need it, by this name.
-BRIDGE = "meshwright.runtime.carry"
-BRIDGED = {"mesh.py", "planner/plan.py"}
+# What a shape and a plan do in JAX stands above them, and so do an inspection's screen and page; these files load it in
+# the methods that need it, by these names.
+BRIDGES = {
+    "mesh.py": ("meshwright.runtime.carry",),
+    "planner/plan.py": ("meshwright.runtime.carry",),
+    "inspection/inspection.py": ("meshwright.viz.pages", "meshwright.cli.inspect_screen"),
+}
 
 # A module, or a function in one, that a string names: for import_module, a table of lazy names, or a child's `-m`.
 NAMED = re.compile(r"meshwright((?:\.\w+)+)\.?(?::\w+)?")
@@ -89,8 +93,8 @@ def named_in_strings(path: Path) -> Iterator[str]:
 def packages_of(path: Path) -> set[str]:
     """The packages of meshwright, and its single modules on the top level, that a file depends on."""
     names = [f"{module}.{name}" for module, name in import_statements(path)] + list(named_in_strings(path))
-    if path.is_relative_to(ROOT) and str(path.relative_to(ROOT)) in BRIDGED:
-        names = [name for name in names if not name.startswith(BRIDGE)]
+    bridges = BRIDGES.get(str(path.relative_to(ROOT)), ()) if path.is_relative_to(ROOT) else ()
+    names = [name for name in names if not name.startswith(bridges)] if bridges else names
     parts = [name.split(".") for name in names]
     return {part[1] for part in parts if part[0] == "meshwright" and part[1] in FLOORS}
 
@@ -137,11 +141,12 @@ def test_a_file_imports_from_its_own_floor_and_those_below(path):
         assert FLOORS.index(name) <= here, f"{path.name} imports {name}, which is above {floor_of(path)}"
 
 
-@pytest.mark.parametrize("name", sorted(BRIDGED))
+@pytest.mark.parametrize("name", sorted(BRIDGES))
 def test_a_bridge_is_crossed_in_a_function_only(name):
     top = [node for node in tree_of(ROOT / name).body if isinstance(node, ast.ImportFrom)]
-    assert BRIDGE not in {node.module for node in top}
-    assert BRIDGE in {module for module, _ in import_statements(ROOT / name)}
+    for bridge in BRIDGES[name]:
+        assert bridge not in {node.module for node in top}
+        assert bridge in {module for module, _ in import_statements(ROOT / name)}
 
 
 @pytest.mark.parametrize("package", NEEDS)
@@ -155,7 +160,8 @@ def test_no_modules_import_each_other():
         name: {
             target
             for module, imported in import_statements(path)
-            if (target := home(module, imported)) in MODULES and target != BRIDGE
+            if (target := home(module, imported)) in MODULES
+            and target not in BRIDGES.get(str(path.relative_to(ROOT)), ())
         }
         for name, path in MODULES.items()
         if path.name != "__init__.py"

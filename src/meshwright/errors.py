@@ -7,6 +7,14 @@ class MeshwrightError(ValueError):
     """A user's mistake, told in one line that names the values and what would be right."""
 
 
+class DoesNotFitError(MeshwrightError):
+    """A program that a device's memory does not hold. hlo: as far as the compiler came; '' where it made no buffers."""
+
+    def __init__(self, message: str, hlo: str = "") -> None:
+        super().__init__(message)
+        self.hlo = hlo
+
+
 class NotationError(MeshwrightError):
     """A mistake in a text written in the notation; `position` is the character it stands at, from 0."""
 

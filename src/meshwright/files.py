@@ -40,6 +40,8 @@ def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightErro
     if not isinstance(error, OSError):
         return MeshwrightError(f"cannot write {str(path)!r}: {error}")
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    if error.errno == errno.ENOENT and Path(path).parent.is_dir():  # A file system that is no disk, as /proc.
+        reason = "no file can be made in {parent}"
     free = show_bytes(_free_bytes(Path(path))) if error.errno == errno.ENOSPC else ""
     return MeshwrightError(f"cannot write {path}: {reason.format(parent=Path(path).parent, free=free)}")
 

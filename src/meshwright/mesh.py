@@ -19,6 +19,10 @@ class MeshShape:
 
     dp: data parallel (replicated weights); fsdp: fully sharded data parallel; tp: tensor parallel; sp: sequence
     (context) parallel; ep: expert parallel; pp: pipeline parallel. Called, a shape is the `jax.sharding.Mesh`.
+
+    >>> shape = MeshShape(fsdp=2, tp=4)
+    >>> str(shape), shape.num_devices
+    ('fsdp=2,tp=4', 8)
     """
 
     dp: int = 1

@@ -1,4 +1,10 @@
-"""Quantities as people read and type them: 3 significant figures and a decimal unit."""
+"""Quantities as people read and type them: 3 significant figures and a decimal unit.
+
+>>> show_bytes(40_100_000_000), show_seconds(0.00284), show_percent(0.5821)
+('40.1 GB', '2.84 ms', '58.2%')
+>>> parse_count("4M"), parse_seconds("30ms")
+(4000000, 0.03)
+"""
 
 from __future__ import annotations
 

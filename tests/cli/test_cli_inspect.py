@@ -41,7 +41,7 @@ def test_a_function_without_a_mistake_has_no_finding(capsys):
 
 
 def test_a_mistake_is_told_with_its_cost_its_line_and_a_fix(capsys):
-    assert main(["inspect", "inspect_programs:whole", *MESH]) == 1
+    assert main(["inspect", "inspect_programs:whole", *MESH, "--check"]) == 1
     shown = capsys.readouterr().out
     assert "1 finding" in shown
     assert "repeated work" in shown
@@ -52,10 +52,25 @@ def test_a_mistake_is_told_with_its_cost_its_line_and_a_fix(capsys):
 
 
 def test_json_has_the_record_and_the_findings(capsys):
-    assert main(["inspect", "inspect_programs:whole", *MESH, "--json"]) == 1
+    assert main(["inspect", "inspect_programs:whole", *MESH, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["record"]["mesh"] == {"dp": 2, "tp": 4}
     assert [found["kind"] for found in data["findings"]] == ["repeated work"]
+
+
+def test_findings_are_checked_for_where_that_is_asked(capsys):
+    assert main(["inspect", "inspect_programs:whole", *MESH]) == 0
+    assert main(["inspect", "inspect_programs:split", *MESH, "--check"]) == 0
+    assert "1 finding" in capsys.readouterr().out
+
+
+def test_the_largest_buffers_at_the_peak_are_printed_where_that_is_asked(capsys):
+    assert main(["inspect", "inspect_programs:split", *MESH, "--memory"]) == 0
+    shown = capsys.readouterr().out
+    assert "at the peak" in shown
+    assert "params['w_in']" in shown
+    assert main(["inspect", "inspect_programs:split", *MESH, "--memory", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["buffers"][0]["num_bytes"] > 0
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -64,14 +79,14 @@ def test_a_dump_is_read_as_it_is_or_packed(dump, packed, capsys):
         file = dump.with_suffix(".txt.gz")
         file.write_bytes(gzip.compress(dump.read_bytes()))
         dump = file
-    assert main(["inspect", str(dump), *MESH]) == 1
+    assert main(["inspect", str(dump), *MESH]) == 0
     shown = capsys.readouterr().out
     assert "repeated work" in shown
     assert "memory" not in shown
 
 
 def test_a_dump_for_some_hardware_has_times(dump, capsys):
-    assert main(["inspect", str(dump), *MESH, "--on", "cpu:8", "--json"]) == 1
+    assert main(["inspect", str(dump), *MESH, "--on", "cpu:8", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert found["seconds"] > 0
 
@@ -83,6 +98,7 @@ MISTAKES = [
     (["nowhere:whole", *MESH], "cannot import 'nowhere'"),
     (["nowhere.txt", *MESH], "neither a file nor module:function"),
     (["inspect_programs:nothing", *MESH], "must return jax.jit(...).lower(...) or (function, args)"),
+    (["inspect_programs:whole", *MESH, "--trace", "t.json"], "--trace needs --on a TPU or GPUs"),
     (["inspect_programs:whole", *MESH, "--on", "cpu:16"], "has 8 devices; cpu:16 has 16"),
 ]
 
@@ -98,6 +114,11 @@ def test_a_mistake_in_the_call_is_one_line_and_code_2(words, reason, capsys):
 def test_a_dump_for_another_number_of_devices_is_an_error(dump, capsys):
     assert main(["inspect", str(dump), "--mesh", "dp=4"]) == 2
     assert "runs on 8 devices; mesh dp=4 has 4" in capsys.readouterr().err
+
+
+def test_of_a_dump_the_axes_types_change_nothing(dump, capsys):
+    assert main(["inspect", str(dump), *MESH, "--axes", "auto"]) == 2
+    assert "is compiled already" in capsys.readouterr().err
 
 
 def test_axes_keep_their_order():

@@ -10,7 +10,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from meshwright.hardware import MEMORY_HEADROOM
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -41,3 +44,10 @@ def test_predicted_peaks_are_as_close_on_each_kind_of_chip(gpus, mean):
     errors = [abs(row.error) for row in ROWS if row.configuration.hardware.startswith("h100") == gpus]
     assert len(errors) == (6 if gpus else 18)
     assert statistics.mean(errors) <= ROOM_FOR_CHANGE * mean
+
+
+def test_the_headroom_of_plans_is_the_95th_percentile_of_what_is_predicted_too_low():
+    for kind, is_of_kind in (("gpu", True), ("tpu", False)):
+        rows = [row for row in ROWS if row.configuration.hardware.startswith("h100") == is_of_kind]
+        missing = [row.compiled["peak"] / row.predicted["peak"] - 1 for row in rows]
+        assert MEMORY_HEADROOM[kind] == pytest.approx(float(np.percentile(missing, 95)), rel=0.02)

@@ -97,6 +97,8 @@ def _train(case: Case) -> dict[str, Any]:
         found["untaken branch flops"] = untaken_branch_flops(workload, mesh, strategy)
         found["untaken branch collectives"] = _unmerged(untaken_branch_collectives(workload, mesh, strategy))
     for name, choices in case["search"].items():
+        if choices.get("is_runnable") and kind == "gpu":
+            choices = choices | {"attention": "scores"}  # What train ran on GPUs when the records were written.
         found[name] = _ranked(rank(workload, system, top=4, **choices))
     return found
 

@@ -111,7 +111,7 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
 
     def plain(x, scale):
         wide = x.astype(jnp.float32)
-        return (wide / jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5) * scale).astype(dtype)
+        return (wide / jnp.sqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5) * scale[None, None, :]).astype(dtype)
 
     def gradients(function):
         result, back = jax.vjp(function, x, scale)

@@ -16,7 +16,7 @@ from meshwright.planner import (
     make_plan,
     nearby,
     plan_from_data,
-    plan_mesh,
+    plan_one_mesh,
     plan_to_data,
     predict,
     rank,
@@ -174,7 +174,7 @@ def test_a_plan_that_cannot_run_yet_says_why():
 
 def test_what_is_run_of_a_plan_is_its_attention():
     """So that what is verified is compared with what is lowered."""
-    plan = plan_mesh(LLAMA, MeshShape(fsdp=64), V5P, remats=("block",), num_microbatches=1, zero_stage=3)
+    plan = plan_one_mesh(LLAMA, MeshShape(fsdp=64), V5P, ("block",), {"num_microbatches": 1, "zero_stage": 3})
     assert plan.strategy.attention == "flash"
     run = as_run(plan)
     assert run.strategy == replace(DEFAULT, attention="flash")

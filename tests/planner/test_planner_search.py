@@ -9,7 +9,16 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import AXES, MeshShape
-from meshwright.planner import find_best, plan_mesh, plan_stages, predict, rank, rank_space, runnable_space, whole_space
+from meshwright.planner import (
+    find_best,
+    plan_one_mesh,
+    plan_stages,
+    predict,
+    rank,
+    rank_space,
+    runnable_space,
+    whole_space,
+)
 from meshwright.planner.overlap import least_budget
 from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
@@ -120,7 +129,9 @@ def test_what_runs_is_searched_like_what_can_be_planned():
     } == {(stage, parts) for stage in (1, 2, 3) for parts in (1, 2)}
     assert {way.strategy.collective_matmul for way in space.candidates(MeshShape(fsdp=4, tp=2))} == {False, True}
     assert {way.strategy.zero_stage for way in space.candidates(MeshShape(fsdp=4, pp=2))} == {1, 3}
-    assert {way.strategy.attention for way in space.candidates(MeshShape(fsdp=8))} == {"scores"}
+    assert {way.strategy.attention for way in space.candidates(MeshShape(fsdp=8))} == {"cudnn"}
+    single = runnable_space(replace(workload, compute_dtype="f32"), parse_system("h100:8"), ("block",))
+    assert {way.strategy.attention for way in single.candidates(MeshShape(fsdp=8))} == {"scores"}
     tpu = runnable_space(workload, parse_system("v5e:2x4"), ("block",))
     assert {way.strategy.attention for way in tpu.candidates(MeshShape(fsdp=8))} == {"flash"}
     assert {(mesh.ep, mesh.pp) for mesh in space.meshes()} == {(1, 1), (1, 2), (1, 4)}
@@ -178,7 +189,9 @@ def test_a_mesh_of_its_own_is_run_in_the_best_of_its_ways():
     space = whole_space(workload, system)
     records = [predict(space.with_remat(w.remat), mesh, system, w.strategy) for w in space.candidates(mesh)]
     best = min(record.step_seconds for record in records if record.fits)
-    assert plan_mesh(workload, mesh, system).predicted.step_seconds == pytest.approx(best, rel=1e-12)
+    assert plan_one_mesh(workload, mesh, system, (), {}, include_planned=True).predicted.step_seconds == pytest.approx(
+        best, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("hardware", ["h100:8192", "v5p:16x16x32"])

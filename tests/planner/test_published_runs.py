@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from published_rows import measured_seconds, read_setting  # noqa: E402
 from published_runs import _pearson, _ranks, ranking, score, summarise  # noqa: E402
 
+from meshwright.planner.ties import RATIO_ERROR  # noqa: E402
+
 ROWS = {row["id"]: row for row in json.loads(TABLE.read_text())["records"]}
 
 ERRORS = {
@@ -34,7 +36,7 @@ def test_the_report_has_what_a_reader_of_it_expects():
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert set(report) == {"core", "all", "baseline", "ranking", "memory", "refused"}
+    assert set(report) == {"core", "all", "baseline", "ranking", "ratios", "memory", "refused"}
     assert set(report["core"]["by_source"]) == {"2104.04473", "maxtext", "JAX-Toolbox", "torchtitan"}
     assert [report[part]["rows"] for part in ("core", "all", "memory")] == [65, 112, 20]
 
@@ -118,3 +120,8 @@ def test_a_prediction_that_is_the_measurement_has_no_error_and_ranks_perfectly()
 def test_ranks_of_equal_values_are_shared():
     assert _ranks([3.0, 1.0, 3.0]) == [1.5, 0.0, 1.5]
     assert _pearson([1.0, 1.0], [1.0, 2.0]) == 0.0
+
+
+def test_plans_tie_within_the_median_error_of_published_ratios(report):
+    assert report["ratios"]["pairs"] > 100
+    assert pytest.approx(report["ratios"]["median_abs_error"], rel=0.01) == RATIO_ERROR

@@ -38,7 +38,8 @@ def functions(layout):
     def last(ends, x, tokens):
         scores = jnp.einsum("bsd,vd->bsv", layout.place(x, *GATHERED), layout.weight(ends["table"], *TABLE))
         logs = jax.nn.log_softmax(scores)
-        return -jnp.mean(jnp.sum(jnp.where(jnp.arange(VOCAB) == tokens["targets"][..., None], logs, 0.0), axis=-1))
+        is_target = jnp.arange(VOCAB)[None, None, :] == tokens["targets"][..., None]
+        return -jnp.mean(jnp.sum(jnp.where(is_target, logs, 0.0), axis=-1))
 
     return first, layer, last
 

@@ -72,7 +72,7 @@ def dense(h, weights, num_active, kept=True):
     lowest = jnp.sort(scores, axis=-1)[..., -num_active][..., None]
     chosen = scores >= lowest
     shares = jnp.where(chosen, jnp.exp(scores - scores.max(-1, keepdims=True)), 0)
-    shares = shares / shares.sum(-1, keepdims=True) * kept
+    shares = jnp.where(kept, shares / shares.sum(-1, keepdims=True), 0.0)
     gate, up = (jnp.einsum("bsd,edf->bsef", h, weights[f"expert_{name}"]) for name in ("gate", "up"))
     made = jnp.einsum("bsef,efd->bsed", gate / (1 + jnp.exp(-gate)) * up, weights["expert_down"])
     return jnp.einsum("bsed,bse->bsd", made, shares), chosen, scores

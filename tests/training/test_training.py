@@ -88,7 +88,8 @@ def test_an_interrupted_run_finishes_its_step_saves_and_goes_on(unbroken, tmp_pa
         if row["step"] == 1:
             signal.raise_signal(signal.SIGTERM)
 
-    train(CONFIG, tmp_path, on_step=interrupt)
+    with pytest.warns(UserWarning, match="stopping after this step"):
+        train(CONFIG, tmp_path, on_step=interrupt)
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest == 2
     train(CONFIG, tmp_path)
@@ -132,8 +133,16 @@ def test_a_run_without_a_checkpoint_has_nothing_to_generate_from(tmp_path):
 
 
 def test_a_half_written_last_line_of_metrics_is_left_out(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0}) + '\n{"step": 1, "lo')
-    assert read_metrics(tmp_path) == [{"step": 0}]
+    row = {"step": 0, "mesh": "fsdp=8", "hardware": "cpu:8", "step_seconds": 1.0, "memory_peak_bytes": None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + '\n{"step": 1, "lo')
+    assert read_metrics(tmp_path) == [row]
+
+
+@pytest.mark.parametrize("line", ['{"step": 1}', "[1]", "\0\0", ""])
+def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(MeshwrightError, match=r"metrics\.jsonl, line 1: this is no line of metrics"):
+        read_metrics(tmp_path)
 
 
 def test_a_directory_that_is_no_run_is_told(tmp_path):
@@ -166,9 +175,10 @@ def test_an_epoch_reads_every_window_once():
     assert sorted(found) == list(range(count))
 
 
-def test_a_corpus_shorter_than_a_sequence_is_told():
-    with pytest.raises(MeshwrightError, match="the text has 10 bytes; a sequence of 32 wants 33"):
-        batches(np.zeros(10, np.uint8))
+def test_a_corpus_shorter_than_a_batch_is_told():
+    with pytest.raises(MeshwrightError, match="the text has 256 bytes; a batch of 8 sequences of 32 needs 257"):
+        batches(np.zeros(256, np.uint8))
+    batches(np.zeros(257, np.uint8))
 
 
 def test_text_comes_from_files_folders_or_the_standard_library(tmp_path):

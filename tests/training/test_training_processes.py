@@ -64,6 +64,9 @@ def test_two_processes_train_as_one_does(tmp_path):
         (Processes("localhost:1", 3, 0), "3 processes cannot have the same part of 4 devices"),
         (Processes(None, 2, 0), "go with --coordinator HOST:PORT"),
         (Processes("auto", 2, 0), "not with auto"),
+        (Processes("garbage", 2, 0), "--coordinator garbage is not HOST:PORT"),
+        (Processes("localhost:0", 2, 0), "is not HOST:PORT"),
+        (Processes(":12", 2, 0), "is not HOST:PORT"),
     ],
 )
 def test_processes_that_cannot_meet_are_one_clear_error(said, message):

@@ -7,6 +7,7 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.record import KINDS, wire_bytes
 from meshwright.viz import DIGITS, run_collective, run_ring, show_collective, show_ring
+from meshwright.viz.collectives import collective_sketch
 from meshwright.viz.rings import RING_KINDS
 
 # What MinText's tutorial 1 prints for these sixteen digits on four devices (github.com/sshkhr/MinText).
@@ -93,7 +94,17 @@ def test_a_hop_is_a_table_in_which_the_newcomers_are_marked():
 def test_before_and_after_stand_side_by_side():
     text = str(show_collective("all-to-all"))
     assert "jax.lax.all_to_all" in text
-    assert "device 2  5 3 5 8  4 2 5 1" in text
+    assert "device 2  5 3 5 8  →  4  2  5  1" in text
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "all-to-all", "collective-permute"])
+def test_a_number_keeps_the_colour_of_the_device_that_had_it(kind):
+    """Every device starts with numbers of its own, so that they tell where they come from."""
+    (panel,) = collective_sketch(run_collective(kind, range(16))).panels
+    colours = {text: row[0].fill for row in panel.cells for text in row[0].text.split()}
+    for row in panel.cells:
+        for cell in row[2:]:
+            assert {colours[text] for text in cell.text.split()} == {cell.fill}
 
 
 @pytest.mark.parametrize(

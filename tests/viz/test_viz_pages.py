@@ -27,7 +27,7 @@ from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.pages import findings_section, inspection_page, verify_page
-from meshwright.viz.timeline import timeline_section
+from meshwright.viz.sections import timeline_section
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = GatheredTwice(

@@ -1,5 +1,7 @@
 """The picture of a schedule shows every unit in its slot and every wait."""
 
+from xml.etree import ElementTree
+
 import pytest
 
 from meshwright.errors import MeshwrightError
@@ -74,3 +76,8 @@ def test_a_long_schedule_leaves_its_middle_out():
     assert len(text.splitlines()) < 80
     assert "left out" in text
     assert "B63" in text
+
+
+def test_all_slots_are_equally_wide_because_they_take_the_same_time():
+    root = ElementTree.fromstring(show_pipeline(Schedule(stages=2, microbatches=12)).svg)
+    assert len({rect.get("width") for rect in root.iter("{http://www.w3.org/2000/svg}rect")} - {"100%"}) == 1

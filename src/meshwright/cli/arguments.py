@@ -72,6 +72,8 @@ class WorkloadArgs:
     """Cut the model to N layers, to look at a part of it. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name (form: meshwright/hardware/data)."""
+    memory_headroom: Annotated[str | None, option("SHARE")] = None
+    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, option, positional
+from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
 from meshwright.mesh import parse_mesh
+from meshwright.planner import read_system
+from meshwright.units import show_bytes
+
+if TYPE_CHECKING:
+    from meshwright.training import RunConfig
 
 EXAMPLES = (
     'meshwright generate runs/tiny --prompt "def " --num-tokens 200',
@@ -47,14 +55,17 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the texts, a single one as it is written."""
-    from meshwright.training import read_config
-
     _check(args)
+    from meshwright.training import check_seed, read_config
+
+    check_seed(args.seed)
     config = read_config(args.run)
-    system = parse_system(args.on or config.hardware)
+    system = read_system(args.on or config.hardware, config.hardware_file)
     # Stages are for training: one token would go through them one after the other.
     is_same = args.mesh is None and str(system) == config.hardware and config.mesh.pp == 1
     mesh = config.mesh if is_same else parse_mesh(args.mesh or "dp=1,fsdp=-1", num_devices=system.num_devices)
+    prompt = args.prompt.encode(errors="surrogateescape")
+    _check_size(args, config, len(prompt), system.usable_bytes * system.num_devices)
     from meshwright.runtime import claim_devices
 
     claim_devices(system)
@@ -63,19 +74,33 @@ def run(args: Args) -> int:
     pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     streams = not args.json and args.num_samples == 1
+    chosen = generate(
+        args.run, config, mesh, prompt=prompt, num_samples=args.num_samples, num_tokens=args.num_tokens,
+        temperature=args.temperature, seed=args.seed, on_note=_note,
+    )  # fmt: skip
+    with waiting("reading the checkpoint, compiling"):
+        first = next(chosen)
     if streams:
         print(args.prompt, end="", flush=True)
-    for chosen in generate(
-        args.run, config, mesh, prompt=args.prompt.encode(), num_samples=args.num_samples,
-        num_tokens=args.num_tokens, temperature=args.temperature, seed=args.seed,
-    ):  # fmt: skip
-        for piece, byte in zip(pieces, chosen, strict=True):
+    for bytes_ in _from(first, chosen):
+        for piece, byte in zip(pieces, bytes_, strict=True):
             piece.append(byte)
         if streams:
-            print(decoder.decode(bytes([chosen[0]])), end="", flush=True)
+            print(decoder.decode(bytes([bytes_[0]])), end="", flush=True)
     texts = [args.prompt + piece.decode(errors="replace") for piece in pieces]
     _finish(args, texts, streams=streams)
     return 0
+
+
+def _from(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """An iterator whose first item was taken already."""
+    yield first
+    yield from rest
+
+
+def _note(line: str) -> None:
+    """A line for the user that is no part of the text."""
+    print(f"note: {line}", file=sys.stderr)
 
 
 def _check(args: Args) -> None:
@@ -85,10 +110,33 @@ def _check(args: Args) -> None:
         ("num-samples", args.num_samples, 1),
         ("temperature", args.temperature, 0),
     ):
-        if value < least:
+        if not value >= least:
             raise MeshwrightError(f"--{name} is {value}; it is {least} or more")
+    if math.isinf(args.temperature):
+        raise MeshwrightError("--temperature is inf; it is a number from 0, where 1 samples as the model says")
     if not args.prompt:
         raise MeshwrightError("--prompt is empty; give at least one character to go on from")
+
+
+def _check_size(args: Args, config: RunConfig, prompt_len: int, usable_bytes: float) -> None:
+    """Raise where no text can be written, or its cache is larger than the devices; a note where it is longer than any
+    sequence of the training."""
+    from meshwright.training import check_vocab
+
+    check_vocab(config)
+    model, length = config.workload.config, prompt_len + args.num_tokens
+    size = {"f32": 4}.get(config.workload.compute_dtype, 2)
+    cache = 2 * size * model.num_layers * model.num_kv_heads * model.head_dim * args.num_samples * length
+    if cache > usable_bytes:
+        raise MeshwrightError(
+            f"--num-tokens {args.num_tokens:,} of {args.num_samples:,} samples need a cache of {show_bytes(cache)}; the"
+            f" devices have {show_bytes(usable_bytes)}"
+        )
+    if length > config.workload.seq_len:
+        _note(
+            f"prompt and tokens are {length:,} bytes; {args.run} was trained on sequences of"
+            f" {config.workload.seq_len:,}, and what is written beyond that may make no sense"
+        )
 
 
 def _finish(args: Args, texts: list[str], *, streams: bool) -> None:

@@ -6,30 +6,21 @@ import json
 import math
 import os
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.tables import WIDTH, console, folded, show, table, terms
+from meshwright.cli.inspect_screen import print_buffers, print_screen
 from meshwright.cli.waiting import waiting
-from meshwright.errors import MeshwrightError
-from meshwright.files import check_output, write_file
+from meshwright.errors import DoesNotFitError, MeshwrightError
+from meshwright.files import check_output
 from meshwright.mesh import parse_axes
-from meshwright.record import Collective, merge
-from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inspection import Finding, Inspection
-
-_MOST_SCOPES = 12
-_MOST_ROWS = 30
-_SCREEN_PATH = 40
-
+    from meshwright.inspection import Inspection
 
 EXAMPLES = (
     "meshwright inspect my_module:make_step --mesh dp=2,fsdp=4",
@@ -63,32 +54,57 @@ class Args:
     ] = "default"
     html: Annotated[Path | None, option("FILE", "-o")] = None
     """Write one page with all of it, and the timeline of the step where it was simulated."""
+    trace: Annotated[Path | None, option("FILE")] = None
+    """Write the simulated step as a trace for ui.perfetto.dev (.gz packs it); of a TPU or GPUs alone."""
+    memory: bool = False
+    """Print the largest buffers at the peak of memory too: shape, bytes, and the line that makes each."""
+    check: bool = False
+    """Exit with 1 where there is a finding, as a test does."""
     json: Json = False
     """Print {"name", "record", "flops_by_scope", "findings"} instead of the tables."""
 
 
 def run(args: Args) -> int:
-    """Compile or read, print; 1 where there is a finding."""
+    """Compile or read, print; 1 where there is a finding and findings are checked for, or it does not fit."""
+    for file in (args.html, args.trace):
+        if file is not None:
+            check_output(file)
+    try:
+        found = _inspection(args)
+    except DoesNotFitError as error:
+        _print_what_does_not_fit(error)
+        return 1
+    memory = args.memory
+    if memory and not found.buffers:
+        raise MeshwrightError(f"{found.name} has no schedule, so nothing tells its buffers; leave --memory out")
     if args.html is not None:
-        check_output(args.html)
-    found = _inspection(args)
-    if args.html is not None:
-        from meshwright.viz.pages import inspection_page
-
-        write_file(args.html, inspection_page(found))
+        found.html(args.html)
+    if args.trace is not None:
+        found.trace(args.trace)
     if args.json:
-        print(json.dumps(_json(found), indent=2))
+        print(json.dumps(_json(found, memory=memory), indent=2))
     else:
-        _print(found)
-    return int(bool(found.findings))
+        print_screen(found, memory=memory)
+    return int(args.check and bool(found.findings))
 
 
-def _json(found: Inspection) -> dict[str, Any]:
-    """All of it as plain data, each finding with its sentences."""
+def _print_what_does_not_fit(error: DoesNotFitError) -> None:
+    """The line, and the buffers of the program as far as the compiler came."""
+    from meshwright.hlo import parse_hlo
+    from meshwright.simulate import read_buffers
+
+    print(f"error: {error}", file=sys.stderr)
+    if error.hlo:
+        print_buffers(read_buffers(parse_hlo(error.hlo)).live)
+
+
+def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
+    """All of it as plain data, each finding with its sentences; with the buffers at the peak where they are wanted."""
     from meshwright.inspection.words import evidence, fix
 
     findings = [one.to_json() | {"evidence": evidence(one), "fix": fix(one)} for one in found.findings]
-    return found.to_json() | {"findings": findings}
+    buffers = [vars(one) | {"shape": str(one.shape)} for one in found.buffers] if memory else None
+    return found.to_json() | {"findings": findings} | ({"buffers": buffers} if memory else {})
 
 
 def _inspection(args: Args) -> Inspection:
@@ -102,136 +118,7 @@ def _inspection(args: Args) -> Inspection:
     from meshwright.inspection import inspect
 
     on = args.on or (None if Path(args.subject).is_file() else f"cpu:{math.prod(mesh.values())}")
+    if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
+        raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")
     with waiting(f"compiling {args.subject} for {on}"):
         return inspect(args.subject, mesh=mesh, on=on, types=args.axes, effort=args.effort)
-
-
-def _print(found: Inspection) -> None:
-    """The answer, what it rests on, then each finding in full."""
-    print(_headline(found))
-    print(f"\n{_answer(found)}\n")
-    show(console(), _collective_table(found))
-    print()
-    _print_memory(found)
-    _print_flops(found)
-    for number, finding in enumerate(found.findings, start=1):
-        print(_told(number, finding))
-    for note in found.record.notes:
-        print(folded(f"note: {note}"))
-
-
-def _headline(found: Inspection) -> str:
-    """What was inspected."""
-    mesh = ",".join(f"{axis}={degree}" for axis, degree in found.record.mesh.items() if degree > 1) or "one device"
-    words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
-    if found.program:
-        took = f"in {show_seconds(found.program.compile_seconds)}{' (cached)' if found.program.cached else ''}"
-        words.append(f"compiled by {found.program.compiler} {took}")
-    return " · ".join(words)
-
-
-def _answer(found: Inspection) -> str:
-    """The findings in a line, and the step where it was simulated."""
-    count = len(found.findings)
-    cost = found.findings[0].seconds if found.findings else None
-    says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
-    if cost:
-        says += f", the first of {show_seconds(cost)} a step"
-    if found.schedule is not None:
-        exposed = sum(move.exposed_seconds or 0.0 for move in found.collectives)
-        says += f"   step {show_seconds(found.schedule.step_seconds)}, of it exposed communication"
-        says += f" {show_seconds(exposed)}"
-    return f"  {says}"
-
-
-def _collective_table(found: Inspection) -> Any:
-    """The collectives, those alike from one line added up, the largest first."""
-    from meshwright.viz.words import collective_note
-
-    is_timed = any(move.seconds is not None for move in found.collectives)
-    has_schedule = found.schedule is not None
-    times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
-    columns = ["collective", "over", "phase", "bytes", "times", *times, "from"]
-    moves = sorted(_alike(found.collectives), key=lambda move: -move.bytes)
-    rows = []
-    for move in moves[:_MOST_ROWS]:
-        seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []
-        seconds += [show_seconds(move.exposed_seconds or 0.0)] if has_schedule else []
-        counts = [show_bytes(move.bytes), str(move.count), *seconds]
-        place = _file_name(move.source) + (f" [{note}]" if (note := collective_note(move)) else "")
-        rows.append([move.kind, "*".join(move.axes) or "?", move.phase, *counts, place])
-    if len(moves) > _MOST_ROWS:
-        rest = moves[_MOST_ROWS:]
-        size, count = sum(move.bytes for move in rest), sum(move.count for move in rest)
-        rows.append([f"{len(rest)} more", "", "", show_bytes(size), str(count), *[""] * (len(times) + 1)])
-    return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1))
-
-
-def _alike(moves: Sequence[Collective]) -> Iterator[Collective]:
-    """The collectives with those of one kind, axes, phase, note and place in the source added up."""
-    groups: dict[tuple[Any, ...], list[Collective]] = {}
-    for move in moves:
-        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
-    for (*_, source), alike in groups.items():
-        (one,) = merge(alike)
-        yield replace(one, source=source)
-
-
-def _print_memory(found: Inspection) -> None:
-    """The memory, where the program says it."""
-    memory = found.memory
-    if not memory:
-        return
-    parts = {name: show_bytes(size) for name, size in memory.items() if size and name != "peak"}
-    fits = {True: ", which fits", False: ", which does not fit", None: ""}[found.record.fits]
-    print(terms("memory", parts | {"peak": show_bytes(memory["peak"]) + fits}))
-
-
-def _print_flops(found: Inspection) -> None:
-    """The flops by scope, the largest first."""
-    scopes = list(found.flops_by_scope.items())
-    print(terms("flops", {"": show_flops(found.flops)}))
-    rows = [
-        [f"  {scope or '(no scope)'}", show_flops(flops), show_percent(flops / found.flops)]
-        for scope, flops in scopes[:_MOST_SCOPES]
-    ]
-    if len(scopes) > _MOST_SCOPES:
-        rest = sum(flops for _, flops in scopes[_MOST_SCOPES:])
-        rows.append([f"  {len(scopes) - _MOST_SCOPES} more", show_flops(rest), show_percent(rest / found.flops)])
-    show(console(), table(["", "", ""], rows))
-    print()
-
-
-def _told(number: int, finding: Finding) -> str:
-    """A finding in full."""
-    from meshwright.inspection.words import evidence, fix
-
-    costs = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
-    costs += [show_bytes(finding.bytes)] if finding.bytes else []
-    head = f" finding {number}  {finding.kind}"
-    price = f"costs {', '.join(costs)}" if costs else ""
-    lines = [f"{head}{price:>{max(len(price) + 2, WIDTH - len(head))}}"]
-    for words in (
-        evidence(finding),
-        f"from {_short(finding.source)}" if finding.source else "",
-        f"fix: {fix(finding)}",
-    ):
-        lines += textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
-    return "\n".join(lines) + "\n"
-
-
-def _file_name(source: str) -> str:
-    """file:line (scopes) without the folders of the file."""
-    path, space, scope = source.partition(" ")
-    return f"{Path(path).name}{space}{scope}"
-
-
-def _short(source: str) -> str:
-    """file:line (scopes) with the path as short as it says where: relative to here, else its last parts."""
-    path, space, scope = source.partition(" ")
-    here = f"{Path.cwd()}{os.sep}"
-    if path.startswith(here):
-        path = path.removeprefix(here)
-    if len(path) > _SCREEN_PATH:
-        path = "…/" + "/".join(Path(path).parts[-2:])
-    return f"{path}{space}{scope}"

@@ -20,14 +20,18 @@ from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
     Plan,
+    Ranking,
+    find_beyond,
     find_meshes,
     plan_one_mesh,
     read_count,
     read_mesh,
+    read_price,
     read_strategy,
     read_sweep,
     read_workload,
     remats,
+    training_run,
 )
 from meshwright.planner.sweep import Sweep
 from meshwright.record import Record
@@ -67,10 +71,7 @@ class _Training:
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
         self.fields: dict[str, Any] = read_strategy(fixed)
-        self.runnable = args.search.runnable
-        if self.runnable and self.fields:
-            name = next(iter(self.fields)).replace("_", "-")
-            raise MeshwrightError(f"--{name} is for what can be planned; --runnable plans how train runs it today")
+        self.include_planned = args.search.include_planned
 
     def run(self) -> int:
         """Print the sweep, the comparison or the ranking; 1 where nothing that is asked for fits, else 0."""
@@ -110,11 +111,13 @@ class _Training:
 
     def _rank(self) -> int:
         """The best plans, and the mesh that is asked for beside them."""
-        from meshwright.cli.plan_screen import plan_data, print_plan
+        from meshwright.cli.plan_screen import Shown, plan_data, print_plan
 
         search_args, output = self.args.search, self.args.output
         mesh = None if search_args.mesh is None else read_mesh(search_args.mesh, self.system.num_devices)
         top = read_count("--top", search_args.top)
+        tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
+        price = None if tokens is None or search_args.price is None else read_price(search_args.price)
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
         if path is not None:
             check_output(path)
@@ -125,30 +128,37 @@ class _Training:
         check_all_read(self.args)
         with waiting(f"planning {self.workload.model.name} on {self.system}"):
             asked = None if mesh is None else self._of_mesh(mesh)
-            ranking = find_meshes(
-                self.workload, self.system, self.policies, self.fields, top=top, runnable=self.runnable
-            )
-        chosen = asked or ranking.plans[0]
+            ranking = self._find(self.workload, self.system, top=top)
+            best = ranking.plans[0]
+            beyond = None if best.planned_only else find_beyond(best, self.policies, self.fields)
+        chosen = asked or best
         if path is not None:
             chosen.write(path)
         if plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
             plot_plan(ranking.plans, plot)
+        run = None if tokens is None else training_run(chosen, tokens, price)
+        shown = Shown(ranking=ranking, asked=asked, beyond=beyond, run=run)
         if as_json:
-            plan_data(ranking, asked, with_ops=with_ops)
+            plan_data(shown, with_ops=with_ops)
         else:
-            print_plan(ranking, asked, top=top, output=path, with_ops=with_ops)
+            print_plan(shown, output=path, with_ops=with_ops)
         return _code([chosen])
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:
         """The plan of a mesh."""
-        return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, runnable=self.runnable)
+        planned = self.include_planned
+        return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, include_planned=planned)
 
     def _best(self, workload: Workload, system: System) -> Record:
         """The record of the best plan of another workload or system."""
-        runnable = self.runnable
-        return find_meshes(workload, system, self.policies, self.fields, top=1, runnable=runnable).plans[0].predicted
+        return self._find(workload, system, top=1).plans[0].predicted
+
+    def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
+        """The best meshes of a workload on a system, of what runs or of all that can be planned."""
+        planned = self.include_planned
+        return find_meshes(workload, system, self.policies, self.fields, top=top, include_planned=planned)
 
 
 def _workload_options(args: Args, sweep: Sweep | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from meshwright.step import RESNETS, Attention, Dtype, Optimizer
 
 Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]
+Headroom = Annotated[str | None, option("SHARE")]
 Top = Annotated[str, option("N")]
 
 
@@ -26,8 +27,12 @@ class SearchArgs:
     """Compare these meshes with each other instead of searching."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
     """The best for each of several values: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
-    runnable: Annotated[bool, option()] = False
-    """Plan only what train runs today, on these chips."""
+    include_planned: Annotated[bool, option()] = False
+    """Rank what can be planned and train does not run today too. Default: what runs, where anything does."""
+    tokens: Annotated[str | None, option("N")] = None
+    """Say what training on so many tokens takes, as 15T: days and chip hours."""
+    price: Annotated[str | None, option("AMOUNT")] = None
+    """With --tokens, what a chip costs an hour, as 4.2, for the cost of the training."""
     top: Top = "8"
     """How many meshes to print. Default: 8."""
 
@@ -100,6 +105,8 @@ class ServedArgs:
     """Cut the model to N layers, to look at a part of it. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
+    memory_headroom: Headroom = None
+    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,8 @@ class ImageArgs:
     """Look at this mesh alone, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
+    memory_headroom: Headroom = None
+    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     top: Top = "8"
     """How many meshes to print. Default: 8."""
     json: Json = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +20,50 @@ from meshwright.planner import (
     gap_to,
     how,
     nearby,
-    rank,
     rules_of_thumb,
     say,
     ways_to_fit,
     why,
 )
+from meshwright.planner.facts import TrainingRun
+from meshwright.planner.ties import RATIO_ERROR
 from meshwright.step import ModelConfig
-from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 
-def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """What a screen of training plans shows.
+
+    asked: the plan of a mesh that was named. beyond: the best that can be planned and does not run, where it is better.
+    run: what training on a number of tokens takes.
+    """
+
+    ranking: Ranking
+    asked: Plan | None = None
+    beyond: Plan | None = None
+    run: TrainingRun | None = None
+
+
+def plan_data(shown: Shown, *, with_ops: bool) -> None:
     """Print all of it as JSON."""
+    ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
     data: dict[str, Any] = {
         "candidates": [candidate(plan, best) for plan in ranking.plans],
         "num_meshes": ranking.num_meshes,
         "num_ways": ranking.num_candidates,
+        "num_tied": ranking.num_tied,
         "why": [fact_data(fact) for fact in why(best)],
         "rules_of_thumb": [fact_data(fact) for fact in rules_of_thumb(best)],
         "nearby": [fact_data(fact) for fact in nearby(best)],
     }
     if asked is not None:
         data["requested"] = candidate(asked, best)
+    if shown.beyond is not None:
+        data["beyond"] = candidate(shown.beyond, best)
+    if shown.run is not None:
+        data["training_run"] = fact_data(shown.run)
     if not best.predicted.fits:
         data["fixes"] = [
             {
@@ -57,8 +78,7 @@ def plan_data(ranking: Ranking, asked: Plan | None, *, with_ops: bool) -> None:
     if with_ops:
         from meshwright.cli.plan_ops import ops_data
 
-        shown = asked or best
-        data["ops"] = ops_data(shown)
+        data["ops"] = ops_data(asked or best)
     print(json.dumps(data, indent=2))
 
 
@@ -72,17 +92,16 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(ranking: Ranking, asked: Plan | None, *, top: int, output: Path | None, with_ops: bool) -> None:
+def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
     """Print the answer first, then why, then what comes near it, then its terms."""
+    ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
-    _print_answer(ranking)
+    _print_answer(shown)
     if not best.predicted.fits:
         _print_fixes(best)
-    _print_candidates(ranking.plans[:top])
-    shown = best
+    _print_candidates(ranking)
     if asked is not None:
         _print_asked(asked, best)
-        shown = asked
     else:
         _print_terms(best)
     _print_section("rules of thumb", map(say, rules_of_thumb(best)))
@@ -94,7 +113,7 @@ def print_plan(ranking: Ranking, asked: Plan | None, *, top: int, output: Path |
     if with_ops:
         from meshwright.cli.plan_ops import print_ops
 
-        print_ops(shown)
+        print_ops(asked or best)
     print(_next(best, asked, output))
 
 
@@ -106,8 +125,9 @@ def headline(plan: Plan) -> str:
     return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
 
 
-def _print_answer(ranking: Ranking) -> None:
+def _print_answer(shown: Shown) -> None:
     """The best plan, how it runs, and why it is what it is."""
+    ranking = shown.ranking
     best = ranking.plans[0]
     record, room = best.predicted, show_bytes(best.system.usable_bytes)
     show(console(), headline(best))
@@ -115,33 +135,26 @@ def _print_answer(ranking: Ranking) -> None:
         f"{ranking.num_meshes:,} meshes in {ranking.num_candidates:,} ways; {ranking.num_priced:,} had to be priced\n"
     )
     memory = f"{show_bytes(record.memory_bytes['peak'])} of {room}"
+    rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
     fits = "" if record.fits else "   DOES NOT FIT"
-    show(console(), f"  {best.mesh}   {speed(record)}   {memory}   {record.bound} bound{fits}", style="bold")
+    show(console(), f"  {best.mesh}   {speed(record)}   {rate}   {memory}   {record.bound} bound{fits}", style="bold")
     print(folded(f"how: {how(best)}"))
     for index, line in enumerate(map(say, why(best))):
         print(folded(f"why: {line}" if not index else f"     {line}"))
+    if shown.run is not None:
+        print(folded(f"run: {say(shown.run)}"))
     if best.planned_only:
         print(folded(f"train: {best.planned_only}"))
-        _print_runnable(best)
+    if shown.beyond is not None:
+        print(folded(f"beyond: {_beyond(shown.beyond, best)}"))
     print()
 
 
-def _print_runnable(best: Plan) -> None:
-    """The best that train runs today, where it runs the model."""
-    runs = best_runnable(best)
-    if runs is not None:
-        fits = "" if runs.predicted.fits else ", which does not fit"
-        print(folded(f"       the best that it runs today: {runs.mesh}, {speed(runs.predicted)}{fits} (--runnable)"))
-
-
-def best_runnable(plan: Plan) -> Plan | None:
-    """The best that `meshwright train` runs of a plan's workload on its system; None where it runs no mesh of it."""
-    from meshwright.errors import MeshwrightError
-
-    try:
-        return rank(plan.workload, plan.system, is_runnable=True, top=1).plans[0]
-    except MeshwrightError:
-        return None
+def _beyond(beyond: Plan, best: Plan) -> str:
+    """The best that can be planned beside the best that runs, and why it does not run."""
+    now, then = best.predicted.step_seconds or 0.0, beyond.predicted.step_seconds or 0.0
+    gain = f"{show_percent(1 - then / now)} faster" if best.predicted.fits else "fits"
+    return f"{beyond.mesh} {run_as(beyond)}, {speed(beyond.predicted)}, {gain}, but {beyond.planned_only}"
 
 
 def _print_fixes(best: Plan) -> None:
@@ -166,8 +179,9 @@ def _fixes(plan: Plan) -> tuple[Fix, ...]:
     return ways_to_fit(plan.workload, plan.mesh, plan.system, plan.strategy)
 
 
-def _print_candidates(plans: tuple[Plan, ...]) -> None:
+def _print_candidates(ranking: Ranking) -> None:
     """The best plan and the runners-up, each with the one reason why it loses."""
+    plans = ranking.plans
     columns = ("", "mesh", "run as", "step", "MFU", "memory", "loses because")
     rows = [
         (
@@ -182,6 +196,9 @@ def _print_candidates(plans: tuple[Plan, ...]) -> None:
         for place, plan in enumerate(plans, start=1)
     ]
     show(console(), table(columns, rows, left=(1, 2, 6)))
+    if ranking.num_tied > 1:
+        within = f"they differ by less than {show_percent(RATIO_ERROR)}, the error of such a comparison"
+        print(f"  1 to {ranking.num_tied} tie: {within}; the simplest is first")
     if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
         print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     print()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import tyro
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, headline, speed
+from meshwright.cli.tables import headline, speed
+from meshwright.cli.train_screen import TrainScreen
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
-from meshwright.planner import make_plan, plan_to_run
+from meshwright.planner import plan_to_run
 from meshwright.record import Record
-from meshwright.units import show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -29,9 +27,12 @@ EXAMPLES = (
     "meshwright train tiny --on cpu:8 --mesh 1,2,4,1 --batch 16 --seq-len 256 --steps 200",
     "meshwright train plan.yaml -o runs/first",
     "meshwright train runs/tiny --resume --steps 400",
+    "meshwright train runs/tiny --resume --change --learning-rate 1e-3",
     "meshwright train runs/tiny --resume --steps 400 --on cpu:4 --mesh 1,4,1,1",
     "meshwright train plan.yaml --coordinator localhost:1234 --num-processes 2 --process-id 0",
 )
+
+FAILED, INTERRUPTED = 1, 130
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,27 @@ class RunArgs:
     mesh: Mesh = None
     """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
     steps: Annotated[str | None, option("N")] = None
-    """Steps of the whole run, those before a --resume included. Default: 200."""
+    """The end of the whole run, steps before a --resume included. Default: 200; a run that goes on has its own."""
     output: Annotated[Path | None, option("DIRECTORY", "-o")] = None
     """The run directory. Default: runs/MODEL."""
     resume: Annotated[bool, option()] = False
-    """Go on from the last checkpoint of the run directory given as MODEL."""
+    """Go on from the last whole checkpoint of the run directory given as MODEL."""
+    change: Annotated[bool, option()] = False
+    """With --resume: go on with the settings given here where they are others than the run's."""
     data: Annotated[tuple[str, ...], option("PATH…")] = ()
     """Text files, or folders of .txt, .md and .py. Default: the sources of Python's standard library."""
     learning_rate: Annotated[float | None, option("RATE")] = None
     """At the end of the warm-up; it then falls to a tenth. Default: 0.003."""
-    save_every: Annotated[int, option("N")] = 0
-    """Steps between checkpoints; 0 keeps the last only. Default: 0."""
+    save_every: Annotated[int | None, option("N")] = None
+    """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
     seed: Annotated[int | None, option("N")] = None
     """Decides the first parameters and the order of the data. Default: 0."""
+    from_scratch: Annotated[bool, option()] = False
+    """Of a folder with trained weights take the config.json alone. Default: such a folder is refused."""
+    anyway: Annotated[bool, option()] = False
+    """Train though the plan does not fit the memory, or the vocabulary is larger than the 256 bytes of text."""
     json: Json = False
-    """Print the measured record instead of the bar."""
+    """Print the measured record, with the first and last loss, instead of the bar."""
 
 
 @dataclass(frozen=True)
@@ -88,79 +95,101 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Train, and print what was measured beside what was planned."""
+    """Train, and print what was measured beside what was planned.
+
+    The exit code: 0 done, 1 does not fit or could not go on, 130 interrupted.
+    """
+    config, directory = (_resumed if args.run.resume else _begun)(args)
+    from meshwright.training import DoesNotFitError, RunStoppedError, check_start
+
+    try:
+        planned = check_start(config, anyway=args.run.anyway)
+        return _train(args, config, directory, planned)
+    except (DoesNotFitError, RunStoppedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
+    """Take the steps of a run on its devices, with a screen."""
     from meshwright.runtime import Processes, claim_devices
     from meshwright.training import is_first_process, run_steps
 
-    config, directory = (_resumed if args.run.resume else _begun)(args)
-    system = parse_system(config.hardware)
-    claim_devices(system, Processes(**vars(args.process)))
-    plan = make_plan(config.workload, config.mesh, system, config.strategy).predicted
+    claim_devices(config.system, Processes(**vars(args.process)))
     is_first = is_first_process()
-    if is_first and not args.run.json:
-        print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(plan)}", flush=True)
-    with _bar(config.steps, plan, is_quiet=args.run.json or not is_first) as on_step:
-        record = run_steps(config, directory, on_step=on_step)
+    on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
+    screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
+
+    def note(line: str) -> None:
+        if is_first:
+            screen.note(line)
+
+    def leave() -> NoReturn:
+        screen.stop()
+        if is_first:
+            has_run = (directory / "config.json").exists()
+            what = f"stopped before a step was taken; {on}" if has_run else "stopped before the first step"
+            print(what, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Python would wait for the compiler, which a second interruption does not end either.
+        os._exit(INTERRUPTED)
+
+    if not screen.is_quiet:
+        print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(planned)}", flush=True)
+    try:
+        with screen:
+            measured = run_steps(config, directory, on_step=screen.step, on_note=note, leave=leave)
+    except KeyboardInterrupt:
+        print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
+        return INTERRUPTED
     if not is_first:
-        return 0
+        return 0 if screen.taken == config.steps else INTERRUPTED
     if args.run.json:
-        print(json.dumps(record.to_json(), indent=2))
+        print(json.dumps(measured.to_json() | {"steps": screen.taken, "loss": screen.ends}, indent=2))
     else:
-        print(f"measured: {speed(record)}   (plan: {speed(plan)})\n next   meshwright generate {directory}")
+        print("\n".join(screen.summary()))
+        print(f"measured: {speed(measured)}   (plan: {speed(planned)})")
+    if screen.taken < config.steps:
+        print(f"stopped at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
+        return INTERRUPTED
+    if not args.run.json:
+        print(f" next   meshwright generate {shlex.quote(str(directory))}")
     return 0
 
 
 def _begun(args: Args) -> tuple[RunConfig, Path]:
     """A new run's config, and its directory, which must not hold one already."""
-    plan = plan_to_run(args.model, args.options)
-    directory = args.run.output or Path("runs") / plan.workload.model.name
-    from meshwright.training import new_run
-
     run = args.run
+    if run.change:
+        raise MeshwrightError("--change is for a run that goes on (--resume); leave it out")
+    plan = plan_to_run(args.model, args.options)
+    directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
+    from meshwright.training import check_from_scratch, new_run
+
+    if not run.from_scratch:
+        check_from_scratch(args.model)
     return new_run(plan, directory, steps=run.steps, save_every=run.save_every, settings=_settings(run)), directory
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """The config of the run in the model's place as it goes on; what is left out of it is said."""
+    """The config of the run in the model's place as it goes on; what is another than before is said."""
     from meshwright.training import resumed_run
 
-    if args.run.output is not None:
-        raise MeshwrightError(f"a run that goes on stays in its directory; leave -o {args.run.output} out")
-    directory, run = Path(args.model), args.run
-    options = args.options | _settings(run)
-    config, lines = resumed_run(directory, steps=run.steps, save_every=run.save_every, options=options)
+    run = args.run
+    if run.output is not None:
+        raise MeshwrightError(f"a run that goes on stays in its directory; leave -o {run.output} out")
+    if run.from_scratch:
+        raise MeshwrightError("--from-scratch is for a new run; a run that goes on has its parameters, leave it out")
+    directory = Path(args.model)
+    config, lines = resumed_run(
+        directory, steps=run.steps, save_every=run.save_every, change=run.change, options=args.options | _settings(run)
+    )
     for line in lines:
         print(line, file=sys.stderr)
     return config, directory
 
 
 def _settings(run: RunArgs) -> dict[str, Any]:
-    """What is said of a new run alone."""
+    """What is said of the data and the optimizer."""
     return {"data": run.data or None, "learning_rate": run.learning_rate, "seed": run.seed}
-
-
-@contextmanager
-def _bar(steps: int, plan: Record, *, is_quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A progress bar, and what moves it: a row of metrics a step. Where there is no terminal, a line now and then."""
-    columns = (
-        TextColumn("step {task.completed:>5}/{task.total}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%  {task.fields[state]}"),
-        TimeRemainingColumn(),
-    )
-    out = console()
-    with Progress(*columns, console=out, disable=is_quiet or not out.is_terminal) as progress:
-        task = progress.add_task("", total=steps, state="compiling")
-
-        def on_step(row: dict[str, Any]) -> None:
-            rate = show_rate(row["tokens_per_second"], "tok/s")
-            state = (
-                f"loss {row['loss']:.3f}  {rate}  MFU {show_percent(row['mfu'])}"
-                f"  {show_seconds(row['step_seconds'])} (plan {show_seconds(plan.step_seconds or 0.0)})"
-            )
-            progress.update(task, completed=row["step"] + 1, state=state)
-            is_told = row["step"] == 0 or (row["step"] + 1) % max(1, steps // 10) == 0
-            if is_told and not is_quiet and not out.is_terminal:
-                out.print(f"step {row['step'] + 1:>5}/{steps}  {state}")
-
-        yield on_step

@@ -27,3 +27,9 @@ def read_dumps(directory: str) -> dict[str, str]:
     found = {name: [file for file in files if part.search(file.name)] for name, part in _TEXTS.items()}
     was_partitioned = all(found.values())
     return {name: made[0].read_text(errors="replace") if was_partitioned else "" for name, made in found.items()}
+
+
+def read_optimized_dump(directory: str) -> str:
+    """The optimized module that a compiler dumped before it failed; '' where it did not come so far."""
+    files = sorted(Path(directory).glob("*.after_optimizations.txt"))
+    return files[-1].read_text(errors="replace") if files else ""

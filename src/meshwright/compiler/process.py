@@ -14,7 +14,7 @@ from typing import Self
 
 from meshwright.compiler.program import CompiledProgram, CompileRequest, Failure, FailureKind, program_from_json
 from meshwright.compiler.targets import environment
-from meshwright.errors import MeshwrightError
+from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.hardware import System
 
 _MOST_MESSAGES = 1 << 20
@@ -59,7 +59,7 @@ class CompileProcess:
             raise MeshwrightError(_died(self.request, status, messages))
         response = json.loads(self.answered.read_text())
         if "error" in response:
-            raise MeshwrightError(_failed(self.request, Failure(**response["error"])))
+            raise compile_error(f"{self.request.function} on {self.request.hardware}", Failure(**response["error"]))
         return replace(program_from_json(response["program"], cached=False), messages=messages)
 
 
@@ -74,16 +74,21 @@ def _warnings(messages: str) -> str:
     return "".join(kept)
 
 
-def _failed(request: CompileRequest, failure: Failure) -> str:
-    """The error message for a failure of the user's function or of the compiler."""
+def compile_error(what: str, failure: Failure) -> MeshwrightError:
+    """The error for a failure of the user's function or of the compiler."""
     if failure.kind == FailureKind.REFUSED:
-        return failure.message
-    what = f"{request.function} on {request.hardware}"
+        return MeshwrightError(failure.message)
     if failure.kind == FailureKind.OUT_OF_MEMORY:
         memory = f" for {failure.memory}" if failure.memory else ""
-        return f"{what} does not fit: it needs {failure.needed}{memory} of the {failure.available} a device has"
+        needs = f"it needs {failure.needed}{memory} of the {failure.available} a device has"
+        return DoesNotFitError(f"{what} does not fit: {needs}", failure.hlo)
+    if "cuDNN not found" in failure.message:
+        return MeshwrightError(
+            f"{what} does not compile: attention='cudnn' is planned by cuDNN, which is not installed;"
+            f" pip install meshwright[gpu-compiler], or take --attention scores"
+        )
     first = failure.message.strip().split("\n")[0]
-    return f"{what} does not compile: {first}"
+    return MeshwrightError(f"{what} does not compile: {first}")
 
 
 def _died(request: CompileRequest, status: int, messages: str) -> str:

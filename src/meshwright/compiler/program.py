@@ -51,7 +51,8 @@ class FailureKind(StrEnum):
 class Failure:
     """A failed compilation, as the child process reports it.
 
-    message: of the error. needed, available: the compiler's figures, and `memory` which memory they are of.
+    message: of the error. needed, available: the compiler's figures, and `memory` which memory they are of. hlo: the
+    program that did not fit; '' where the compiler did not come so far.
     """
 
     kind: FailureKind
@@ -59,6 +60,7 @@ class Failure:
     needed: str = ""
     available: str = ""
     memory: str = ""
+    hlo: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import jax
 
 import meshwright
 from meshwright.compiler.devices import make_device_mesh
-from meshwright.compiler.dumps import dump_options, read_dumps
+from meshwright.compiler.dumps import dump_options, read_dumps, read_optimized_dump
 from meshwright.compiler.load import load_function
 from meshwright.compiler.module import output_names
 from meshwright.compiler.program import (
@@ -52,7 +52,7 @@ def main(request_file: str, response_file: str) -> int:
         response = {"error": asdict(Failure(kind=FailureKind.REFUSED, message=str(error)))}
     except Exception as error:  # of the user's function or of the compiler: the other process tells it
         traceback.print_exc()
-        response = {"error": asdict(_failure(error))}
+        response = {"error": asdict(failure_of(error))}
     Path(response_file).write_text(json.dumps(response))
     return int("error" in response)
 
@@ -72,6 +72,14 @@ def run(request: CompileRequest) -> CompiledProgram:
     return compile_lowered(program, options=options, compiler=compiler_name(system), mesh_method=mesh_method)
 
 
+class CompileError(Exception):
+    """The compiler refused a program, for the reason that is its cause. hlo: as far as it came."""
+
+    def __init__(self, hlo: str) -> None:
+        super().__init__()
+        self.hlo = hlo
+
+
 def compile_lowered(
     program: LoweredProgram, *, options: dict[str, Any], compiler: str, mesh_method: MeshMethod
 ) -> CompiledProgram:
@@ -87,7 +95,10 @@ def compile_lowered(
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
-        compiled = program.lowered.compile(compiler_options=options | dump_options(directory))
+        try:
+            compiled = program.lowered.compile(compiler_options=options | dump_options(directory))
+        except Exception as error:
+            raise CompileError(read_optimized_dump(directory)) from error
         dumps = read_dumps(directory)
     seconds = time.perf_counter() - start
     found = read_compiled(compiled, compiler=compiler, mesh_method=mesh_method)
@@ -131,8 +142,11 @@ def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
     return terms | {"code": int(stats.generated_code_size_in_bytes), "peak": peak}
 
 
-def _failure(error: Exception) -> Failure:
+def failure_of(error: Exception) -> Failure:
     """What went wrong in the user's function or in the compiler, with the compiler's figures where memory is short."""
+    hlo = error.hlo if isinstance(error, CompileError) else ""
+    if isinstance(error, CompileError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     message = error_text(error)
     for pattern in _OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in message else ():
         if found := pattern.search(message):
@@ -143,6 +157,7 @@ def _failure(error: Exception) -> Failure:
                 needed=needed,
                 available=available,
                 memory="" if memory == "Used" else memory,
+                hlo=hlo,
             )
     return Failure(kind=FailureKind.FAILED, message=message)
 

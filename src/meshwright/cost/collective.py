@@ -110,7 +110,7 @@ def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
     device with the fewest links decides, at the end of every line: V (n - 1) / n through one link of each open axis
     and two of each ring; with several rings the book's V / (W n_axes).
     """
-    rings, text = placement.rings, _ici_text(placement)
+    rings, text = placement.rings, "ICI " + ", ".join(map(str, placement.rings))
     rate = sum(_links(ring) * ring.link_bytes_per_second for ring in rings)
     size = math.prod(ring.size for ring in rings)
     share = 2 * (size // 2) / size if len(rings) == 1 and rings[0].is_wrapped else (size - 1) / size
@@ -174,8 +174,3 @@ def _latency(kind: Kind, placement: Placement) -> float:
 def _links(ring: Ring) -> int:
     """The links over which the device worst placed on an axis sends and receives: both round a ring, one at an end."""
     return 2 if ring.is_wrapped else 1
-
-
-def _ici_text(placement: Placement) -> str:
-    """The physical axes in words: `ICI x: ring of 4`, `ICI x: ring of 4, y: ring of 4`."""
-    return "ICI " + ", ".join(str(ring) for ring in placement.rings)

@@ -107,7 +107,7 @@ def _priced(
 ) -> Iterator[tuple[Communicate, Collective]]:
     """Collectives in bytes, each as often as counted."""
     compute = dtype_bytes(workload.compute_dtype)
-    gradient = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else compute
+    gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     widths = {"compute": compute, "float32": 4, "gradient": gradient}
     degrees = vars(step.extents.mesh)
     for op in ops:

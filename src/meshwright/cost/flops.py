@@ -89,11 +89,17 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
     yield AttentionProduct(kind="scores", role="right_gradient", flops=scores)
 
 
-def model_flops(workload: Workload) -> float:
+def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
+    """The share of the keys up to its own that a query sees, the mean over layers: (2 w / s) (1 - w / 2 s) each."""
+    seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
+    return sum(each * (2 - each) for each in seen) / len(seen)
+
+
+def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """The flops that a step of the model needs over all devices, nothing recomputed: what MFU counts.
 
     6 for each weight that multiplies and each token, and 12 layers x heads x head_dim x seq_len a token for attention
-    scores (PaLM, arXiv:2204.02311, appendix B).
+    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
@@ -104,7 +110,8 @@ def model_flops(workload: Workload) -> float:
     for op in step.ops.attention:
         if op.phase == "forward":
             products = attention_products(op, step, is_fused=False)
-            forward += step.repeats[op.region.name].mean * sum(product.flops for product in products)
+            kept = window_share(op.windows, workload.seq_len) / 2 if is_causal else 1.0
+            forward += kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
     return 3 * forward
 
 

@@ -21,6 +21,7 @@ from meshwright.cost.elementwise import (
     pass_of,
     softmax_passes,
 )
+from meshwright.cost.flops import window_share
 from meshwright.cost.model_states import parameter_elements
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
@@ -346,12 +347,6 @@ class OpTimer:
         return nbytes / (HBM_SHARE * self.system.hbm_bytes_per_second)
 
 
-def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
-    """The share of the keys up to its own that a query sees, the mean over layers: (2 w / s) (1 - w / 2 s) each."""
-    seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
-    return sum(each * (2 - each) for each in seen) / len(seen)
-
-
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
     """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
     states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
@@ -369,7 +364,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
-    wide = dtype_bytes(strategy.gradient_dtype) if strategy.gradient_dtype else narrow
+    wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:

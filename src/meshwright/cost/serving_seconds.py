@@ -10,13 +10,14 @@ from meshwright.cost.attention import attention_share
 from meshwright.cost.collective_time import planned_seconds
 from meshwright.cost.efficiency import gpu_figures, product_efficiency
 from meshwright.cost.elementwise import FUSED
+from meshwright.cost.flops import matmul_flops
 from meshwright.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.cost.serving_bytes import weight_bytes
 from meshwright.hardware import MeshPlacement, System, dtype_bytes
 from meshwright.record import Bound, Collective
 from meshwright.step import Serving, ServingLayout
-from meshwright.step.ir import AttentionOp, Extents, Matmul, Step
+from meshwright.step.ir import AttentionOp, Extents, Step
 from meshwright.step.serve import model_step, serve_step
 
 BUSY_ROWS = 512
@@ -95,7 +96,7 @@ def serving_flops(serving: Serving, batch: int) -> float:
     The logits are those of each sequence's last token; of a prompt, attention is counted as far as it is not masked.
     """
     step = model_step(serving, batch)
-    products = sum(step.repeats[op.region.name].mean * _matmul_flops(op, step.extents) for op in step.ops.matmuls)
+    products = sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls)
     return products + sum(
         step.repeats[op.region.name].mean * _attention_flops(op, step.extents) for op in step.ops.attention
     )
@@ -153,12 +154,6 @@ def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]
         shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
         counts[shape] = counts.get(shape, 0.0) + step.repeats[op.region.name].mean
     return counts
-
-
-def _matmul_flops(op: Matmul, extents: Extents) -> float:
-    """The flops of a product."""
-    local = extents.local_dims
-    return 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
 
 
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:

@@ -28,7 +28,8 @@ class Ratio:
 
     def __str__(self) -> str:
         factor = () if self.coefficient == 1 and self.above else (number(self.coefficient),)
-        return _product(factor + self.above) + (f"/{_in_one(self.below)}" if self.below else "")
+        below = _product(self.below) if len(self.below) < 2 else f"({_product(self.below)})"
+        return _product(factor + self.above) + (f"/{below}" if below else "")
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,3 @@ def _local(dims: LocalDims) -> tuple[str, ...]:
 def _product(factors: tuple[str, ...]) -> str:
     """Factors with dots between."""
     return "·".join(factors)
-
-
-def _in_one(factors: tuple[str, ...]) -> str:
-    """A divisor: in parentheses where it is of several factors."""
-    return _product(factors) if len(factors) == 1 else f"({_product(factors)})"

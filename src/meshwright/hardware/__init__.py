@@ -1,6 +1,6 @@
 """Chips and fabrics as data, and what a mesh axis laid on a fabric can carry."""
 
-from meshwright.hardware.chip import Chip
+from meshwright.hardware.chip import MEMORY_HEADROOM, Chip
 from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes
 from meshwright.hardware.fabric import IDLE, Crossing, MeshPlacement, Placement, Ring, lay_mesh
 from meshwright.hardware.load import chip_names, chips, load_chip, load_hardware
@@ -8,6 +8,7 @@ from meshwright.hardware.system import System, cloud_note, make_system, parse_sy
 
 __all__ = [
     "IDLE",
+    "MEMORY_HEADROOM",
     "Chip",
     "Crossing",
     "MeshPlacement",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,18 +21,28 @@ _FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*:\s*(\d+(?:\s*x\s*\d+)*)", re
 class System:
     """The hardware a plan is for: slices of one shape, or so many GPUs or simulated devices.
 
-    shape: the chips along each physical axis of a slice; of a switched fabric the number of devices. Every figure here
-    is per device, as JAX counts devices, and decimal.
+    shape: the chips along each physical axis of a slice; of a switched fabric the number of devices. memory_headroom:
+    the share by which a predicted peak of memory is enlarged before it is held against the memory; nothing where None.
+    Every figure here is per device, as JAX counts devices, and decimal.
     """
 
     chip: Chip
     shape: tuple[int, ...]
     num_slices: int = 1
+    memory_headroom: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> System:
         """The system of a text, `v5p:4x4x4`; see `parse_system`."""
         return parse_system(text)
+
+    def resized(self, num_chips: int) -> System:
+        """As many chips of the same kind, in as many slices; raises where the slices have no such shape."""
+        per_slice, rest = divmod(num_chips, self.num_slices)
+        if rest:
+            raise MeshwrightError(f"{num_chips} chips are not {self.num_slices} slices of one shape")
+        system = make_system(self.chip, (per_slice,), num_slices=self.num_slices)
+        return replace(system, memory_headroom=self.memory_headroom)
 
     @property
     def num_chips(self) -> int:
@@ -77,6 +87,11 @@ class System:
     def usable_bytes(self) -> float:
         """The memory a program can have: what is physically there without what the runtime keeps."""
         return self.chip.usable_bytes / self._sharers
+
+    @property
+    def plannable_bytes(self) -> float:
+        """The largest predicted peak that still fits: the usable memory less the headroom."""
+        return self.usable_bytes / (1 + (self.memory_headroom or 0.0))
 
     @property
     def runtime_bytes(self) -> float:

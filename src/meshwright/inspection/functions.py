@@ -31,9 +31,10 @@ from meshwright.compiler import (
 )
 from meshwright.compiler.load import load_function
 from meshwright.compiler.module import LOAD_MODULE, pack_module
+from meshwright.compiler.process import compile_error
 from meshwright.compiler.targets import device_kind, platform_of
-from meshwright.compiler.worker import compile_lowered, read_compiled
-from meshwright.errors import MeshwrightError
+from meshwright.compiler.worker import CompileError, compile_lowered, failure_of, read_compiled
+from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.hardware import System, chip_names, parse_system
 from meshwright.inspection.context import Rules
 from meshwright.inspection.inspection import Inspection, read_inspection
@@ -133,6 +134,8 @@ def _inspect_by_name(
         raise MeshwrightError(f"{name!r} {wrong}")
     degrees, file = degrees_of(mesh), Path(name)
     if file.is_file():
+        if types is not None or effort != "default":
+            raise MeshwrightError(f"{name} is compiled already; types (--axes) and effort would change nothing")
         return inspect_text(read_dump(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
@@ -184,7 +187,10 @@ def _inspect_in_process(
     compiler = f"jaxlib {version('jaxlib')}"
     with _capture_stderr() as said:
         lowered = first_that_lowers(name, _ways_here(call, mesh, types))
-        program = compile_lowered(lowered, options={}, compiler=compiler, mesh_method=MeshMethod.OWN)
+        try:
+            program = compile_lowered(lowered, options={}, compiler=compiler, mesh_method=MeshMethod.OWN)
+        except CompileError as error:
+            raise compile_error(name, failure_of(error)) from error.__cause__
     found = _mesh_of(call, mesh) or _mesh_of_module(lowered)
     return _read_here(name, replace(program, messages=said()), found, given)
 
@@ -337,6 +343,8 @@ def _inspect_in_child(name: str, request: CompileRequest, given: Mapping[str, An
     system = parse_system(request.hardware)
     try:
         program: CompiledProgram = compile_in_child(request)
+    except DoesNotFitError as error:
+        raise DoesNotFitError(str(error).replace(request.function, name), error.hlo) from None
     except MeshwrightError as error:
         raise MeshwrightError(str(error).replace(request.function, name)) from None
     return read_inspection(

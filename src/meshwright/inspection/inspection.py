@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.compiler import CompiledProgram, read_optimized
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_file
 from meshwright.hardware import System
 from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module, scope_of
 from meshwright.inspection.context import ProgramContext, Rules
@@ -17,7 +20,7 @@ from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
 from meshwright.runtime import within_slice
-from meshwright.simulate import Schedule, simulate
+from meshwright.simulate import Buffer, Schedule, read_buffers, simulate, write_trace
 from meshwright.units import show_flops, show_seconds
 
 
@@ -37,6 +40,34 @@ class Inspection:
     module: Module
     program: CompiledProgram | None = None
     schedule: Schedule | None = None
+
+    def __str__(self) -> str:
+        """The screen of `meshwright inspect`, as plain text."""
+        from meshwright.cli.inspect_screen import screen_text
+
+        return screen_text(self)
+
+    def html(self, file: str | Path | None = None) -> str:
+        """The page of `meshwright inspect --html`, self-contained; also written to a file, where one is given."""
+        from meshwright.viz.pages import inspection_page
+
+        page = inspection_page(self)
+        if file is not None:
+            write_file(file, page)
+        return page
+
+    def trace(self, file: str | Path) -> None:
+        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), packed where the name ends in .gz."""
+        if self.schedule is None:
+            raise MeshwrightError(
+                f"{self.name} has no simulated step to trace: it needs a schedule that a TPU's or a GPU's compiler made"
+            )
+        write_trace(self.schedule, file)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The buffers in a device's memory at the peak, largest first; none where the program has no schedule."""
+        return () if self.module.attributes.get("is_scheduled") != "true" else read_buffers(self.module).live
 
     def __repr__(self) -> str:
         """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
@@ -205,7 +205,7 @@ def _scores(how: Scoring, query: Array, key: Array, positions: Array, reach: Arr
     visible = distance >= 0
     if reach is not None:
         visible &= distance < reach
-    return scores + jnp.where(visible, 0.0, -jnp.inf)
+    return scores + lax.broadcast_to_rank(jnp.where(visible, 0.0, -jnp.inf), scores.ndim)
 
 
 def _mix(weights: Array, total: Array, value: Array, rng: DropoutRng | None, dtype: Any) -> Array:

@@ -48,7 +48,7 @@ def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Str
     lies = token_order(length, layout, strategy)
     places = jnp.asarray(np.arange(length) if lies is None else lies, jnp.uint32)
     rows = layout.place(jnp.arange(batch, dtype=jnp.uint32), "batch")
-    return rows[:, None] * length + layout.place(places, "sequence")
+    return rows[:, None] * length + layout.place(places, "sequence")[None, :]
 
 
 def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Place) -> Array:

@@ -102,6 +102,6 @@ def cross_entropy(scores: Array, targets: Array) -> Array:
     """The mean loss in nats of logits [b, s, v] for `targets` [b, s]; a split vocab is summed over, never gathered."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(jnp.exp(scores - top), axis=-1)
-    chosen = jnp.arange(scores.shape[-1]) == targets[..., None]
+    chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]
     picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
     return jnp.mean(jnp.log(total) - picked)

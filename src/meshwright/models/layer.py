@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.models.activation import activate
@@ -201,7 +201,7 @@ def _bias(run: _Run, op: Linear) -> Array | None:
 
 
 def _with_bias(x: Array, bias: Array | None) -> Array:
-    return x if bias is None else x + bias.astype(x.dtype)
+    return x if bias is None else x + lax.broadcast_to_rank(bias.astype(x.dtype), x.ndim)
 
 
 def _sum(values: list[Any]) -> Any:

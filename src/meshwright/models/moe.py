@@ -107,7 +107,8 @@ def _moe_on_device(
     here = dispatch_combine(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
     # A product is as much in whichever order it is scaled; scaled here, backward needs nothing that `down` makes.
-    hidden = (activate(ops.hidden, *opened) * here.shares).astype(h.dtype)
+    hidden = (activate(ops.hidden, *opened).astype(here.shares.dtype) * here.shares).astype(h.dtype)
     added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
-    copies = jnp.sum(routing.chosen[..., None] == jnp.arange(experts.count), axis=(0, 1, 2), dtype=jnp.float32)
+    is_chosen = routing.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
+    copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
     return added, jnp.stack([copies, here.dropped, probabilities(logits)])[None]

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from meshwright.step.layer import Norm
 
@@ -24,7 +24,7 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
         moved: Any = _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
         return moved
     normed: Any = _rms_norm(op.epsilon, x, scale)
-    return normed if bias is None else normed + bias.astype(x.dtype)
+    return normed if bias is None else normed + lax.broadcast_to_rank(bias.astype(x.dtype), x.ndim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -37,14 +37,14 @@ def _rms_forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[A
     """The result, and what backward needs."""
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
-    return (wide * inverse * scale).astype(x.dtype), (x, scale, inverse)
+    return (wide * inverse * _float32_per_token(scale, x)).astype(x.dtype), (x, scale, inverse)
 
 
 def _rms_backward(_: float, kept: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, Array]:
     """The gradients of x and of its scale."""
     x, scale, inverse = kept
     normal, gradient = x.astype(jnp.float32) * inverse, gradient.astype(jnp.float32)
-    of_normal = gradient * scale
+    of_normal = gradient * _float32_per_token(scale, x)
     of_x = inverse * (of_normal - normal * _mean_product(of_normal, normal))
     return of_x.astype(x.dtype), _sum_of_tokens(gradient * normal).astype(scale.dtype)
 
@@ -64,14 +64,20 @@ def _layer_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple
     mean = jnp.mean(wide, axis=-1, keepdims=True)
     centred = wide - mean
     inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
-    return (centred * inverse * scale + bias).astype(x.dtype), (x, scale, bias, mean, inverse)
+    return (centred * inverse * _float32_per_token(scale, x) + _float32_per_token(bias, x)).astype(x.dtype), (
+        x,
+        scale,
+        bias,
+        mean,
+        inverse,
+    )
 
 
 def _layer_backward(_: float, kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, Array]:
     """The gradients of x, of its scale and of its bias."""
     x, scale, bias, mean, inverse = kept
     normal, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
-    of_normal = gradient * scale
+    of_normal = gradient * _float32_per_token(scale, x)
     centred = of_normal - jnp.mean(of_normal, axis=-1, keepdims=True)
     of_x = inverse * (centred - normal * _mean_product(of_normal, normal))
     of_scale, of_bias = _sum_of_tokens(gradient * normal), _sum_of_tokens(gradient)
@@ -79,6 +85,11 @@ def _layer_backward(_: float, kept: tuple[Array, ...], gradient: Array) -> tuple
 
 
 _layer_norm.defvjp(_layer_forward, _layer_backward)
+
+
+def _float32_per_token(vector: Array, x: Array) -> Array:
+    """A vector [d] in float32 with as many dims as x [..., d], to multiply every token's."""
+    return lax.broadcast_to_rank(vector.astype(jnp.float32), x.ndim)
 
 
 def _mean_product(left: Array, right: Array) -> Array:

@@ -87,7 +87,10 @@ def multiply(
     summed = tuple(out_sharding.unreduced)
 
     def local(*arrays: Array) -> Array:
-        part = qwix.einsum(subscripts, *map(rounded, arrays, letters, formats)).astype(dtype)
+        quantised = map(rounded, arrays, letters, formats)
+        # qwix multiplies sums in int32 by scales in float32.
+        with jax.numpy_dtype_promotion("standard"):
+            part = qwix.einsum(subscripts, *quantised).astype(dtype)
         return lax.pcast(part, summed, to="unreduced")
 
     if layout is None:

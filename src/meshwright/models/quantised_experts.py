@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
 from meshwright.runtime.experts_products import grouped_matmul, grouped_matmul_transposed
@@ -53,7 +53,7 @@ def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | N
     if sizes is not None:
         expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
         scale = scale[:, 0].at[expert].get(mode="clip")
-    return (product * left.scale * scale).astype(rows.dtype)
+    return (product.astype(jnp.float32) * left.scale * scale).astype(rows.dtype)
 
 
 def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair | None, dtype: Any) -> Array:
@@ -67,7 +67,11 @@ def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair
         arrays = (jnp.where(is_row, array, 0) for array in arrays)
     left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))
     product = grouped_matmul_transposed(left.qvalue, right.qvalue, sizes, _sums(left))
-    return (product * jnp.swapaxes(left.scale, -1, -2) * right.scale).astype(dtype)
+    by_row, by_column = (
+        lax.broadcast_to_rank(jnp.swapaxes(left.scale, -1, -2), 3),
+        lax.broadcast_to_rank(right.scale, 3),
+    )
+    return (product.astype(jnp.float32) * by_row * by_column).astype(dtype)
 
 
 def _rounded(array: Array, dtype: Any, summed: int) -> Any:

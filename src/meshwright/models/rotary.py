@@ -78,7 +78,7 @@ def _rotated(x: Array, by: RotaryTables) -> Array:
 
 
 def _tables(positions: Array, frequencies: Frequencies, size: int) -> RotaryTables:
-    angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * _angles(frequencies, size)
+    angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * _angles(frequencies, size)[None, None, :]
     return RotaryTables(jnp.cos(angles), jnp.sin(angles))
 
 

@@ -63,7 +63,11 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
     else:
         operands = with_distinct_labels(tuple(_normal(operand, sizes) for operand in start.operands))
         first = _normal(start.result or natural_result(operands), sizes)
-    stages = tuple(_normal_stage(stage, first.name, sizes) for stage in stages)
+    # The result of each stage has the name of the array that goes through the chain.
+    stages = tuple(
+        Stage(stage.kind, _larger(stage.axes, sizes), replace(_normal(stage.result, sizes), name=first.name))
+        for stage in stages
+    )
     result = stages[-1].result if stages else first
     ways = implementations_of(operands, result, sizes)
     written = None
@@ -86,11 +90,6 @@ def _normal(array: ShardedArray, sizes: Sizes) -> ShardedArray:
     check(array, sizes)
     axes = tuple(_larger(axes, sizes) for axes in array.axes)
     return replace(array, axes=axes, unreduced=_larger(array.unreduced, sizes))
-
-
-def _normal_stage(stage: Stage, name: str, sizes: Sizes) -> Stage:
-    """A stage without the axes of degree 1, its result under the name of the array that goes through the chain."""
-    return Stage(stage.kind, _larger(stage.axes, sizes), replace(_normal(stage.result, sizes), name=name))
 
 
 def _larger(axes: tuple[str, ...], sizes: Sizes) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
-from meshwright.planner.explain import gap_to, why
+from meshwright.planner.explain import gap_to, training_run, why
 from meshwright.planner.fit import Fix, ways_to_fit
-from meshwright.planner.library import PlanLike, find_meshes, plan_one_mesh, plan_to_run
+from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run
 from meshwright.planner.neighbours import chips_that_fit, nearby
 from meshwright.planner.options import (
     IMAGE_OPTIONS,
@@ -12,6 +12,7 @@ from meshwright.planner.options import (
     read_count,
     read_images,
     read_mesh,
+    read_price,
     read_serving,
     read_strategy,
     read_system,
@@ -21,7 +22,7 @@ from meshwright.planner.options import (
 from meshwright.planner.plan import Plan, as_run, make_plan, plan_from_data, plan_to_data, read_plan, write_plan
 from meshwright.planner.prediction import predict
 from meshwright.planner.rules import rules_of_thumb
-from meshwright.planner.search import Ranking, find_best, plan_mesh, plan_stages, rank, rank_space
+from meshwright.planner.search import Ranking, find_best, plan_stages, rank, rank_space
 from meshwright.planner.sentences import fact_data, how, say
 from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
 from meshwright.planner.serving_explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
@@ -55,6 +56,7 @@ __all__ = [
     "chips_that_fit",
     "fact_data",
     "find_best",
+    "find_beyond",
     "find_meshes",
     "gap_to",
     "given",
@@ -64,7 +66,6 @@ __all__ = [
     "make_serving_plan",
     "nearby",
     "plan_from_data",
-    "plan_mesh",
     "plan_one_mesh",
     "plan_stages",
     "plan_to_data",
@@ -78,6 +79,7 @@ __all__ = [
     "read_images",
     "read_mesh",
     "read_plan",
+    "read_price",
     "read_serving",
     "read_serving_plan",
     "read_strategy",
@@ -93,6 +95,7 @@ __all__ = [
     "serving_plan_from_data",
     "serving_plan_to_data",
     "thresholds",
+    "training_run",
     "ways_to_fit",
     "whole_space",
     "why",

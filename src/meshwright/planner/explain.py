@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from meshwright.cost import gather_bytes_per_second, network_intensity
+from meshwright.cost import gather_bytes_per_second, model_flops, network_intensity
 from meshwright.hardware import lay_mesh
 from meshwright.planner.facts import (
+    CausalFlops,
     ExposedCommunication,
     Gap,
     GapKind,
@@ -15,17 +16,32 @@ from meshwright.planner.facts import (
     PipelineBubble,
     TensorDegree,
     TokensPerDevice,
+    TrainingRun,
     WhyFact,
 )
 from meshwright.planner.plan import Plan
+from meshwright.planner.ties import num_parts
 from meshwright.record import Record
 from meshwright.step import token_axes
+
+CAUSAL_SHARE = 0.2
+"""The share of MFU that scores behind the mask have from which it is worth a word."""
 
 
 def why(plan: Plan) -> tuple[WhyFact, ...]:
     """What decides the step of a plan, with the numbers."""
-    found = (_tokens(plan), _tensor(plan), _exposed(plan), _bubble(plan), _memory(plan))
+    found = (_tokens(plan), _tensor(plan), _exposed(plan), _bubble(plan), _memory(plan), _causal(plan))
     return tuple(fact for fact in found if fact is not None)
+
+
+def training_run(plan: Plan, tokens: int, price: float | None = None) -> TrainingRun:
+    """What training on so many tokens takes at the predicted speed, without restarts and evaluation.
+
+    price: of a chip for an hour, in any currency.
+    """
+    seconds = tokens / (plan.predicted.tokens_per_second or math.inf)
+    chip_hours = seconds / 3600 * plan.system.num_chips
+    return TrainingRun(tokens, seconds, chip_hours, None if price is None else price * chip_hours)
 
 
 def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
@@ -34,8 +50,7 @@ def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
     Of a mixture of experts all E are gathered and k work on a token (scaling book, training and gpus: data
     parallelism). Those that ep splits need not be gathered.
     """
-    placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
-    wanted = network_intensity(plan.system, gather_bytes_per_second(placement), dtype=plan.workload.compute_dtype)
+    wanted, _ = _alpha(plan, axes)
     experts = plan.workload.model.experts
     spread = max(1.0, experts.count / experts.num_active / plan.mesh.ep) if experts else 1.0
     return math.ceil(wanted * spread)
@@ -62,6 +77,9 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
     gaps = {name: time - least.get(name, 0.0) for name, time in spent.items()}
     slowest = max(gaps, key=gaps.__getitem__)
     seconds = gaps[slowest]
+    if (record.step_seconds or 0.0) < (best.predicted.step_seconds or 0.0):
+        saved = (best.predicted.step_seconds or 0.0) - (record.step_seconds or 0.0)
+        return Gap(GapKind.TIED, seconds=saved, parts=num_parts(plan) - num_parts(best))
     if seconds <= 0:
         return Gap(GapKind.EQUAL)
     if slowest == "recompute" and plan.workload.remat != best.workload.remat:
@@ -87,9 +105,15 @@ def _tensor(plan: Plan) -> TensorDegree | None:
     """The degree of tp beside the one up to which its products take longer than its collectives."""
     if plan.mesh.tp == 1:
         return None
-    placement = lay_mesh(plan.system, plan.mesh.layout).placement("tp")
-    alpha = network_intensity(plan.system, gather_bytes_per_second(placement), dtype=plan.workload.compute_dtype)
-    return TensorDegree(plan.mesh.tp, plan.workload.model.mlp, alpha, str(placement))
+    alpha, placement = _alpha(plan, ("tp",))
+    return TensorDegree(plan.mesh.tp, plan.workload.model.mlp, alpha, placement)
+
+
+def _alpha(plan: Plan, axes: tuple[str, ...]) -> tuple[float, str]:
+    """The flops that a device does in the time of a byte gathered over some axes, and the links that these run over."""
+    placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
+    rate = gather_bytes_per_second(placement)
+    return network_intensity(plan.system, rate, dtype=plan.workload.compute_dtype), str(placement)
 
 
 def _exposed(plan: Plan) -> ExposedCommunication:
@@ -116,7 +140,15 @@ def _memory(plan: Plan) -> MemoryUse:
     """What of the memory is used, and for what most."""
     terms = {name: size for name, size in plan.predicted.memory_bytes.items() if name != "peak"}
     largest = max(terms, key=terms.__getitem__)
-    return MemoryUse(plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes, largest, terms[largest])
+    share = plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes
+    return MemoryUse(share, plan.memory_headroom or 0.0, largest, terms[largest])
+
+
+def _causal(plan: Plan) -> CausalFlops | None:
+    """MFU of the scores that the mask keeps, where those that it hides are a large part of what MFU counts."""
+    mfu = plan.predicted.mfu or 0.0
+    causal = mfu * model_flops(plan.workload, is_causal=True) / model_flops(plan.workload)
+    return CausalFlops(mfu, causal) if mfu - causal > CAUSAL_SHARE * mfu else None
 
 
 def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:

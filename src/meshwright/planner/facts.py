@@ -68,14 +68,33 @@ class PipelineBubble:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """How full the memory of a device is, and the largest term."""
+    """How full the memory of a device is, the headroom that is kept of it, and the largest term."""
 
     share: float
+    headroom: float
     largest: str
     largest_bytes: int
 
 
-WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble | MemoryUse
+@dataclass(frozen=True)
+class CausalFlops:
+    """MFU where attention counts only the scores that a causal mask keeps, beside MFU, which counts all of them."""
+
+    mfu: float
+    causal_mfu: float
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What it takes to train on so many tokens: time, chip hours, and what they cost where an hour's price is known."""
+
+    tokens: int
+    seconds: float
+    chip_hours: float
+    cost: float | None
+
+
+WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble | MemoryUse | CausalFlops
 
 
 class GapKind(StrEnum):
@@ -84,6 +103,7 @@ class GapKind(StrEnum):
     BEST = "best"
     MEMORY = "does not fit"
     EQUAL = "as fast, with less memory left"
+    TIED = "tied"
     RECOMPUTE = "recompute"
     COMMUNICATION = "communication"
     TERM = "term"
@@ -94,7 +114,8 @@ class Gap:
     """The largest difference of a plan from the best one.
 
     seconds: of the term that grows most, and its name; axes: of communication, those that it is over; remat: the policy
-    that is needed; peak_bytes: where it does not fit.
+    that is needed; peak_bytes: where it does not fit; parts: of a plan that is faster by less than the prediction can
+    tell, how many more axes, stages, microbatches and rings it has (`planner.ties`).
     """
 
     kind: GapKind
@@ -103,6 +124,7 @@ class Gap:
     axes: tuple[str, ...] = ()
     remat: str = ""
     peak_bytes: int = 0
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -227,4 +249,4 @@ class SequencesPerDevice:
 
 RuleFact = StateSize | FsdpFirst | SequencesPerDevice
 
-Fact = WhyFact | Gap | NearbyFact | RuleFact
+Fact = WhyFact | TrainingRun | Gap | NearbyFact | RuleFact

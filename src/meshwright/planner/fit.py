@@ -66,7 +66,7 @@ class Fix:
 
 def lacking_bytes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> int:
     """The bytes by which a step exceeds the memory of a device; 0 where it fits."""
-    return max(0, int(step_memory(workload, mesh, strategy, kind=system.chip.kind)["peak"] - system.usable_bytes))
+    return max(0, int(step_memory(workload, mesh, strategy, kind=system.chip.kind)["peak"] - system.plannable_bytes))
 
 
 def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[Fix, ...]:

@@ -20,7 +20,7 @@ from meshwright.cost import (
     straggling_seconds,
 )
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import MeshPlacement, System, lay_mesh, make_system
+from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.facts import Gap, GapKind
 from meshwright.planner.prediction import SIMULATED
@@ -86,7 +86,8 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
     `breakdown_seconds` sums to the step. `tokens_per_second` is left out: a step's images are its workload's batch.
     """
     layout, passes = lay_mesh(system, mesh.layout), _passes(workload, mesh, system)
-    moves = tuple(_exposed(_priced(workload, mesh, layout), passes))
+    priced = [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
+    moves = tuple(_exposed(priced, passes))
     breakdown = passes | {"exposed communication": sum(move.exposed_seconds or 0.0 for move in moves)}
     if system.chip.kind == "gpu":
         hidden = sum((move.seconds or 0.0) - (move.exposed_seconds or 0.0) for move in moves)
@@ -102,7 +103,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         mfu=image_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
         flops=image_step_flops(workload, mesh).total,
         memory_bytes=memory,
-        fits=memory["peak"] <= system.usable_bytes,
+        fits=memory["peak"] <= system.plannable_bytes,
         bound=_bound(workload, mesh, system, breakdown),
         breakdown_seconds=breakdown,
         collectives=merge(moves),
@@ -149,8 +150,7 @@ def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, 
 def _doubled(system: System) -> System | None:
     """Twice as many chips of the same kind; None where there is no such system."""
     try:
-        chips = 2 * system.num_chips // system.num_slices
-        return make_system(system.chip, (chips,), num_slices=system.num_slices)
+        return system.resized(2 * system.num_chips)
     except MeshwrightError:  # No slice has as many chips.
         return None
 
@@ -213,11 +213,6 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
     return passes
 
 
-def _priced(workload: ImageWorkload, mesh: MeshShape, layout: MeshPlacement) -> list[Collective]:
-    """The collectives of a step with the time that all runs of each take on the fabric."""
-    return [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
-
-
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
     """The collectives with what of their time no op hides: at least that of one of its runs, at the pass's end."""
     wanted = dict.fromkeys(passes, 0.0)
@@ -236,14 +231,14 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
 
 def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
     """What most of the step waits for."""
-    waits: dict[Bound, float] = {
+    seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],
         "communication": breakdown["exposed communication"],
     }
     for op in image_ops(workload, mesh, system):
-        waits[op.bound(system, workload.compute_dtype)] += op.seconds
-    return max(waits, key=waits.__getitem__)
+        seconds[op.bound(system, workload.compute_dtype)] += op.seconds
+    return max(seconds, key=seconds.__getitem__)
 
 
 def _order(record: Record) -> tuple[bool, float, float]:

@@ -28,15 +28,29 @@ from meshwright.planner.options import (
     remats,
 )
 from meshwright.planner.plan import Plan, as_run, is_plan_file, make_plan, read_plan
-from meshwright.planner.search import Ranking, plan_mesh, plan_stages, rank
-from meshwright.planner.space import run_strategy, whole_space
-from meshwright.step import REMATS, Dtype, Remat, Strategy, Workload
+from meshwright.planner.search import Ranking, find_best, plan_stages, rank_space
+from meshwright.planner.space import Space, run_strategy, runnable_space, whole_space
+from meshwright.planner.ties import simplest_first
+from meshwright.step import (
+    DEFAULT,
+    REMATS,
+    Dtype,
+    Remat,
+    Strategy,
+    Workload,
+    check_mesh,
+    check_positions,
+    check_strategy,
+)
 
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
 
 ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
 """The fields that a search over meshes always chooses itself."""
+
+MOST_TIED = 8
+"""The meshes among which ties are looked for."""
 
 
 def plan(
@@ -50,7 +64,7 @@ def plan(
     remat: Remat | Literal["auto"] | None = None,
     dtype: Dtype | None = None,
     top: int = 8,
-    runnable: bool = False,
+    include_planned: bool = False,
     strategy: Strategy | None = None,
     **options: Unpack[MoreOptions],
 ) -> Plan:
@@ -65,7 +79,7 @@ def plan(
         remat: what a layer keeps for backward; by default the planner chooses.
         dtype: what products are computed in: bf16, on simulated CPU devices f32.
         top: how many meshes to rank; those after the best are `Plan.alternatives`.
-        runnable: plan only what `meshwright train` runs today.
+        include_planned: plan what `meshwright train` does not run today too; without it only where nothing runs.
         strategy: run the mesh exactly so; it goes with mesh.
         options: single fields of the strategy (`StrategyOptions`), param_dtype, num_layers and hardware.
 
@@ -85,16 +99,14 @@ def plan(
     if strategy is not None and (mesh is None or fields):
         wrong = f"{next(iter(fields))} beside it says it twice" if fields else "give mesh too, or single fields of it"
         raise MeshwrightError(f"strategy says how one mesh is run; {wrong}")
-    if runnable and fields:
-        raise MeshwrightError(
-            f"{next(iter(fields))} is for what can be planned; runnable plans how train runs it today"
-        )
     if mesh is not None:
         shape = read_mesh(mesh, system.num_devices)
         if strategy is not None:
             return make_plan(workload, shape, system, strategy)
-        return plan_one_mesh(workload, shape, system, policies, fields, runnable=runnable)
-    ranking = find_meshes(workload, system, policies, fields, top=read_count("top", top), runnable=runnable)
+        return plan_one_mesh(workload, shape, system, policies, fields, include_planned=include_planned)
+    ranking = find_meshes(
+        workload, system, policies, fields, top=read_count("top", top), include_planned=include_planned
+    )
     return replace(ranking.plans[0], alternatives=ranking.plans[1:])
 
 
@@ -105,12 +117,28 @@ def find_meshes(
     fields: Mapping[str, Any],
     *,
     top: int = 8,
-    runnable: bool = False,
+    include_planned: bool = False,
 ) -> Ranking:
-    """The best meshes, with the given fields of a strategy held fixed."""
+    """The best meshes that `meshwright train` runs, with the given fields of a strategy held fixed.
+
+    With include_planned, and where nothing runs, the best of everything that can be planned. Of plans that tie the
+    simplest is first.
+    """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
-    return rank(workload, system, remats=policies, top=top, is_runnable=runnable, **fields)
+    space = _space(workload, system, policies, fields, include_planned=include_planned)
+    ranking = rank_space(space, top=max(top, MOST_TIED))
+    plans, num_tied = simplest_first(ranking.plans)
+    return replace(ranking, plans=plans[:top], num_tied=min(num_tied, top))
+
+
+def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
+    """The best that can be planned, where it is faster than the best that runs, or fits where that does not."""
+    found = find_best(best.workload, best.system, remats=policies, **fields)
+    if not found.predicted.fits or not found.planned_only:
+        return None
+    is_faster = (found.predicted.step_seconds or 0.0) < (best.predicted.step_seconds or 0.0)
+    return found if is_faster or not best.predicted.fits else None
 
 
 def plan_one_mesh(
@@ -120,21 +148,27 @@ def plan_one_mesh(
     policies: tuple[Remat, ...],
     fields: Mapping[str, Any],
     *,
-    runnable: bool = False,
+    include_planned: bool = False,
 ) -> Plan:
-    """The best way to run one mesh, with the given fields of a strategy held fixed."""
-    if runnable:
-        return plan_as_train_runs(workload, mesh, system)
+    """The best way to run one mesh, with the given fields of a strategy held fixed; of those that run, where any do."""
     fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
     free = {name: value for name, value in fields.items() if name not in fixed}
+    if fixed.get("sp_method", "gather") != "gather":
+        free.setdefault("attention", "flash")
+    check_positions(workload.model, workload.seq_len)
+    check_mesh(workload, mesh)
+    check_strategy(workload, mesh, replace(DEFAULT, **free))
+    space = _space(workload, system, policies, free, mesh, include_planned=include_planned)
     if not fixed:
-        return plan_mesh(workload, mesh, system, remats=policies, **fields)
+        return rank_space(space, (mesh,), top=1).plans[0]
     stages = {name: value for name, value in fixed.items() if name != "sp_method"}
     candidates = [
         candidate
-        for candidate in whole_space(workload, system, policies, **free).candidates(mesh)
+        for candidate in space.candidates(mesh)
         if all(getattr(candidate.strategy, name) == value for name, value in stages.items())
     ]
+    if not candidates and space.is_runnable:
+        return plan_one_mesh(workload, mesh, system, policies, fields, include_planned=True)
     if not candidates:
         said = ", ".join(f"{name}={value}" for name, value in stages.items())
         raise MeshwrightError(f"{said} cannot run mesh {mesh}: schedules are of pp, and virtual stages divide layers")
@@ -145,11 +179,32 @@ def plan_one_mesh(
     return min(plans, key=lambda found: (not found.predicted.fits, found.predicted.step_seconds or 0.0))
 
 
+def _space(
+    workload: Workload,
+    system: System,
+    policies: tuple[Remat, ...],
+    fields: Mapping[str, Any],
+    mesh: MeshShape | None = None,
+    *,
+    include_planned: bool,
+) -> Space:
+    """What `meshwright train` runs of a workload, or on one mesh; where that is nothing, all that can be planned."""
+    if not include_planned:
+        try:
+            space = runnable_space(workload, system, policies, **fields)
+        except MeshwrightError:  # Nothing runs the model yet; `Plan.planned_only` says why.
+            pass
+        else:
+            if space.runs(mesh) if mesh is not None else any(map(space.parts, space.meshes())):
+                return space
+    return whole_space(workload, system, policies, **fields)
+
+
 def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> Plan:
     """The plan of one mesh as `meshwright train` runs it where nothing else is said."""
     if mesh.pp > 1:
         return plan_stages(workload, mesh, system)
-    return make_plan(workload, mesh, system, run_strategy(workload.model, mesh, system))
+    return make_plan(workload, mesh, system, run_strategy(workload, mesh, system))
 
 
 def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
@@ -173,7 +228,7 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
         found = plan_as_train_runs(workload, read_mesh(mesh, system.num_devices), system)
     else:
         policies = REMATS if said.get("remat") == "auto" else (workload.remat,)
-        found = rank(workload, system, remats=policies, top=1, is_runnable=True).plans[0]
+        found = find_meshes(workload, system, policies, {}, top=1).plans[0]
     return run_as(as_run(found), changes)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, make_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.explain import data_axes, dearest_axes, local_tokens, wanted_tokens
 from meshwright.planner.facts import (
@@ -40,9 +39,11 @@ def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
 def chips_that_fit(plan: Plan) -> Plan | None:
     """The best plan on the fewest chips, by factors of 2, on which a plan fits; None up to `MAX_FACTOR`."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
+    is_run = not plan.planned_only
     for factor in _factors():
         try:
-            found = find_best(plan.workload, _larger(plan.system, factor), remats=(plan.workload.remat,), **choices)
+            system = plan.system.resized(factor * plan.system.num_chips)
+            found = find_best(plan.workload, system, remats=(plan.workload.remat,), is_runnable=is_run, **choices)
         except MeshwrightError:
             continue
         if found.predicted.fits:
@@ -107,7 +108,7 @@ def _longer(plan: Plan) -> LongerSequences:
             return LongerSequences(SequenceLimit.MESH, seq_len // 2, reason=str(error))
         if not last.predicted.fits:
             peak = last.predicted.memory_bytes["peak"]
-            return LongerSequences(SequenceLimit.MEMORY, seq_len, peak, plan.system.usable_bytes)
+            return LongerSequences(SequenceLimit.MEMORY, seq_len, peak, plan.system.plannable_bytes)
     return LongerSequences(SequenceLimit.NONE, last.workload.seq_len)
 
 
@@ -115,7 +116,7 @@ def _plan(
     plan: Plan, *, workload: Workload | None = None, mesh: MeshShape | None = None, factor: int = 1, parts: int = 1
 ) -> Plan:
     """A plan with another workload, or another mesh on `factor` times the chips; of `parts` times the microbatches."""
-    system = plan.system if factor == 1 else _larger(plan.system, factor)
+    system = plan.system if factor == 1 else plan.system.resized(factor * plan.system.num_chips)
     read, shape = workload or plan.workload, mesh or plan.mesh
     shards = shape.degree(RULES["batch"])
     if read.batch % shards:
@@ -127,12 +128,6 @@ def _plan(
     if fewer.num_microbatches % shape.pp:
         fewer = replace(fewer, virtual_stages=1)
     return make_plan(read, shape, system, fewer)
-
-
-def _larger(system: System, factor: int) -> System:
-    """So many times the chips, in as many slices; where no slice is so large, in more of them."""
-    count = factor * system.num_chips // system.num_slices
-    return make_system(system.chip, (count,), num_slices=system.num_slices)
 
 
 def _exposure(plan: Plan) -> Exposure:

@@ -6,6 +6,7 @@ The command line and `meshwright.plan`, `verify` and `train` share these readers
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model, usual_seq_len
-from meshwright.hardware import System, parse_system
+from meshwright.hardware import MEMORY_HEADROOM, System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.step import (
     RESNETS,
@@ -79,7 +80,8 @@ class WorkloadOptions(TypedDict, total=False):
     on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch; batch_tokens: the same in tokens. seq_len:
     tokens of a sequence (what the model was trained on). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
-    model's own. hardware: a TOML file with a chip of your own.
+    model's own. hardware: a TOML file with a chip of your own. memory_headroom: the share that is added to a predicted
+    peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike
@@ -91,6 +93,7 @@ class WorkloadOptions(TypedDict, total=False):
     remat: Remat | Literal["auto"] | None
     num_layers: Count | None
     hardware: str | Path | None
+    memory_headroom: float | str | None
 
 
 class MoreOptions(StrategyOptions, total=False):
@@ -99,6 +102,7 @@ class MoreOptions(StrategyOptions, total=False):
     param_dtype: Dtype | None
     num_layers: Count | None
     hardware: str | Path | None
+    memory_headroom: float | str | None
 
 
 class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
@@ -107,6 +111,7 @@ class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
     mesh: MeshLike | None
 
 
+_OF_SYSTEM = ("on", "hardware", "memory_headroom")
 WORKLOAD_OPTIONS = tuple(WorkloadOptions.__annotations__)
 STRATEGY_OPTIONS = tuple(StrategyOptions.__annotations__)
 
@@ -122,17 +127,35 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def read_system(on: SystemLike, hardware: str | Path | None = None) -> System:
-    """The system of a text; a system is returned as it is."""
+def read_system(
+    on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
+) -> System:
+    """The system of a text, or as it is; without a headroom of its own it has the usual one of its kind of chip."""
     match on:
         case System():
-            return on
+            pass
         case str():
-            return parse_system(on, hardware_file=hardware)
+            on = parse_system(on, hardware_file=hardware)
         case _:
             raise MeshwrightError(
                 f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
             )
+    if memory_headroom is not None:
+        return replace(on, memory_headroom=read_share(memory_headroom))
+    usual = MEMORY_HEADROOM[on.chip.kind]
+    return on if on.memory_headroom is not None else replace(on, memory_headroom=usual)
+
+
+def read_share(value: float | str) -> float:
+    """A share from 0 to below 1, of a number or a text: 0.1, "0.1" or "10%"."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise MeshwrightError(f"memory_headroom is {value!r}; it is a share from 0 to below 1, as 0.1 or 10%")
+    return share
 
 
 def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
@@ -151,7 +174,7 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
             raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
 
 
-LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}
+LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8, "--tokens": 10**18}
 """The most that some options may be; all others 10^9. A search over more would not end."""
 
 
@@ -166,6 +189,17 @@ def read_count(name: str, value: Count) -> int:
     if number > LARGEST.get(name, 10**9):
         raise MeshwrightError(f"{name} is {value!r}; the most is {LARGEST.get(name, 10**9):,}")
     return number
+
+
+def read_price(value: float | str) -> float:
+    """An amount of money from 0, of a number or a text."""
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < math.inf:
+        raise MeshwrightError(f"price {value!r} is not an amount; it is what a chip costs an hour, as 4.2")
+    return price
 
 
 def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:
@@ -191,7 +225,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
     system = _hardware(name, said)
-    said = {option: value for option, value in said.items() if option not in ("on", "hardware")}
+    said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
     if isinstance(model, Workload):
         if said:
             raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
@@ -227,8 +261,7 @@ PROMPT_LEN, OUTPUT_LEN = 1024, 256
 """The tokens of a prompt and of an answer where none are said."""
 
 SERVING_OPTIONS = (
-    "on",
-    "hardware",
+    *_OF_SYSTEM,
     "batch",
     "latency",
     "prompt_len",
@@ -238,7 +271,7 @@ SERVING_OPTIONS = (
     "weight_dtype",
     "kv_dtype",
 )
-IMAGE_OPTIONS = ("on", "hardware", "batch", "dtype")
+IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 
 
 def read_serving(
@@ -281,7 +314,7 @@ def _hardware(name: object, said: Mapping[str, Any]) -> System:
     """The system that the options name."""
     if "on" not in said:
         raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
-    return read_system(said["on"], said.get("hardware"))
+    return read_system(said["on"], said.get("hardware"), said.get("memory_headroom"))
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:

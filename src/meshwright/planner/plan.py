@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class Plan:
     """A workload on a mesh of a system, run in one way, with its predicted record.
 
     `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` say how
-    arrays lie on it. hardware_file: the TOML file of a chip that is not one of the project's. alternatives: the meshes
+    arrays lie on it. hardware_file: the TOML file of a chip that is not one of the project's. memory_headroom: see
+    `System`. alternatives: the meshes
     ranked after this one, where a search found it; they are not written to a file.
     """
 
@@ -47,6 +48,7 @@ class Plan:
     predicted: Record
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
+    memory_headroom: float | None = None
     alternatives: tuple[Plan, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
@@ -101,7 +103,8 @@ class Plan:
     @property
     def system(self) -> System:
         """The system that `hardware` names."""
-        return parse_system(self.hardware, hardware_file=self.hardware_file)
+        system = parse_system(self.hardware, hardware_file=self.hardware_file)
+        return replace(system, memory_headroom=self.memory_headroom)
 
     @property
     def planned_only(self) -> str:
@@ -145,6 +148,11 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
     check_mesh(workload, mesh)
     check_strategy(workload, mesh, strategy)
     check_kernel(system, strategy)
+    return predicted_plan(workload, mesh, system, strategy)
+
+
+def predicted_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Plan:
+    """The plan of a workload on a mesh that is known to be legal."""
     return Plan(
         workload=workload,
         hardware=str(system),
@@ -152,6 +160,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
         predicted=predict(workload, mesh, system, strategy),
         strategy=strategy,
         hardware_file=system.chip.file,
+        memory_headroom=system.memory_headroom,
     )
 
 
@@ -164,7 +173,7 @@ def check_kernel(system: System, strategy: Strategy) -> None:
 def as_run(plan: Plan) -> Plan:
     """The plan, as `meshwright train` runs it; one that cannot be run is an error that says why."""
     if reason := plan.planned_only:
-        raise MeshwrightError(f"{reason}; `meshwright plan … --runnable` finds what can")
+        raise MeshwrightError(f"{reason}; `meshwright plan` without --include-planned finds what can")
     return plan
 
 
@@ -175,6 +184,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
         "workload": asdict(plan.workload),
         "hardware": plan.hardware,
         "hardware_file": plan.hardware_file,
+        "memory_headroom": plan.memory_headroom,
         "mesh": plan.mesh.degrees,
         "strategy": asdict(plan.strategy),
         "predicted": plan.predicted.to_json(),
@@ -190,6 +200,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
             workload=workload_from_data(data["workload"]),
             hardware=data["hardware"],
             hardware_file=data.get("hardware_file"),
+            memory_headroom=data.get("memory_headroom"),
             mesh=MeshShape(**data["mesh"]),
             strategy=strategy_from_data(data.get("strategy", {})),
             predicted=record_from_json(data["predicted"]),

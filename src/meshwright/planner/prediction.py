@@ -69,7 +69,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         mfu=model_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
         flops=step_flops(workload, mesh, strategy).total,
         memory_bytes=memory,
-        fits=memory["peak"] <= system.usable_bytes,
+        fits=memory["peak"] <= system.plannable_bytes,
         bound=_bound(workload, mesh, system, breakdown),
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
@@ -186,7 +186,7 @@ def _in_every_tick(
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
     """What most of the step waits for; a bubble is no reason of its own."""
     flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
-    waits: dict[Bound, float] = {
+    seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],
         "communication": breakdown["exposed communication"],
@@ -194,5 +194,5 @@ def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mappi
     for phase in ("forward", "recompute", "backward"):
         computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
         is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
-        waits["compute" if is_computing else "memory"] += breakdown[phase]
-    return max(waits, key=waits.__getitem__)
+        seconds["compute" if is_computing else "memory"] += breakdown[phase]
+    return max(seconds, key=seconds.__getitem__)

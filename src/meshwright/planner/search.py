@@ -13,8 +13,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.overlap import FREE_LINKS, least_budget, least_weight_budget
-from meshwright.planner.plan import Plan
-from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
+from meshwright.planner.plan import Plan, predicted_plan
+from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import Candidate, Space, runnable_space, whole_space
 from meshwright.step import (
     DEFAULT,
@@ -22,10 +22,8 @@ from meshwright.step import (
     Strategy,
     Workload,
     check_mesh,
-    check_positions,
     check_runnable,
     check_stage_remat,
-    check_strategy,
     token_axes,
 )
 
@@ -37,14 +35,16 @@ _BELOW = 1 - 1e-9
 class Ranking:
     """The best plans, each of another mesh: those that fit by step time, then those that want least too much memory.
 
-    num_meshes: the legal ones. num_candidates: all ways to run them. num_priced: those whose step was priced; no other
+    num_meshes, num_candidates: the legal ones, and all ways to run them. num_priced: those that were priced; no other
     can be better.
+    num_tied: how many of the first plans no prediction can tell apart, the simplest first (`planner.ties`).
     """
 
     plans: tuple[Plan, ...]
     num_meshes: int
     num_candidates: int
     num_priced: int
+    num_tied: int = 1
 
 
 def rank(
@@ -62,25 +62,13 @@ def rank(
     today. choices: fields of the strategy that are not to be searched (`whole_space`). No legal mesh is an
     error that says why.
     """
-    if is_runnable:
-        return rank_space(runnable_space(workload, system, remats), top=top)
-    return rank_space(whole_space(workload, system, remats, **choices), top=top)
+    space = runnable_space if is_runnable else whole_space
+    return rank_space(space(workload, system, remats, **choices), top=top)
 
 
 def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
     """The best of everything that can be planned; where nothing fits, what wants least memory."""
     return rank(workload, system, remats=remats, top=1, **choices).plans[0]
-
-
-def plan_mesh(
-    workload: Workload, mesh: MeshShape, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any
-) -> Plan:
-    """The plan of one mesh, run in the best of its ways; a mesh that cannot split the workload is an error."""
-    check_positions(workload.model, workload.seq_len)
-    check_mesh(workload, mesh)
-    said = {name: value for name, value in choices.items() if value is not None}
-    check_strategy(workload, mesh, replace(DEFAULT, **said))
-    return rank_space(whole_space(workload, system, remats, **choices), (mesh,), top=1).plans[0]
 
 
 def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
@@ -190,14 +178,14 @@ class _Search:
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
-            if (peak := _peak(self.space, candidate)) <= system.usable_bytes:
+            if (peak := _peak(self.space, candidate)) <= system.plannable_bytes:
                 self.num_priced += 1
                 self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the way of a group that wants least memory fits."""
         candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
-        return _peak(self.space, candidate) <= self.space.system.usable_bytes
+        return _peak(self.space, candidate) <= self.space.system.plannable_bytes
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """The strategies of a group on the mesh that stores most shards."""
@@ -214,8 +202,8 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
             alike.setdefault((mesh.tp, mesh.ep, mesh.pp, shards, parts), []).append(mesh)
     for (*_, parts), members in alike.items():
         for remat in space.remats:
-            if space.strategies(members[0], parts, remat):
-                yield _Group(tuple(members), parts, remat)
+            if running := tuple(mesh for mesh in members if space.strategies(mesh, parts, remat)):
+                yield _Group(running, parts, remat)
 
 
 def _most_sharded(group: _Group) -> MeshShape:
@@ -249,12 +237,4 @@ def _peak(space: Space, candidate: Candidate) -> int:
 
 def _plan(space: Space, candidate: Candidate) -> Plan:
     """A candidate with what is predicted of it."""
-    workload, system = space.with_remat(candidate.remat), space.system
-    return Plan(
-        workload=workload,
-        hardware=str(system),
-        mesh=candidate.mesh,
-        predicted=predict(workload, candidate.mesh, system, candidate.strategy),
-        strategy=candidate.strategy,
-        hardware_file=system.chip.file,
-    )
+    return predicted_plan(space.with_remat(candidate.remat), candidate.mesh, space.system, candidate.strategy)

@@ -7,6 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from meshwright.planner.facts import (
+    CausalFlops,
     ExposedCommunication,
     Exposure,
     Fact,
@@ -23,11 +24,12 @@ from meshwright.planner.facts import (
     StateSize,
     TensorDegree,
     TokensPerDevice,
+    TrainingRun,
     Turn,
 )
 from meshwright.planner.fit import Change
 from meshwright.planner.plan import Plan
-from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
 """The kinds of attention in words; others go by their own name."""
@@ -107,7 +109,24 @@ def _(fact: PipelineBubble) -> str:
 
 @say.register
 def _(fact: MemoryUse) -> str:
-    return f"memory is {show_percent(fact.share)} full; most of it is {fact.largest}, {show_bytes(fact.largest_bytes)}"
+    kept = f" ({show_percent(fact.headroom)} headroom for the error of the prediction)" if fact.headroom else ""
+    most = f"most of it is {fact.largest}, {show_bytes(fact.largest_bytes)}"
+    return f"memory is {show_percent(fact.share)} full{kept}; {most}"
+
+
+@say.register
+def _(fact: CausalFlops) -> str:
+    return (
+        f"MFU {show_percent(fact.mfu)} counts all scores of attention; of those that the causal mask keeps, which are"
+        f" computed, it is {show_percent(fact.causal_mfu)}"
+    )
+
+
+@say.register
+def _(fact: TrainingRun) -> str:
+    cost = "" if fact.cost is None else f", which cost {fact.cost:,.0f}"
+    days = f"{fact.seconds / 86400:,.3g} days"
+    return f"{show_rate(fact.tokens, ' tokens')} take {days}, {fact.chip_hours:,.0f} chip hours{cost}"
 
 
 @say.register
@@ -117,6 +136,9 @@ def _(fact: Gap) -> str:
             return "-"
         case GapKind.MEMORY:
             return f"wants {show_bytes(fact.peak_bytes)}"
+        case GapKind.TIED:
+            more = f", {fact.parts} more to set up" if fact.parts > 0 else ""
+            return f"a tie: {show_seconds(fact.seconds)} less{more}"
         case GapKind.RECOMPUTE:
             return f"needs remat {fact.remat}: +{show_seconds(fact.seconds)}"
         case GapKind.COMMUNICATION:

@@ -152,7 +152,7 @@ class _Priced:
     @functools.cached_property
     def most(self) -> int:
         """The sequences a group that fit."""
-        return most_sequences(self.serving, self.layout, self.system.usable_bytes, MOST_SEQUENCES)
+        return most_sequences(self.serving, self.layout, self.system.plannable_bytes, MOST_SEQUENCES)
 
     @functools.cached_property
     def _known(self) -> dict[int, float]:

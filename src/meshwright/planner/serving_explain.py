@@ -85,7 +85,7 @@ def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
     """What was asked for and no layout does, and by how much."""
     memory, asked = plan.predicted.memory_bytes, plan.serving.latency_seconds
     if not plan.predicted.fits:
-        return Shortage(memory["weights"], memory["cache"], plan.batch, memory["peak"] - system.usable_bytes)
+        return Shortage(memory["weights"], memory["cache"], plan.batch, memory["peak"] - system.plannable_bytes)
     if asked is not None and not plan.is_in_time:
         return Late(plan.seconds - asked, asked)
     return None
@@ -94,7 +94,7 @@ def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
 def _limit(plan: ServingPlan, system: System) -> BatchLimit:
     """What one more sequence in each group would do."""
     groups = plan.layout.num_groups
-    batch, usable = plan.batch + groups, system.usable_bytes
+    batch, usable = plan.batch + groups, system.plannable_bytes
     larger = replace(plan.serving, batch=batch)
     peak = serving_memory(larger, plan.layout, batch)["peak"]
     if peak > usable:
@@ -135,7 +135,7 @@ def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> Serving
     if plan is best:
         return ServingGap(ServingGapKind.BEST)
     if not plan.predicted.fits:
-        missing = plan.predicted.memory_bytes["peak"] - system.usable_bytes
+        missing = plan.predicted.memory_bytes["peak"] - system.plannable_bytes
         return ServingGap(ServingGapKind.MEMORY, missing_bytes=missing)
     asked = plan.serving.latency_seconds
     if asked is not None and not plan.is_in_time:

@@ -93,7 +93,7 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshP
         step_seconds=step.seconds,
         mfu=rate / (system.peak(serving.compute_dtype) * layout.mesh.num_devices),
         memory_bytes=memory,
-        fits=memory["peak"] <= system.usable_bytes,
+        fits=memory["peak"] <= system.plannable_bytes,
         bound=step.bound,
         tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
         breakdown_seconds=step.breakdown_seconds,

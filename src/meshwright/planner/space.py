@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.errors import MeshwrightError
@@ -47,16 +47,17 @@ class Space:
     """All ways to run a workload on all devices of a system.
 
     axes: the mesh axes that may be larger than 1. remats: the policies to choose from, whatever the workload's own is.
-    base: the strategy that all ways share but for what is searched: microbatches, ZeRO stage, schedule and virtual
-    stages. num_microbatches, zero_stage: the only ones, where not None. is_runnable: only what `meshwright train` runs
-    today, over tp of GPUs with overlapped products too.
+    bases: strategies that differ in their attention, the best first; all ways of a mesh have the first that it can, but
+    for what is searched: microbatches, ZeRO stage, schedule and virtual stages. num_microbatches, zero_stage: the only
+    ones, where not None. is_runnable: only what `meshwright train` runs today, over tp of GPUs with overlapped products
+    too.
     """
 
     workload: Workload
     system: System
     axes: tuple[str, ...]
     remats: tuple[Remat, ...]
-    base: Strategy
+    bases: tuple[Strategy, ...]
     num_microbatches: int | None = None
     zero_stage: int | None = None
     is_runnable: bool = False
@@ -64,7 +65,7 @@ class Space:
     def meshes(self) -> tuple[MeshShape, ...]:
         """The legal meshes; none is an error that says why one of them is not. Those to run are those JAX takes."""
         found = _legal(self.workload, self.system.num_devices, self.axes)
-        return tuple(mesh for mesh in found if self._runs(mesh)) if self.is_runnable else found
+        return tuple(mesh for mesh in found if self.runs(mesh)) if self.is_runnable else found
 
     def candidates(self, mesh: MeshShape) -> Iterator[Candidate]:
         """Every way to run a mesh."""
@@ -76,7 +77,7 @@ class Space:
     def num_candidates(self, meshes: tuple[MeshShape, ...]) -> int:
         """All ways on some meshes."""
         each = (
-            len(self.strategies(mesh, parts, remat))
+            len(self._forms(mesh, parts, remat))
             for mesh in meshes
             for parts in self.parts(mesh)
             for remat in self.remats
@@ -92,26 +93,45 @@ class Space:
 
     def strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
         """The strategies of a mesh with so many microbatches, those that want least memory first."""
+        return _with_microbatches(self._forms(mesh, parts, remat), parts)
+
+    def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
+        """The strategies of a mesh, whose microbatches are still to be set; they depend on whether a round is whole."""
+        is_whole = parts % mesh.pp == 0
+        if (mesh, is_whole) not in self._known_forms:
+            found = (self._of_base(base, mesh, is_whole) for base in self.bases)
+            self._known_forms[mesh, is_whole] = next(filter(None, found), ())
+        forms = self._known_forms[mesh, is_whole]
+        if mesh.pp == 1 or not self.is_runnable:
+            return forms
+        return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
+
+    def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
+        """Every ZeRO stage and schedule that a mesh can have."""
         # What ZeRO shards is over fsdp; over sp, where parameters are stored too, they are gathered for each use.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
-        base = _on_mesh(self.base, self.workload.model, mesh)
-        found = _strategies(base, num_staged_layers(self.workload.model), mesh.pp, parts, stages)
-        return self._of_which_run(mesh, remat, found) if self.is_runnable else found
+        model = self.workload.model
+        found = _forms(_on_mesh(base, model, mesh), num_staged_layers(model), mesh.pp, is_whole, stages)
+        return self._of_which_run(mesh, found) if self.is_runnable else found
 
-    def _of_which_run(self, mesh: MeshShape, remat: Remat, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    @cached_property
+    def _known_forms(self) -> dict[tuple[MeshShape, bool], tuple[Strategy, ...]]:
+        """The forms that were looked for, by mesh and whether microbatches fill whole rounds of its stages."""
+        return {}
+
+    def _of_which_run(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """The strategies that run on a mesh, and those with overlapped products beside them.
 
         Simulated devices send nothing while they compute; on TPUs what rings copy took longer than what they hid, in
         the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1), and is not priced yet.
         """
-        kept = [way for way in found if mesh.pp == 1 or remat in STAGE_REMATS[way.schedule]]
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
-            kept = [ring for way in kept for ring in _with_and_without_rings(way)]
-        return tuple(way for way in kept if _does_run(self.workload.model, mesh, way))
+            found = tuple(ring for form in found for ring in _with_and_without_rings(form))
+        return tuple(form for form in found if _does_run(self.workload.model, mesh, form))
 
-    def _runs(self, mesh: MeshShape) -> bool:
+    def runs(self, mesh: MeshShape) -> bool:
         """Whether what runs takes a mesh."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
@@ -128,16 +148,38 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
     remats: the policies to choose from; all that differ where none is said. choices: fields of the strategy that are
     not to be searched, or to be other than the default; None says nothing.
     """
+    return _space(workload, system, remats, choices, (planned_attention(system),), is_runnable=False)
+
+
+def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
+    """What `meshwright train` runs today, with the arguments of `whole_space`; a model that it does not run raises."""
+    check_runnable(workload.model, MeshShape())
+    return _space(workload, system, remats, choices, run_attentions(workload, system), is_runnable=True)
+
+
+def _space(
+    workload: Workload,
+    system: System,
+    remats: tuple[Remat, ...],
+    choices: Mapping[str, Any],
+    attentions: tuple[Attention, ...],
+    *,
+    is_runnable: bool,
+) -> Space:
+    """The space of some choices; where they say no attention, of these."""
     said = {name: value for name, value in choices.items() if value is not None}
     only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
-    base = replace(DEFAULT, **({"attention": planned_attention(system)} | said))
-    check_kernel(system, base)
+    bases = tuple(replace(DEFAULT, **({"attention": attention} | said)) for attention in attentions)
+    bases = tuple(dict.fromkeys(bases))
+    for base in bases:
+        check_kernel(system, base)
     return Space(
         workload=workload,
         system=system,
         axes=AXES,
-        remats=remats or _policies(base),
-        base=base,
+        remats=remats or _policies(bases[0]),
+        bases=bases,
+        is_runnable=is_runnable,
         **only,
     )
 
@@ -148,27 +190,28 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
     return tuple(remat for remat in REMATS if remat not in left_out)
 
 
-def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = ()) -> Space:
-    """What `meshwright train` runs today; an error that says why where that is nothing."""
-    check_runnable(workload.model, MeshShape())
-    base = replace(DEFAULT, attention=run_attention(workload.model, system))
-    return Space(
-        workload=workload, system=system, axes=AXES, remats=remats or _policies(base), base=base, is_runnable=True
-    )
-
-
-def run_strategy(model: Model, mesh: MeshShape, system: System) -> Strategy:
+def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strategy:
     """How a step is run on a mesh of which nothing else is said."""
-    return _on_mesh(replace(DEFAULT, attention=run_attention(model, system)), model, mesh)
+    model = workload.model
+    found = [_on_mesh(replace(DEFAULT, attention=each), model, mesh) for each in run_attentions(workload, system)]
+    return next((strategy for strategy in found if _does_run(model, mesh, strategy)), found[-1])
 
 
-def run_attention(model: Model, system: System) -> Attention:
-    """How a step computes attention where nothing is said: by a fused kernel on TPUs, but for scores with a cap.
+def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
+    """How a step computes attention where nothing is said, the best first: by a fused kernel where it can.
 
-    GPUs have cuDNN's, where `attention='cudnn'` asks for it.
+    No kernel has scores with a cap. cuDNN's takes half precision and heads of up to 128, a multiple of 8, on every GPU
+    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), and not all meshes; the others go through memory.
     """
-    is_capped = any(isinstance(op, AttentionOfLayer) and op.softcap for stack in layers(model) for op in stack.ops)
-    return "flash" if system.chip.kind == "tpu" and not is_capped else "scores"
+    ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
+    if any(op.softcap for op in ops) or system.chip.kind == "cpu":
+        return ("scores",)
+    if system.chip.kind == "tpu":
+        return ("flash",)
+    has_cudnn = workload.compute_dtype == "bf16" and all(
+        dim <= 128 and dim % 8 == 0 for op in ops for dim in (op.qk_dim, op.value_dim)
+    )
+    return ("cudnn", "scores") if has_cudnn else ("scores",)
 
 
 def planned_attention(system: System) -> Attention:
@@ -227,10 +270,8 @@ def _none_legal(workload: Workload, num_devices: int, axes: tuple[str, ...], sha
 
 
 @lru_cache(maxsize=1 << 12)
-def _strategies(
-    base: Strategy, num_layers: int, stages: int, parts: int, zero: tuple[int, ...]
-) -> tuple[Strategy, ...]:
-    """The strategies of one number of microbatches.
+def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
+    """The ZeRO stages and schedules of a number of stages, as strategies with a round of microbatches, or one.
 
     A schedule matters to a pipeline alone. Virtual stages want layers that divide evenly and whole rounds of
     microbatches (arXiv:2104.04473, section 2.2).
@@ -238,13 +279,20 @@ def _strategies(
     each, rest = divmod(num_layers, stages)
     schedules = [("1f1b", 1)]
     if stages > 1:
-        virtual = _divisors(each)[1:] if not rest and parts % stages == 0 else []
+        virtual = _divisors(each)[1:] if not rest and is_whole else []
         schedules += [("1f1b", v) for v in virtual] + [("gpipe", 1)]
+    parts = stages if is_whole else 1
     return tuple(
         replace(base, num_microbatches=parts, zero_stage=stage, schedule=schedule, virtual_stages=v)  # pyright: ignore[reportArgumentType]
         for stage in zero
         for schedule, v in schedules
     )
+
+
+@lru_cache(maxsize=1 << 12)
+def _with_microbatches(forms: tuple[Strategy, ...], parts: int) -> tuple[Strategy, ...]:
+    """Strategies with so many microbatches, the same objects each time."""
+    return tuple(replace(form, num_microbatches=parts) for form in forms)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -258,9 +306,11 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
-    """The strategy, with the best method of a mesh that splits the sequence; scores gather it."""
-    if mesh.sp == 1 or base.attention == "scores":
+    """The strategy, with the best method of a mesh that splits the sequence; scores gather it, cuDNN wants it whole."""
+    if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base
+    if base.attention == "cudnn":
+        return _with_sequence(base, "ulysses")
     return _with_sequence(base, sequence_method(model, mesh))
 
 

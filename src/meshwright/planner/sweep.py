@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, make_system
+from meshwright.hardware import System
 from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.units import parse_count
@@ -64,20 +64,12 @@ def _point(
     """One point of a sweep."""
     try:
         if key == "chips":
-            system = _resized(system, value)
+            system = system.resized(value)
         else:
             workload = replace(workload, **{key: value})
         return Point(value, str(system), best(workload, system))
     except MeshwrightError as error:
         return Point(value, str(system) if key != "chips" else f"{system.chip.name}:{value}", None, str(error))
-
-
-def _resized(system: System, num_chips: int) -> System:
-    """As many chips of the same kind, in as many slices."""
-    per_slice, rest = divmod(num_chips, system.num_slices)
-    if rest:
-        raise MeshwrightError(f"{num_chips} chips are not {system.num_slices} slices of one shape")
-    return make_system(system.chip, (per_slice,), num_slices=system.num_slices)
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:

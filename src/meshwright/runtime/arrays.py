@@ -16,6 +16,11 @@ from meshwright.step import Dtype, Parameter, Tree, local_parameter_shape, map_l
 DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 
+def widest(*dtypes: Any) -> Any:
+    """The floating dtype of most bytes. `jnp.promote_types` refuses dtypes that differ under strict promotion."""
+    return max(map(jnp.dtype, dtypes), key=lambda dtype: dtype.itemsize)
+
+
 def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext) -> Tree[NamedSharding]:
     """The sharding of every parameter. Raises where a degree does not divide a dim; the error names both."""
 

@@ -22,6 +22,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
+from meshwright.runtime.arrays import widest
 from meshwright.runtime.shards import match_varying
 
 GATHERED_BY_RING = "brought by a ring"
@@ -284,7 +285,7 @@ def _partial_product(product: _Product, ring: Ring, offset: Array, size: int) ->
 
 def _multiply(einsum: Einsum, left: Array, right: Array) -> Array:
     """The product, in float32 at least."""
-    dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
+    dtype = widest(jnp.result_type(left, right), jnp.float32)
     return jnp.einsum(einsum.formula, left, right, preferred_element_type=dtype)
 
 

@@ -59,7 +59,12 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
     logging.getLogger("jax").setLevel(logging.CRITICAL)
     if processes.coordinator is not None:
         address = None if processes.coordinator == AUTO else processes.coordinator
-        jax.distributed.initialize(address, processes.num_processes, processes.process_id)
+        try:
+            jax.distributed.initialize(address, processes.num_processes, processes.process_id)
+        except (RuntimeError, ValueError) as error:
+            raise MeshwrightError(
+                f"the processes did not meet at --coordinator {processes.coordinator}: {str(error).splitlines()[0]}"
+            ) from None
     try:
         count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
     except RuntimeError as error:
@@ -92,6 +97,11 @@ def _devices_here(system: System, processes: Processes) -> int:
         if said != (None, None):
             raise MeshwrightError("--num-processes and --process-id go with --coordinator HOST:PORT, and not with auto")
         return system.num_devices
+    host, _, port = (processes.coordinator or "").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise MeshwrightError(
+            f"--coordinator {processes.coordinator} is not HOST:PORT, as localhost:1234, and not auto"
+        )
     count, number = said
     if count is None or number is None or not 0 <= number < count:
         raise MeshwrightError(

@@ -71,7 +71,7 @@ def sort_copies(chosen: Array, num_experts: int) -> Copies:
     """Sort the copies of tokens by chosen expert; `chosen` is [tokens, choices]. The sort is stable."""
     expert = chosen.T.reshape(-1)
     order = jnp.argsort(expert, stable=True)
-    counts = jnp.sum(expert[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
+    counts = jnp.sum(expert[:, None] == jnp.arange(num_experts)[None, :], axis=0, dtype=jnp.int32)
     return Copies(order, jnp.argsort(order), counts)
 
 
@@ -87,10 +87,10 @@ def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
     Rows beyond a group's capacity have no slot.
     """
     ends = jnp.cumsum(sizes)
-    starts, within = ends - sizes, jnp.arange(capacity)
+    starts, within = ends - sizes, jnp.arange(capacity)[None, :]
     sources = jnp.where(within < sizes[:, None], starts[:, None] + within, -1)
     rows = jnp.arange(num_rows)
-    group = jnp.minimum(jnp.sum(rows[:, None] >= ends, axis=1), sizes.shape[0] - 1)
+    group = jnp.minimum(jnp.sum(rows[:, None] >= ends[None, :], axis=1), sizes.shape[0] - 1)
     rank = rows - starts[group]
     destinations = jnp.where((rows < ends[-1]) & (rank < capacity), group * capacity + rank, -1)
     return Permutation(sources.reshape(-1, 1), destinations[:, None])
@@ -102,6 +102,6 @@ def group_by_expert(counts: Array, *, capacity: int) -> Permutation:
     Unfilled rows come last.
     """
     filled = jnp.cumsum(counts, axis=1)
-    expert = jnp.sum(jnp.arange(capacity)[:, None] >= filled[:, None, :], axis=2)
+    expert = jnp.sum(jnp.arange(capacity)[None, :, None] >= filled[:, None, :], axis=2)
     order = jnp.argsort(expert.reshape(-1), stable=True)
     return Permutation(order[:, None], jnp.argsort(order)[:, None])

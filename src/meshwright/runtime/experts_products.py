@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshwright.runtime.arrays import widest
 from meshwright.step import expert_blocks
 
 
@@ -57,7 +58,7 @@ def _blocks(sizes: Array, count: int, size: int) -> Block:
     """Cut the rows of each expert into blocks of `size` rows: `count` blocks, the last of each expert partly filled."""
     each, ends, index = -(-sizes // size), jnp.cumsum(sizes), jnp.arange(count)
     ends_at = jnp.cumsum(each)
-    expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at, axis=1), sizes.shape[0] - 1)
+    expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at[None, :], axis=1), sizes.shape[0] - 1)
     number = index - (ends_at - each)[expert]
     start = (ends - sizes)[expert] + number * size
     return Block(expert, start, ends[expert], number == 0, index < ends_at[-1])
@@ -86,7 +87,7 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
     An expert's sum is accumulated in float32, or in the dtype of integer sums.
     """
     count, size = expert_blocks(left.shape[0], sizes.shape[0])
-    of_sums = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
     def add(result: tuple[Array, Array], block: Block) -> tuple[Array, Array]:
         total, sums = result

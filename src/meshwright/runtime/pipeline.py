@@ -320,7 +320,8 @@ def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
     if least == max(counts):
         return None
     # The longer chunks, by one layer, are the first.
-    count = least + (_chunk_number(pipeline, unit) < pipeline.num_layers - least * len(counts))
+    is_longer = _chunk_number(pipeline, unit) < pipeline.num_layers - least * len(counts)
+    count = least + is_longer.astype(jnp.int32)
     return jnp.arange(max(counts))[:, None] < count[None]
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshwright.runtime.arrays import widest
 from meshwright.runtime.bpipe import SavedInputs, read_slot, save_inputs, slots_in_tick, store_in_flight, zero_saved
 from meshwright.runtime.pipeline import (
     Pipeline,
@@ -99,7 +100,12 @@ def _forward(
 
 
 def _backward(pipeline: Pipeline, gradients: tuple[Tree, Tree], scale: tuple[Array, Tree]) -> tuple[Tree, Tree, None]:
-    of_ends, of_layers = jax.tree.map(lambda g: (g * scale[0]).astype(g.dtype), gradients)
+    loss_scale, _ = scale
+
+    def scaled(g: Array) -> Array:
+        return (g.astype(widest(g.dtype, loss_scale.dtype)) * loss_scale).astype(g.dtype)
+
+    of_ends, of_layers = jax.tree.map(scaled, gradients)
     return of_ends, of_layers, None
 
 

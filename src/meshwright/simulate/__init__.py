@@ -1,6 +1,6 @@
 """Simulate a compiled program on one device: a schedule in time, live buffers, HBM traffic, a trace."""
 
-from meshwright.simulate.buffers import read_buffers
+from meshwright.simulate.buffers import Buffer, read_buffers
 from meshwright.simulate.events import COMPUTE, Event
 from meshwright.simulate.hbm import count_hbm_bytes
 from meshwright.simulate.perfetto import trace, write_trace
@@ -8,6 +8,7 @@ from meshwright.simulate.schedule import Schedule, simulate
 
 __all__ = [
     "COMPUTE",
+    "Buffer",
     "Event",
     "Schedule",
     "count_hbm_bytes",

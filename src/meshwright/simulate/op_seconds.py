@@ -16,7 +16,7 @@ from typing import Literal
 
 from meshwright.cost import product_efficiency
 from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, attention_share, tpu_kernel_share
+from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, attention_share, fused_attention_time, tpu_kernel_share
 from meshwright.cost.data_files import tpu_products
 from meshwright.cost.efficiency import gpu_figures
 from meshwright.hardware import System
@@ -28,6 +28,7 @@ Basis = Literal["compiler", "roofline", "kernel"]
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d{1,15})(?!\d)')  # 2^63 - 1 where there is none
 
+_CUDNN = re.compile(r"__cudnn\$fmha\w*?(Backward)?(?![A-Za-z])")
 _ATTENTION = re.compile(r"(?:splash|flash)\w*?_(fwd|dkv|dq)(?![a-z])")
 _BLOCK = re.compile(r'\\?"block_q(?:_dkv|_dq)?\\?":\s*(\d{1,9})')
 
@@ -77,6 +78,8 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     """
     if not is_kernel(instruction):
         return None
+    if cudnn := _CUDNN.search(" ".join(instruction.attributes.values())):
+        return _cudnn_seconds(module, instruction, system, is_backward=bool(cudnn[1]))
     flops = flops_of(module, instruction)
     found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
     operands = [operand.shape for operand in module.operands(instruction)]
@@ -93,6 +96,16 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
         flops = products * (blocks + 1) // (2 * blocks)
     is_tpu = system.chip.kind == "tpu"
     return flops / (system.peak() * (tpu_kernel_share(system, kernel, head_dim) if is_tpu else attention_share(system)))
+
+
+def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
+    """The time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], by its measured rates."""
+    query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
+    batch, queries, heads, head_dim = query
+    is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
+    flops = 4 * batch * heads * queries * key[1] * head_dim / (2 if is_causal else 1)
+    time = fused_attention_time(flops, key[1], head_dim, "cudnn", system)
+    return time.backward if is_backward else time.forward
 
 
 def main_dtype(module: Module, system: System) -> str:

@@ -66,6 +66,11 @@ class Linear:
     is_tied: bool = False
 
     @property
+    def bias_dims(self) -> Dims:
+        """The logical axis and the size of each dim of its bias, kept whole along the stream as scales of norms are."""
+        return tuple(("norm" if name == "embed" else name, size) for name, size in self.outputs)
+
+    @property
     def fan_in(self) -> int:
         """The elements summed for each element of the result."""
         return math.prod(size for _, size in self.inputs)

@@ -108,9 +108,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
     scale = op.init_scale if op.init_scale is not None else 1 / math.sqrt(op.fan_in)
     found = {op.name: Parameter(shape=shape, axes=axes, scale=scale)}
     if op.has_bias:
-        # What is added to the stream is kept whole, as the scales of norms are.
-        names = tuple("norm" if name == "embed" else name for name, _ in op.outputs)
-        sizes = tuple(size for _, size in op.outputs)
+        names, sizes = tuple(name for name, _ in op.bias_dims), tuple(size for _, size in op.bias_dims)
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
     return found
 

@@ -159,7 +159,8 @@ class _BlockWalk:
         is_of_experts = self.linears[op.sources[0]].num_experts > 0
         sources = [self.arrays[name] for name in op.sources]
         if is_of_experts:
-            sources = [_with(array, Dim("K", copies)) for array in sources]
+            # One more dim before the last: a token's experts.
+            sources = [replace(array, dims=(*array.dims[:-1], Dim("K", copies), array.dims[-1])) for array in sources]
         self.arrays[op.target] = hidden = sources[0]
         self.live += sources
         yield from self._move("mlp hidden", "reduce-scatter", self.fsdp, *sources)
@@ -202,7 +203,9 @@ class _BlockWalk:
             Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
             for array in cached
         )
-        heads, score, value = _heads(query, op), op.qk_dim, op.value_dim
+        # Groups and their heads as one dim.
+        heads = Dim("N", op.num_heads, tuple(axis for dim in query.dims[2:] for axis in dim.axes))
+        score, value = op.qk_dim, op.value_dim
         if self.is_prefill:
             batch, tokens = self.layout.tokens
             if not latents:
@@ -324,16 +327,6 @@ def _wide(name: str, dims: tuple[Dim, ...]) -> Array:
     return Array(name, dims, width="float32")
 
 
-def _with(array: Array, dim: Dim) -> Array:
-    """An array with one more dim before its last."""
-    return replace(array, dims=(*array.dims[:-1], dim, array.dims[-1]))
-
-
 def _whole(dim: Dim, axes: tuple[str, ...]) -> Dim:
     """A dim that some axes do not split."""
     return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))
-
-
-def _heads(query: Array, op: Attention) -> Dim:
-    """All heads of queries as one dim."""
-    return Dim("N", op.num_heads, tuple(axis for dim in query.dims[2:] for axis in dim.axes))

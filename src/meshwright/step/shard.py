@@ -170,7 +170,7 @@ class _BlockSharder:
         if op.has_bias:
             # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
             on = self._stream(op.target) if partial else self.arrays[op.target]
-            work.append(self._vector(f"{op.name}_bias", _bias_dims(op), on))
+            work.append(self._vector(f"{op.name}_bias", op.bias_dims, on))
         tag = Tag.OTHER if partial else Tag.PRODUCT
         yield self._node(*work, reads=(source,), writes=op.target, saved=(source,), tag=tag)
 
@@ -349,11 +349,6 @@ class _BlockSharder:
 def _resized(array: Array, name: str, size: int) -> Array:
     """An array with a last dim of another size."""
     return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))
-
-
-def _bias_dims(op: Linear) -> tuple[tuple[str, int], ...]:
-    """The dims of a product's bias: kept whole where it is added to the stream."""
-    return tuple(("norm" if name == "embed" else name, size) for name, size in op.outputs)
 
 
 def _exchange(

@@ -15,8 +15,8 @@ from dataclasses import replace
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.step.model import Model
-from meshwright.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
-from meshwright.step.rules import RULES, local_parameter_shape, rules_of
+from meshwright.step.parameter_tree import Parameter, Tree, map_leaves, parameters
+from meshwright.step.rules import RULES
 from meshwright.step.strategy import Strategy
 from meshwright.step.workload import Remat
 
@@ -88,9 +88,6 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             f" {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use adamw, lion or sgd,"
             f" or stages that divide the layers"
         )
-    staged = staged_parameters(model, stages=stages, virtual_stages=virtual)
-    for path, parameter in leaves(staged):
-        local_parameter_shape(parameter, mesh=mesh, rules=rules_of(strategy), what=path)
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:

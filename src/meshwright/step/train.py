@@ -56,7 +56,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     model = workload.model
     found = program(model)
     shared = is_shared_before(found, workload.batch, mesh, strategy)
-    live = _live(mesh)
+    live = frozenset(axis for axis, degree in mesh.degrees.items() if degree > 1)
     plain = _without_counts(strategy, has_stages=mesh.pp > 1)
     has_chunks = num_query_chunks(workload.seq_len) > 1
     stages = ()
@@ -68,11 +68,6 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
     )
-
-
-def _live(mesh: MeshShape) -> frozenset[str]:
-    """The axes of more than one device."""
-    return frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
 
 
 @lru_cache(maxsize=1 << 14)

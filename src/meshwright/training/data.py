@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sysconfig
 from pathlib import Path
 
@@ -23,13 +24,63 @@ def load_corpus(paths: tuple[str, ...]) -> np.ndarray:
 
     A folder stands for every `.txt`, `.md` and `.py` file in it.
     """
-    files = [file for path in paths for file in _text_files(Path(path))] if paths else _standard_library()
-    text = b"\n".join(file.read_bytes() for file in files)
+    if not paths:
+        text = b"\n".join(file.read_bytes() for file in _standard_library())
+    else:
+        text = b"\n".join(_read_text(file) for path in paths for file in _text_files(Path(path)))
     if not text:
         raise MeshwrightError(
             f"no text in {', '.join(paths)}; --data takes text files, or folders of .txt, .md or .py files"
         )
     return np.frombuffer(text, np.uint8)
+
+
+def check_corpus(corpus: np.ndarray, workload: Workload) -> None:
+    """Raise where a corpus has not the windows of one batch."""
+    wanted = workload.batch * workload.seq_len + 1
+    if len(corpus) < wanted:
+        raise MeshwrightError(
+            f"the text has {len(corpus):,} bytes; a batch of {workload.batch} sequences of {workload.seq_len} needs"
+            f" {wanted:,}: give more text, a smaller --batch or a shorter --seq-len"
+        )
+
+
+def _read_text(file: Path) -> bytes:
+    """The bytes of a file of text; one that holds something else is an error, and so is one of another format."""
+    if file.suffix in NOT_TEXT:
+        raise MeshwrightError(
+            f"{file} is not plain text ({NOT_TEXT[file.suffix]}); --data reads text as it is: take its text out first"
+        )
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {file}: {error.strerror}") from None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(data), _PIECE):
+            decoder.decode(data[start : start + _PIECE], final=start + _PIECE >= len(data))
+    except UnicodeDecodeError:
+        raise MeshwrightError(
+            f"{file} is not UTF-8 text; --data takes text files, or folders of .txt, .md or .py files"
+        ) from None
+    if (zero := data.find(b"\0")) >= 0:
+        raise MeshwrightError(f"{file} is binary (a zero byte at {zero:,}); --data takes text files")
+    return data
+
+
+_PIECE = 1 << 20
+
+NOT_TEXT = {
+    ".jsonl": "a JSON object a line",
+    ".json": "JSON",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".csv": "a table",
+    ".gz": "compressed",
+    ".zst": "compressed",
+    ".zip": "compressed",
+}
+"""Files that hold text within another format, which would be learned with it."""
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -67,11 +118,7 @@ class Batches:
         draws: bool = False,
     ) -> None:
         window = workload.seq_len + 1
-        if len(corpus) < window:
-            raise MeshwrightError(
-                f"the text has {len(corpus)} bytes; a sequence of {workload.seq_len} wants {window}: give more text or"
-                f" a shorter --seq-len"
-            )
+        check_corpus(corpus, workload)
         # Each window overlaps the next by one byte: the last target is the next window's first token.
         count = (len(corpus) - 1) // workload.seq_len
         windows = grain.MapDataset.range(count).seed(seed).shuffle().repeat()

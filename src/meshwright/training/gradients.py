@@ -21,6 +21,7 @@ from meshwright.models import loss_and_load, staged_loss_and_load
 from meshwright.models.dropout import DropoutRng, token_numbers
 from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.runtime.arrays import widest
 from meshwright.runtime.experts_routing import Load
 from meshwright.step import Parameter, Strategy, Workload, parameters
 
@@ -67,7 +68,7 @@ def _in_parts(
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
     stage, dtype = strategy.zero_stage, DTYPES[workload.compute_dtype]
     sums = layout.gradient_dtype or dtype
-    wide = jnp.promote_types(DTYPES[workload.param_dtype], sums)
+    wide = widest(DTYPES[workload.param_dtype], sums)
     lent = shards = _shards(params, layout, workload, strategy)
     scattered: Callable[[Any], tuple[Any]] = _unchanged
     if stage in (1, 2):
@@ -105,7 +106,7 @@ def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: Shardin
     batches = {name: microbatches(array, count, layout) for name, array in batch.items()}
     made = jax.eval_shape(part, {name: array[0] for name, array in batches.items()})
     zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, dtype), out_sharding=leaf.sharding.spec), made
+        lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype, dtype), out_sharding=leaf.sharding.spec), made
     )
 
     def add(total: Any, batch: Batch) -> tuple[Any, None]:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
-from meshwright.planner import Count, PlanLike, PlanOptions, given, plan_to_run, read_count, read_mesh, read_system
+from meshwright.files import check_new_directory
+from meshwright.planner import Count, PlanLike, PlanOptions, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
-from meshwright.step import DEFAULT, unused_options
-from meshwright.training.data import load_corpus
-from meshwright.training.loop import Row, run_steps
+from meshwright.training.checkpoint import Checkpoints
+from meshwright.training.checks import check_from_scratch, check_rate, check_save_every, check_seed, check_start
+from meshwright.training.data import check_corpus, load_corpus
+from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer
-from meshwright.training.run import RunConfig, read_config
+from meshwright.training.resume import resumed_run
+from meshwright.training.run import Row, RunConfig
 
 STEPS, LEARNING_RATE = 200, 3e-3
 """What a run takes where nothing is said."""
-
-RESUMED = ("on", "mesh")
-"""The options of a plan that a run which goes on may change."""
 
 
 def train(
@@ -36,6 +34,9 @@ def train(
     learning_rate: float | None = None,
     save_every: int | None = None,
     seed: int | None = None,
+    change: bool = False,
+    anyway: bool = False,
+    from_scratch: bool = False,
     on_step: Callable[[Row], None] = lambda row: None,
     **options: Unpack[PlanOptions],
 ) -> Record:
@@ -45,15 +46,19 @@ def train(
         what: a model's name or a ModelConfig, with at least `on` and `batch` among the options; a plan or its file; a
             RunConfig; with resume, the directory of a run.
         directory: of the run, for its config, metrics and checkpoints; `runs/MODEL` by default.
-        steps: of the whole run, those before a resume included (200).
+        steps: the end of the whole run, steps before a resume included (200; a run that goes on has its own).
         data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
         learning_rate: at the end of the warm-up (0.003). save_every: steps between checkpoints; 0 keeps the last only.
         seed: decides the first parameters and the order of the data (0).
+        change: with resume, go on with the settings given here where they are others than the run's.
+        anyway: train though the plan does not fit the memory, or the vocabulary has tokens that no text has.
+        from_scratch: of a folder with trained weights take only the config.json.
         on_step: called with the metrics of every step.
         options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
 
     Raises:
         MeshwrightError: where the run cannot be made, or its devices are not there.
+        RunStoppedError: where the run had begun and could not go on.
     """
     settings = {"data": data or None, "learning_rate": learning_rate, "seed": seed}
     if isinstance(what, RunConfig):
@@ -67,15 +72,24 @@ def train(
     if resume:
         if not isinstance(what, (str, Path)):
             raise MeshwrightError(f"resume goes on with the run in a directory, not with {what!r}")
-        config, idle = resumed_run(Path(what), steps=steps, save_every=save_every, options=settings | dict(options))
-        for message in idle:
-            warnings.warn(message, stacklevel=2)
+        if directory is not None and Path(directory) != Path(what):
+            raise MeshwrightError(f"a run that goes on stays in its directory; leave {directory} out")
+        config, lines = resumed_run(
+            Path(what), steps=steps, save_every=save_every, change=change, options=settings | dict(options)
+        )
+        for line in lines:
+            warnings.warn(line, stacklevel=2)
         directory = what
     else:
+        if change:
+            raise MeshwrightError("change is for a run that goes on (resume=True); leave it out")
+        if not from_scratch:
+            check_from_scratch(what)
         plan = plan_to_run(what, options)
         directory = directory or Path("runs") / plan.workload.model.name
         config = new_run(plan, Path(directory), steps=steps, save_every=save_every, settings=settings)
-    claim_devices(parse_system(config.hardware))
+    check_start(config, anyway=anyway)
+    claim_devices(config.system)
     return run_steps(config, Path(directory), on_step=on_step)
 
 
@@ -87,50 +101,30 @@ def new_run(
 ) -> RunConfig:
     """The config of a new run of a plan; a directory that holds a run is an error."""
     said = given(settings, ("data", "learning_rate", "seed"))
-    load_corpus(said.get("data", ()))  # A file that is not there is told of before anything starts.
-    if (directory / "config.json").exists():
-        raise MeshwrightError(
-            f"{directory} holds a run; `meshwright train {directory} --resume` goes on with it, -o starts another"
-        )
     count = STEPS if steps is None else read_count("steps", steps)
-    return RunConfig(
+    rate = check_rate(said.get("learning_rate", LEARNING_RATE))
+    config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,
         hardware=plan.hardware,
-        optimizer=Optimizer(learning_rate=said.get("learning_rate", LEARNING_RATE), decay_steps=count),
+        hardware_file=plan.hardware_file,
+        optimizer=Optimizer(learning_rate=rate, decay_steps=count),
         steps=count,
-        seed=said.get("seed", 0),
+        seed=check_seed(said.get("seed", 0)),
         data=tuple(said.get("data", ())),
-        save_every=save_every or 0,
+        save_every=check_save_every(save_every or 0),
         strategy=plan.strategy,
     )
-
-
-def resumed_run(
-    directory: Path, *, steps: Count | None, save_every: int | None, options: Mapping[str, Any]
-) -> tuple[RunConfig, list[str]]:
-    """The config of a run as it goes on, with other steps, hardware or mesh, and a line for each option left out there.
-
-    Any other option is an error: a run that goes on keeps what it began with.
-    """
-    said = given(options, ("data", "learning_rate", "seed", *PlanOptions.__annotations__))
-    if others := [name for name in said if name not in RESUMED]:
-        raise MeshwrightError(f"{others[0]} is for a new run; one that goes on keeps its own, leave it out")
-    before = read_config(directory)
-    system = read_system(said.get("on", before.hardware))
-    mesh = before.mesh
-    if "mesh" in said or str(system) != before.hardware:
-        mesh = read_mesh(said.get("mesh", "dp=1,fsdp=-1"), system.num_devices)
-    idle = unused_options(before.workload, mesh, before.strategy)
-    lines = [
-        f"{name}={getattr(before.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
-    ]
-    config = replace(
-        before,
-        hardware=str(system),
-        mesh=mesh,
-        steps=max(STEPS if steps is None else read_count("steps", steps), before.steps),
-        save_every=save_every or 0,
-        strategy=replace(before.strategy, **{name: getattr(DEFAULT, name) for name in idle}),
-    )
-    return config, lines
+    if (directory / "config.json").exists():
+        if not Checkpoints(directory).steps:
+            raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
+        raise MeshwrightError(
+            f"{directory} holds a run; `meshwright train {directory} --resume` goes on with it, -o starts another"
+        )
+    if found := [name for name in ("checkpoints", "metrics.jsonl") if (directory / name).exists()]:
+        raise MeshwrightError(
+            f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
+        )
+    check_new_directory(directory)
+    check_corpus(load_corpus(config.data), config.workload)
+    return config

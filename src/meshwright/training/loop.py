@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import math
+import shlex
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,56 +17,129 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright.cost import model_flops
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import check_mesh, check_runnable, check_strategy, rules_of
-from meshwright.training.checkpoint import Checkpoints
-from meshwright.training.data import BYTES, Batches, load_corpus
-from meshwright.training.run import RunConfig, append_metrics, read_metrics, write_config
+from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.interrupt import Interruption, interruptions
+from meshwright.training.lock import RunLock
+from meshwright.training.resume import config_conflict
+from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_slots
 from meshwright.training.step import State, abstract_state, initial_state, train_step
 
-Row = dict[str, Any]
-"""What one step measured, a line of `metrics.jsonl`."""
+
+class NotFiniteError(MeshwrightError):
+    """Loss, gradients or parameters that are no numbers."""
 
 
-def run_steps(config: RunConfig, directory: Path, *, on_step: Callable[[Row], None] = lambda row: None) -> Record:
-    """Train until `config.steps` steps are taken, from the run's last checkpoint if it has one; the measured record.
+def run_steps(
+    config: RunConfig,
+    directory: Path,
+    *,
+    on_step: Callable[[Row], None] = lambda row: None,
+    on_note: Note = warnings.warn,
+    leave: Callable[[], None] | None = None,
+) -> Record:
+    """Train to `config.steps` steps, from the run's last whole checkpoint if it has one; what was measured.
 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
-    mesh may be another than the one before. `on_step` is told of every step. Of several processes, which all call this
-    and see one directory, the first writes what is not a checkpoint, and has the record; an interruption is for all.
+    mesh may be another than the one before. Of several processes, which all call this and see one directory, the first
+    writes what is not a checkpoint, and has the record; an interruption is for all.
+
+    Args:
+        config: all that the run depends on.
+        directory: of the run; nothing but a lock is written there before the first step is taken.
+        on_step: called with the metrics of every step.
+        on_note: called with each line that a user should read.
+        leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for.
+
+    Raises:
+        MeshwrightError: where the run cannot be started or gone on with.
+        RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
     """
-    check_runnable(config.workload.config, config.mesh, config.strategy)
-    check_mesh(config.workload, config.mesh)
-    check_strategy(config.workload, config.mesh, config.strategy)
-    if config.workload.config.vocab < BYTES:
-        raise MeshwrightError(
-            f"vocab {config.workload.config.vocab} is too small for text as bytes, which wants {BYTES}"
-        )
+    _check(config)
     corpus = load_corpus(config.data)
+    check_corpus(corpus, config.workload)
+    lock = RunLock(directory, on_note) if is_first_process() else None
+
+    def leave_unlocked() -> None:
+        if lock is not None:
+            lock.release()
+        if leave is not None:
+            leave()
+
+    try:
+        with interruptions(on_note, leave and leave_unlocked) as interruption:
+            return _run(config, directory, corpus, interruption, on_step, on_note)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _check(config: RunConfig) -> None:
+    """Raise where a config cannot be run."""
+    workload = config.workload
+    check_runnable(workload.config, config.mesh, config.strategy)
+    check_mesh(workload, config.mesh)
+    check_strategy(workload, config.mesh, config.strategy)
+    if workload.config.vocab < BYTES:
+        raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
+
+
+def _run(
+    config: RunConfig,
+    directory: Path,
+    corpus: np.ndarray,
+    interruption: Interruption,
+    on_step: Callable[[Row], None],
+    on_note: Note,
+) -> Record:
+    """The steps of a run whose directory is locked."""
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    lies = token_order(config.workload.seq_len, layout, config.strategy)
+    order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=lies, draws=draws)
-    is_first = is_first_process()
-    if is_first:
-        write_config(directory, config)
-    with jax.set_mesh(mesh), Checkpoints(directory) as checkpoints, _interruptions() as interrupted:
-        start, first = _state(config, layout, mesh, checkpoints)
-        if start >= config.steps:
-            raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
-        for row, state in _steps(config, layout, batches, first, start):
-            if is_first:
-                append_metrics(directory, row)
-            on_step(row)
-            taken = row["step"] + 1
-            if taken == config.steps or interrupted or (config.save_every and taken % config.save_every == 0):
-                checkpoints.save(taken, _saved(config, layout, mesh, state))
-            if interrupted:
-                break
+    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
+    checkpoints, start = Checkpoints(directory), 0
+    try:
+        with jax.set_mesh(mesh), checkpoints:
+            start = _last_step(config, directory, checkpoints, on_note)
+            first = _state(config, layout, mesh, checkpoints, start)
+            for row, state in _steps(config, layout, batches, first, start):
+                taken = row["step"] + 1
+                row["began_at"] = start
+                if not interruption.has_begun:
+                    _begin(config, directory, checkpoints, start, on_note)
+                    interruption.has_begun = True
+                if is_first_process():
+                    append_metrics(directory, row)
+                _check_finite(row, checkpoints)
+                on_step(row)
+                checkpoints.check()
+                is_last = taken == config.steps or interruption.is_asked
+                if is_last or (config.save_every and taken % config.save_every == 0):
+                    saved = _saved(config, layout, mesh, state)
+                    if not _is_finite(saved):
+                        raise NotFiniteError(
+                            f"parameters are no numbers (nan or inf) after step {taken}; training stops"
+                        )
+                    checkpoints.save(taken, saved, config.to_json())
+                if is_last:
+                    break
+    except NotFiniteError as error:
+        how = "--resume --change --learning-rate RATE"
+        raise RunStoppedError(f"{error}; {_left(config, directory, how)}") from None
+    except MeshwrightError as error:
+        if not interruption.has_begun:
+            raise
+        _end_failed_start(directory, start)
+        raise RunStoppedError(f"{error}; training stops; {_left(config, directory)}") from None
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
     return measured(config, read_metrics(directory))
 
 
@@ -74,16 +148,90 @@ def is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, State]:
-    """The steps taken so far, and the state after them."""
-    if checkpoints.latest is None:
-        return 0, initial_state(config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed)
+def _last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note) -> int:
+    """The steps taken at the last whole checkpoint, 0 where there is none; an error where the config is not its own."""
+    rows = len(read_metrics(directory)) if is_first_process() else 0
+    if (start := checkpoints.whole(on_note)) is None:
+        if rows:
+            on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
+        return 0
+    if conflict := config_conflict(config, checkpoints.config(start)):
+        raise MeshwrightError(
+            f"{directory} cannot go on from checkpoint {start}: {conflict}; put it back, or start a new run"
+        )
+    if start >= config.steps:
+        raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
+    if rows > start:
+        on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
+    return start
+
+
+def _begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, on_note: Note) -> None:
+    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way."""
+    if not is_first_process():
+        return
+    begin_run(directory, config, start)
+    for step in checkpoints.steps:
+        if step > start:
+            on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
+
+
+def _end_failed_start(directory: Path, start: int) -> None:
+    """Delete what a new run wrote that failed before it had anything to go on from."""
+    if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
+        return
+    for name in ("config.json", "metrics.jsonl"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
+    """What is left of a run that had to stop, and what can be done with it."""
+    steps = Checkpoints(directory).steps
+    if not steps:
+        return "no checkpoint was written" + ("" if config.save_every else " (--save-every N writes some on the way)")
+    return (
+        f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
+        f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"
+    )
+
+
+def _check_finite(row: Row, checkpoints: Checkpoints) -> None:
+    """Raise where loss or gradients of a step are no numbers; the checkpoint they came from is put aside."""
+    wrong = {"the loss": row["loss"], "the norm of the gradients": row["grad_norm"]}
+    wrong = {name: value for name, value in wrong.items() if not math.isfinite(value)}
+    if not wrong:
+        return
+    checkpoints.wait()
+    if is_first_process() and row["step"] in checkpoints.steps:
+        checkpoints.set_aside(row["step"], "nan")
+    name, value = next(iter(wrong.items()))
+    raise NotFiniteError(
+        f"{name} is {value} at step {row['step'] + 1}, where the learning rate was {row['learning_rate']:.3g}; training"
+        f" stops"
+    )
+
+
+def _is_finite(state: State) -> bool:
+    """Whether all numbers of a state are finite."""
+
+    @jax.jit
+    def check(state: State) -> Any:
+        leaves = [leaf for leaf in jax.tree.leaves(state) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)]
+        return [jax.numpy.isfinite(leaf).all() for leaf in leaves]
+
+    return all(bool(found) for found in check(state))
+
+
+def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int) -> State:
+    """The state after `start` steps."""
+    if start == 0:
+        return initial_state(config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed)
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     if (saved := _saved_layout(config, layout)) == layout:
-        return checkpoints.latest, checkpoints.restore(checkpoints.latest, wanted)
+        return checkpoints.restore(start, wanted)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     back = jax.jit(lambda state: to_slots(state, wanted, config.workload.config, layout, config.strategy))
-    return checkpoints.latest, back(checkpoints.restore(checkpoints.latest, kept))
+    return back(checkpoints.restore(start, kept))
 
 
 def _saved(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
@@ -104,7 +252,6 @@ def _steps(
 ) -> Iterator[tuple[Row, State]]:
     """The row of each step from `start` on, and the state after it."""
     step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
-    rate: Callable[[int], Any] = config.optimizer.schedule()
     tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
     batch = batches[start]
     for step in range(start, config.steps):
@@ -115,20 +262,20 @@ def _steps(
         found = {name: value.item() for name, value in metrics.items()}
         seconds = time.perf_counter() - began
         where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": np.asarray(rate(step)).item()}
+        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
         speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
         yield row | speed | {"memory_peak_bytes": _memory_peak()}, state
 
 
 def _step_flops_at_peak(config: RunConfig) -> float:
     """The seconds a step would take at the hardware's peak, nothing recomputed: MFU is this over the time taken."""
-    system = parse_system(config.hardware)
-    return model_flops(config.workload) / (system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
+    return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
 def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
-    """The record of a run: the median of its steps on the config's mesh, the one that compiled left out."""
+    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out."""
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
+    here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
     times = [row["step_seconds"] for row in here[1:] or here]
     step = statistics.median(times) if times else None
     peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
@@ -146,22 +293,3 @@ def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
 def _memory_peak() -> int | None:
     """The most bytes that were in use on a device so far, where its runtime counts them; simulated devices do not."""
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-
-
-@contextmanager
-def _interruptions() -> Iterator[list[int]]:
-    """A list that is filled when the process is asked to stop; asked twice, it stops at once."""
-    received: list[int] = []
-    before: dict[int, Any] = {}
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-        signal.signal(number, before[number])
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,21 @@ class Optimizer:
             init_value=0.0,
             peak_value=self.learning_rate,
             warmup_steps=self.warmup_steps,
-            decay_steps=max(self.decay_steps, self.warmup_steps + 1),
+            decay_steps=self.end,
             end_value=self.learning_rate / 10,
         )
+
+    @property
+    def end(self) -> int:
+        """The step at which the schedule reaches its last rate, a tenth of the highest."""
+        return max(self.decay_steps, self.warmup_steps + 1)
+
+    def rate(self, step: int) -> float:
+        """The learning rate at a step, as `schedule` has it, without JAX, whose devices may not be claimed yet."""
+        if step < self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        share = min(1.0, (step - self.warmup_steps) / (self.end - self.warmup_steps))
+        return self.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))
 
     def build(self, strategy: Strategy = DEFAULT) -> optax.GradientTransformation:
         """The optax transformation, its moments in the strategy's dtype between steps; norm scales do not decay."""
@@ -53,12 +66,27 @@ class Optimizer:
             made = optax.sgd(rate)
         else:
             raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned, but is none that runs yet")
+        made = _with_standard_promotion(made)
         return made if strategy.moment_dtype is None else _moments_in(made, strategy.moment_dtype)
 
 
 def _decays(params: Any) -> Any:
     """True for every parameter that weight decay pulls to zero."""
     return jax.tree.map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
+
+
+def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The transformation, whatever JAX is told of mixed dtypes: Optax raises a float decay to an integer count."""
+
+    def init(params: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _moments_in(transformation: optax.GradientTransformation, dtype: Dtype) -> optax.GradientTransformation:

@@ -1,18 +1,30 @@
-"""A run directory: `config.json` (what runs), `metrics.jsonl` (a line a step), `checkpoints/` (by Orbax)."""
+"""A run directory: `config.json` (what runs), `metrics.jsonl` (a line a step), `checkpoints/`, a lock while it runs.
+
+docs/run_directory.md describes each file.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import workload_from_data
+from meshwright.files import append_line, write_file
+from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.optimizer import Optimizer
+
+Row = dict[str, Any]
+"""What one step measured, a line of `metrics.jsonl`."""
+
+
+class RunStoppedError(MeshwrightError):
+    """A run that had begun could not go on: the line says why, and what is left of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +41,24 @@ class RunConfig:
     save_every: int = 0
     """Steps between checkpoints; 0 keeps only the last."""
     strategy: Strategy = DEFAULT
+    hardware_file: str | None = None
+    """The TOML file of a chip that is not one of the project's."""
+
+    @property
+    def system(self) -> System:
+        """The system that `hardware` names."""
+        return parse_system(self.hardware, hardware_file=self.hardware_file)
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as plain data, as `config.json` has it."""
+        return json.loads(json.dumps(asdict(self)))
 
 
-def write_config(directory: Path, config: RunConfig) -> None:
-    """Make the run directory and put `config.json` in it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / "config.json.partial"
-    partial.write_text(json.dumps(asdict(config), indent=2) + "\n")
-    partial.rename(directory / "config.json")
+def begin_run(directory: Path, config: RunConfig, start: int) -> None:
+    """Write the config of a run that goes on from step `start`, and keep the metrics of the steps before it alone."""
+    rows = [row for row in read_metrics(directory) if row["step"] < start]
+    write_file(directory / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+    write_file(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_config(directory: Path) -> RunConfig:
@@ -45,7 +67,7 @@ def read_config(directory: Path) -> RunConfig:
     if not path.is_file():
         raise MeshwrightError(f"no run in {str(directory)!r}: it has no config.json; `meshwright train` makes one")
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         return RunConfig(
             workload=workload_from_data(data.pop("workload")),
             mesh=MeshShape(**data.pop("mesh")),
@@ -54,25 +76,44 @@ def read_config(directory: Path) -> RunConfig:
             strategy=strategy_from_data(data.pop("strategy", {})),
             **data,
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise MeshwrightError(f"{path} is not the config of a run: {error}") from None
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except KeyError as error:
+        raise MeshwrightError(f"{path} is not the config of a run: it has no {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise MeshwrightError(f"{path} is not the config of a run: {str(error).splitlines()[0]}") from None
 
 
-def append_metrics(directory: Path, row: dict[str, Any]) -> None:
-    """Add a step's line to `metrics.jsonl`."""
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+def append_metrics(directory: Path, row: Row) -> None:
+    """Add a step's line to `metrics.jsonl`; what is no number there (nan, inf) is null."""
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+    append_line(directory / "metrics.jsonl", json.dumps(plain))
 
 
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; of a step run twice, before and after a resume, the later one."""
-    return list({row["step"]: row for row in _lines(directory / "metrics.jsonl")}.values())
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Each whole line; a run that was killed may have left a last one in part."""
-    for line in path.read_text().splitlines() if path.is_file() else ():
+def read_metrics(directory: Path) -> list[Row]:
+    """The lines of `metrics.jsonl`, one a step; a last one that a killed process left in part is left out."""
+    path = directory / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    rows: dict[int, Row] = {}
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    for number, line in enumerate(lines[:-1], start=1):
         try:
-            yield json.loads(line)
+            row = json.loads(line)
         except ValueError:
-            return
+            row = None
+        if not isinstance(row, dict) or not row.keys() >= _MEASURED:
+            raise MeshwrightError(
+                f"{path}, line {number}: this is no line of metrics, {line[:40].decode(errors='replace')!r}"
+            )
+        rows[row["step"]] = row
+    return list(rows.values())
+
+
+_MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
+"""What every line has at least."""

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, initialise
+from meshwright.runtime.arrays import widest
 from meshwright.step import (
     DEFAULT,
     Parameter,
@@ -49,8 +50,11 @@ def train_step(
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
         with jax.named_scope("update"):
-            norm = optax.tree.norm(gradients)
-            clipped = jax.tree.map(lambda g: g * jnp.minimum(1.0, optimizer.clip_norm / norm), gradients)
+            # Optax adds up squares of several dtypes, in the widest.
+            with jax.numpy_dtype_promotion("standard"):
+                norm = optax.tree.norm(gradients)
+            scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
+            clipped = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
             metrics = {"loss": value, "grad_norm": norm}
             if load is not None:
                 metrics |= load.metrics

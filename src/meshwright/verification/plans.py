@@ -85,15 +85,15 @@ def static_overhead(plan: Plan) -> StaticOverhead:
         Difference.SUMMED_ONCE: _summed_once(plan),
         Difference.GATHERED_EACH_LAYER: _gathered_each_layer(plan),
     }
-    # Splash attention states no flops; our own kernels and block-by-block attention do.
+    # Splash attention and cuDNN's state no flops; our own kernels and block-by-block attention do.
     is_whole = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
-    is_splash = is_whole and tpu_kernel(workload.seq_len) == "splash"
+    is_opaque = strategy.attention == "cudnn" or (is_whole and tpu_kernel(workload.seq_len) == "splash")
     return StaticOverhead(
         flops={
             Difference.DROPLESS_PADDING: dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu"),
             Difference.UNTAKEN_BRANCHES: untaken_branch_flops(workload, mesh, strategy),
         },
-        opaque_kernel_flops=attention_flops(workload, mesh, strategy).total if is_splash else 0.0,
+        opaque_kernel_flops=attention_flops(workload, mesh, strategy).total if is_opaque else 0.0,
         collectives=tuple((difference, move) for difference, found in moves.items() for move in found),
     )
 

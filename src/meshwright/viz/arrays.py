@@ -27,12 +27,13 @@ def array_sketch(holdings: Holdings) -> Sketch:
     The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
     Further dims that are not sharded are mentioned in a note.
     """
-    panels = list(_panels(holdings))
-    notes = tuple(_notes(holdings))
+    panels, notes = list(_panels(holdings)), tuple(_notes(holdings))
+    mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
+    title = f"{holdings.label}   {list(holdings.shape)}{mesh}"
     if len(panels) > 1:
-        return Sketch(title=_title(holdings), panels=limit_panels(panels), notes=notes, is_gallery=True)
+        return Sketch(title=title, panels=limit_panels(panels), notes=notes, is_gallery=True)
     width = _WIDE if len(panels[0].cells[0]) <= MAX_PANELS else 0
-    return Sketch(title=_title(holdings), panels=(replace(panels[0], notes=notes, cell_width=width),))
+    return Sketch(title=title, panels=(replace(panels[0], notes=notes, cell_width=width),))
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
@@ -66,11 +67,6 @@ def device_text(devices: Sequence[int]) -> str:
 def mesh_text(degrees: Mapping[str, int]) -> str:
     """A mesh as users type it: `fsdp=2, tp=2`."""
     return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
-
-
-def _title(holdings: Holdings) -> str:
-    mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
-    return f"{holdings.label}   {list(holdings.shape)}{mesh}"
 
 
 def _panels(holdings: Holdings) -> Iterator[Panel]:
@@ -129,7 +125,9 @@ def _notes(holdings: Holdings) -> Iterator[str]:
     """What the first device holds, the number of shards, and what the grid does not show."""
     first = holdings.holders[0]
     yield f"device {first.device} holds {holdings.block_text(first.block)}"
-    yield _count(holdings)
+    shards, copies = len(holdings.shards), holdings.copies
+    counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
+    yield f"{counts}{' of each' if shards > 1 else ''}, {show_bytes(holdings.bytes_per_device)} a device"
     if holdings.copied_axes:
         yield f"copied over {', '.join(holdings.copied_axes)}"
     if holdings.unreduced:
@@ -138,14 +136,6 @@ def _notes(holdings: Holdings) -> Iterator[str]:
     if folded:
         dims = ", ".join(f"{holdings.dims[dim]} ({holdings.shape[dim]})" for dim in folded)
         yield f"not drawn, whole on every device: {dims}"
-
-
-def _count(holdings: Holdings) -> str:
-    """The number of shards and copies, and the bytes of one shard."""
-    shards, copies = len(holdings.shards), holdings.copies
-    counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
-    each = " of each" if shards > 1 else ""
-    return f"{counts}{each}, {show_bytes(holdings.bytes_per_device)} a device"
 
 
 def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:

@@ -81,20 +81,25 @@ def split_values(
 
 
 def collective_sketch(exchange: CollectiveRun) -> Sketch:
-    """A collective before and after: a row for every device."""
-    degree = len(exchange.before)
-    cells = tuple(
-        (Cell(values_text(before), fill(index)), Cell(values_text(after)))
-        for index, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True))
-    )
+    """A collective before and after: a row for every device, numbers in the colour of the device that had them."""
+    degree, kind = len(exchange.before), exchange.kind
+    num_parts = degree if kind in ("all-gather", "all-to-all") else 1
+    rows = []
+    for device, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True)):
+        size = len(after) // num_parts
+        row = [Cell(values_text(before), fill(device)), Cell("→")]
+        for part in range(num_parts):
+            source = (device - 1) % degree if kind == "collective-permute" else part
+            text = values_text(after[part * size : (part + 1) * size])
+            row.append(Cell(text, None if kind in ("all-reduce", "reduce-scatter") else fill(source)))
+        rows.append(tuple(row))
     panel = Panel(
-        cells=cells,
-        rows=tuple(f"device {index}" for index in range(degree)),
-        columns=("before", "after"),
+        cells=tuple(rows),
+        rows=tuple(f"device {device}" for device in range(degree)),
+        columns=("before", " ", "after", *[""] * (num_parts - 1)),
         frame="table",
     )
-    title = f"{exchange.kind} over {degree} devices   jax.lax.{JAX_NAMES[exchange.kind]}"
-    return Sketch(title=title, panels=(panel,))
+    return Sketch(title=f"{kind} over {degree} devices   jax.lax.{JAX_NAMES[kind]}", panels=(panel,))
 
 
 def values_text(values: Values) -> str:
@@ -105,12 +110,9 @@ def values_text(values: Values) -> str:
 def _body(kind: Kind, part: Any, degree: int) -> Any:
     from jax import lax
 
-    if kind == "all-gather":
-        return lax.all_gather(part, "X", tiled=True)
-    if kind == "reduce-scatter":
-        return lax.psum_scatter(part, "X", tiled=True)
-    if kind == "all-reduce":
-        return lax.psum(part, "X")
-    if kind == "all-to-all":
-        return lax.all_to_all(part, "X", split_axis=0, concat_axis=0, tiled=True)
-    return lax.ppermute(part, "X", [(device, (device + 1) % degree) for device in range(degree)])
+    options: dict[Kind, dict[str, Any]] = {
+        "all-reduce": {},
+        "all-to-all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
+        "collective-permute": {"perm": [(device, (device + 1) % degree) for device in range(degree)]},
+    }
+    return getattr(lax, JAX_NAMES[kind])(part, "X", **options.get(kind, {"tiled": True}))

@@ -29,6 +29,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top;
   white-space: nowrap; }
 th { color: var(--quiet); font-weight: 500; } td.text, th.text { text-align: left; white-space: normal; }
+td.text:first-child { white-space: nowrap; }
 svg { display: block; } svg text { fill: var(--ink); }
 .finding { border-left: 3px solid #c0392b; padding: .2rem .8rem; margin: .7rem 0; } code { font-size: .92em; }
 """
@@ -80,8 +81,3 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: S
     body = "\n".join(line(row, "td") for row in rows)
     table = f"<table>\n<thead>{line(columns, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
     return f'<div class="wide">\n{table}\n</div>'
-
-
-def paragraphs(lines: Sequence[str]) -> str:
-    """Lines of text, each a paragraph."""
-    return "\n".join(f"<p>{escape(line)}</p>" for line in lines)

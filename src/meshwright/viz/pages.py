@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from meshwright.hardware import parse_system
@@ -11,9 +11,8 @@ from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 from meshwright.verification import Verification
-from meshwright.viz.bars import collectives_section, memory_section
-from meshwright.viz.document import Section, html_table, paragraphs, render
-from meshwright.viz.timeline import timeline_section
+from meshwright.viz.document import Section, html_table, render
+from meshwright.viz.sections import collectives_section, memory_section, timeline_section
 from meshwright.viz.words import row_cells
 
 
@@ -36,7 +35,7 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
         memory_section(records, usable),
         collectives_section(found.compiled),
         timeline_section(found.schedule),
-        notes_section((*plan.predicted.notes, *found.compiled.notes)),
+        _notes_section((*plan.predicted.notes, *found.compiled.notes)),
     )
     return render(f"{workload.model.name} · {plan.mesh} on {plan.hardware}", lines, sections)
 
@@ -57,7 +56,7 @@ def inspection_page(found: Inspection) -> str:
         collectives_section(record),
         timeline_section(found.schedule),
         Section("Flops by scope", html_table(("scope", "flops", "share"), flops)),
-        notes_section(record.notes),
+        _notes_section(record.notes),
     )
     on = f" on {record.hardware}" if record.hardware else ""
     return render(f"{found.name} · {mesh}{on}", lines, sections)
@@ -68,9 +67,9 @@ def findings_section(findings: Sequence[Finding]) -> Section:
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 
-def notes_section(notes: Sequence[str]) -> Section:
+def _notes_section(notes: Iterable[str]) -> Section:
     """Notes, each once."""
-    return Section("Notes", paragraphs(list(dict.fromkeys(notes))))
+    return Section("Notes", "\n".join(f"<p>{escape(note)}</p>" for note in dict.fromkeys(notes)))
 
 
 def _finding(number: int, finding: Finding) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from meshwright.viz.scene import Box, Label, Line, Scene, flow, moved, paragraph, space, stack, together
+from meshwright.viz.scene import Box, Label, Line, Scene, flow, moved, paragraph, stack, together
 
 Item = TypeVar("Item")
 
@@ -98,63 +98,53 @@ def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
 
 def scene_of(sketch: Sketch, limits: Limits) -> Scene:
     """A sketch within limits, where leaving out the middle of its grids makes that possible."""
-    if sketch.is_gallery:
-        drawn = [flow([_tile(panel, limits) for panel in sketch.panels], min(limits.width, _GALLERY))]
-    else:
-        drawn = [_panel(panel, limits) for panel in sketch.panels]
+    drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
+    body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery else drawn
     notes = [stack(paragraph(note, limits.width) for note in sketch.notes)] if sketch.notes else []
-    return stack([paragraph(sketch.title, limits.width, is_bold=True), *drawn, *notes], gap=1)
+    return stack([paragraph(sketch.title, limits.width, is_bold=True), *body, *notes], gap=1)
 
 
-def _panel(panel: Panel, limits: Limits) -> Scene:
-    """A panel: caption above, notes beside it, or below where there is no space."""
-    is_table = panel.frame == "table"
-    drawn = _table(panel, limits) if is_table else _grid(_elide_grid(panel, *limits.grid, limits.width))
+def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
+    """A panel: caption above, notes beside it, or below in a tile and where there is no space."""
+    if panel.frame == "table":
+        drawn = _table(panel, limits)
+    elif is_tile and panel.cell_width:  # All tiles are of one size already.
+        drawn = _grid(panel)
+    else:
+        drawn = _grid(_elide_grid(panel, *((limits.tile, limits.tile) if is_tile else limits.grid), limits.width))
+    above = [paragraph(panel.caption, limits.width)] if panel.caption or is_tile else []
     notes = stack(paragraph(note, limits.width) for note in panel.notes)
-    if panel.notes and drawn.width + 4 + notes.width <= limits.width:
-        # Beside the first row of cells.
-        drawn = together((drawn, moved(notes, drawn.width + 4, 1 + any(panel.columns))))
-    elif panel.notes:
-        drawn = stack((drawn, notes))
-    return stack((paragraph(panel.caption, limits.width), drawn)) if panel.caption else drawn
-
-
-def _tile(panel: Panel, limits: Limits) -> Scene:
-    """A panel of a gallery: small, caption above and notes below."""
-    small = panel if panel.cell_width else _elide_grid(panel, limits.tile, limits.tile, limits.width)
-    caption = paragraph(panel.caption, limits.width) if panel.caption else space(1)
-    return stack((caption, _grid(small), *(paragraph(note, limits.width) for note in panel.notes)))
+    if is_tile or drawn.width + 4 + notes.width > limits.width:
+        return stack((*above, drawn, notes))
+    # Beside the first row of cells.
+    return stack((*above, together((drawn, moved(notes, drawn.width + 4, 1 + any(panel.columns))))))
 
 
 def _grid(panel: Panel) -> Scene:
     """Cells of equal size: with rules around them, or as chips with a line for every link."""
-    is_ruled, down = panel.frame == "ruled", panel.wraps[0]
-    height = panel.cell_height + 1
-    left = panel.label_width + (0 if is_ruled else 2)
-    top = any(panel.columns) + (0 if is_ruled else down)
-    width, num_rows, num_columns = panel.column_width, len(panel.cells), len(panel.cells[0])
-    items: list[Box | Line | Label] = []
-    for number, label in enumerate(panel.columns if any(panel.columns) else ()):
-        items.append(Box(left + is_ruled + number * panel.pitch, 0, width, 1, label))
-    first = 1 if is_ruled else 0  # the rule above the cells
+    is_ruled = panel.frame == "ruled"
+    num_rows, num_columns, pitch, height = len(panel.cells), len(panel.cells[0]), panel.pitch, panel.cell_height + 1
+    # A rule takes a character or a line, and runs in its middle; chips have room for the links that leave them.
+    rule, edge, room = (1, "ruled", 0) if is_ruled else (0, "outlined", 2)
+    wide, high = (pitch, height) if is_ruled else (panel.column_width, 1)
+    left, top = panel.label_width + room, any(panel.columns) + (panel.wraps[0] and not is_ruled)
+    items: list[Box | Line | Label] = [
+        Box(left + rule + column * pitch, 0, panel.column_width, 1, label)
+        for column, label in enumerate(panel.columns)
+        if label
+    ]
     items += [
-        Label(0, top + first + row * height + (panel.cell_height - 1) // 2, label)
+        Label(0, top + rule + row * height + (panel.cell_height - 1) // 2, label)
         for row, label in enumerate(panel.rows)
         if label
     ]
-    if not is_ruled:
-        items += _links(left, top, panel, num_rows, num_columns)
+    items += [] if is_ruled else _links(left, top, panel, num_rows, num_columns)
     for row, cells in enumerate(panel.cells):
         for column, cell in enumerate(cells):
-            x, y = left + column * panel.pitch, top + row * height
-            if is_ruled:
-                box = Box(x + 0.5, y + 0.5, panel.pitch, height, cell.text, cell.fill, cell.hint, "ruled")
-            else:
-                box = Box(x, y, width, 1, cell.text, cell.fill, cell.hint, "outlined")
-            items.append(box)
-    if is_ruled:
-        return Scene(left + num_columns * panel.pitch + 1, top + num_rows * height + 1, tuple(items))
-    return Scene(left + num_columns * panel.pitch, top + num_rows * height - 1 + down, tuple(items))
+            x, y = left + column * pitch + rule / 2, top + row * height + rule / 2
+            items.append(Box(x, y, wide, high, cell.text, cell.fill, cell.hint, edge))
+    bottom = top + num_rows * height + (1 if is_ruled else panel.wraps[0] - 1)
+    return Scene(left + num_columns * pitch + rule, bottom, tuple(items))
 
 
 def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: int) -> list[Line]:
@@ -178,8 +168,11 @@ def _table(panel: Panel, limits: Limits) -> Scene:
     """Columns as wide as needed; those that do not fit go on below, the middle of a very long table left out."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
+    # A label with none beside it may go on over the next column.
+    heads = [len(label) if after else 0 for label, after in zip(labels, (*labels[1:], "end"), strict=True)]
     widths = [
-        max(len(label), *(len(cell.text) for cell in column)) + 2 for label, column in zip(labels, columns, strict=True)
+        max(panel.cell_width, head, *(len(cell.text) for cell in column)) + 2
+        for head, column in zip(heads, columns, strict=True)
     ]
     parts, room = [[0]], limits.width - panel.label_width - widths[0]
     for number in range(1, len(columns)):

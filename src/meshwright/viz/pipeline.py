@@ -27,14 +27,13 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
     done = {(work.stage, work.slot): work for work in schedule.cells()}
     virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
     letters = ", a, b, … the chunks of a stage's layers" if schedule.virtual_stages > 1 else ""
-    panel = Panel(
-        cells=tuple(
-            tuple(_cell(done.get((stage, slot)), schedule) for slot in range(2 * schedule.ticks))
-            for stage in range(schedule.stages)
-        ),
-        rows=_rows(schedule, num_layers),
-        frame="table",
+    cells = tuple(
+        tuple(_cell(done.get((stage, slot)), schedule) for slot in range(2 * schedule.ticks))
+        for stage in range(schedule.stages)
     )
+    # Slots take the same time, so that they are equally wide.
+    width = max(len(cell.text) for row in cells for cell in row)
+    panel = Panel(cells=cells, rows=_rows(schedule, num_layers), frame="table", cell_width=width)
     return Sketch(
         title=f"{_NAMES[schedule.kind]}: {schedule.microbatches} microbatches, {schedule.stages} stages{virtual}",
         panels=(panel,),

@@ -1,7 +1,7 @@
 """A picture as data: boxes, lines and labels in one coordinate system, a character wide and a line high.
 
-Builders make scenes (`panels` of cells in rows and columns, `bars`, `timeline`); `terminal` and `svg` write them, and a
-page of HTML has them as SVG.
+Builders make scenes (`panels` of cells in rows and columns, `sections` of a page); `terminal` and `svg` write them, and
+a page of HTML has them as SVG.
 """
 
 from __future__ import annotations
@@ -62,11 +62,6 @@ class Scene:
     width: float
     height: float
     items: tuple[Box | Line | Label, ...] = ()
-
-
-def space(height: float) -> Scene:
-    """Nothing, of a height."""
-    return Scene(0, height)
 
 
 def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:

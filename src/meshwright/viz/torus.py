@@ -114,14 +114,10 @@ def torus_sketch(system: System, degrees: Mapping[str, int], holdings: Holdings 
         )
 
     panels = limit_panels([plane(number, z) for number in range(system.num_slices) for z in range(planes)])
-    notes = [*([_colour_note(system)] if fills else []), *_notes(layout, shown)]
+    held = "its first device" if system.devices_per_chip > 1 else "it"
+    colours = [f"a chip has the colour of the shard that {held} holds"] if fills else []
     title = f"mesh {mesh_text(degrees)} on {system}"
-    return Sketch(title=title, panels=panels, notes=tuple(notes), is_gallery=len(panels) > 1)
-
-
-def _colour_note(system: System) -> str:
-    first = "first device" if system.devices_per_chip > 1 else "chip"
-    return f"a colour is a shard, as above: the one that the {first} holds"
+    return Sketch(title=title, panels=panels, notes=(*colours, *_notes(layout, shown)), is_gallery=len(panels) > 1)
 
 
 def _notes(layout: MeshPlacement, shown: list[str]) -> Iterator[str]:

@@ -1,0 +1,187 @@
+"""The screen of a training run: a bar with the lines of some steps above it, and at the end the loss as a chart."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from typing import Any
+
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from meshwright.cli.tables import console
+from meshwright.record import Record
+from meshwright.units import show_percent, show_rate, show_seconds
+
+LINES = 10
+"""Lines about steps that a run leaves above its bar, or in a pipe."""
+
+QUIET_SECONDS = 25.0
+"""The longest that a pipe is left without a line."""
+
+LEAST_BAR, MOST_BAR = 10, 40
+CHART_WIDTH, CHART_HEIGHT = 48, 4
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+class TrainScreen:
+    """What a run shows while it trains. Used as a context; `step` and `note` are for `run_steps`.
+
+    On a terminal a bar, in a pipe a line now and then; both keep the lines of every tenth of the run.
+    """
+
+    def __init__(self, steps: int, planned: Record, *, is_quiet: bool) -> None:
+        self.is_quiet = is_quiet
+        self.taken = 0
+        self._steps = steps
+        self._planned = planned
+        self._out = console()
+        self._losses: list[float] = []
+        self._first: int | None = None
+        self._began = self._said = time.monotonic()
+        self._ended = threading.Event()
+        columns = (
+            TextColumn("{task.fields[left]}", markup=False),
+            BarColumn(bar_width=None),
+            _Right(self),
+        )
+        has_bar = not is_quiet and self._out.is_terminal
+        self._bar = Progress(*columns, console=self._out, disable=not has_bar, expand=True)
+        self._task = self._bar.add_task("", total=steps, left="compiling")
+        self._has_bar = has_bar
+
+    def __enter__(self) -> TrainScreen:
+        self._bar.start()
+        if not self.is_quiet and not self._has_bar:
+            self._line("compiling …")
+            threading.Thread(target=self._tick, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the bar, and give the terminal its cursor back."""
+        self._ended.set()
+        self._bar.stop()
+
+    def _tick(self) -> None:
+        """In a pipe, a line where none came for long."""
+        while not self._ended.wait(1.0):
+            if time.monotonic() - self._said > QUIET_SECONDS:
+                where = f"step {self.taken}/{self._steps}" if self.taken else "compiling"
+                self._line(f"{where} … {time.monotonic() - self._began:.0f} s")
+
+    def note(self, line: str) -> None:
+        """A line for the user, above the bar; not part of what is printed."""
+        if self._has_bar:
+            self._bar.console.print(Text(line))
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def _line(self, line: str) -> None:
+        self._said = time.monotonic()
+        if self._has_bar:
+            self._bar.console.print(Text(line))
+        else:
+            print(line, flush=True)
+
+    def step(self, row: dict[str, Any]) -> None:
+        """The metrics of a step."""
+        self.taken = row["step"] + 1
+        self._losses.append(row["loss"])
+        self._first = row["step"] if self._first is None else self._first
+        self._row = row
+        self._bar.update(self._task, completed=self.taken, left=f"{self.taken}/{self._steps}")
+        if self.is_quiet:
+            return
+        every = max(1, self._steps // LINES)
+        is_late = not self._has_bar and time.monotonic() - self._said > QUIET_SECONDS
+        if row["step"] == self._first or self.taken % every == 0 or is_late:
+            width = self._out.width
+            self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
+
+    def _fit(self, fixed: list[str], width: int) -> list[str]:
+        """Words about the last step, the most important first, as many as a width has place for."""
+        row, words = self._row, list(fixed)
+        more = [
+            f"loss {row['loss']:.3f}",
+            show_rate(row["tokens_per_second"], "tok/s"),
+            f"MFU {show_percent(row['mfu'])}",
+            show_seconds(row["step_seconds"]),
+            f"(plan {show_seconds(self._planned.step_seconds or 0.0)})",
+        ]
+        for word in more:
+            if len("  ".join([*words, word])) > width:
+                break
+            words.append(word)
+        return words
+
+    def beside_bar(self, task: Task) -> str:
+        """What stands at the right of the bar: time left and words about the last step, or how long it compiles."""
+        if not self._losses:
+            return _clock(time.monotonic() - self._began)
+        left = task.time_remaining
+        clock = f"{_clock(left) if left is not None else '-:--'} left"
+        width = self._out.width - len(f"{self.taken}/{self._steps}") - LEAST_BAR - 2
+        return "  ".join(self._fit([clock], width))
+
+    @property
+    def ends(self) -> dict[str, float]:
+        """The first and the last loss."""
+        return {"first": self._losses[0], "last": self._losses[-1]} if self._losses else {}
+
+    def summary(self) -> list[str]:
+        """The first and the last loss, and a chart of all between them."""
+        if self._first is None:
+            return []
+        first, last = self._losses[0], self._losses[-1]
+        lines = [f"loss {first:.3f} at step {self._first + 1}, {last:.3f} at step {self.taken}"]
+        if len(self._losses) > 2:
+            lines += loss_chart(self._losses, width=min(CHART_WIDTH, self._out.width - 10), is_ascii=not _has_blocks())
+        return lines
+
+
+class _Right(ProgressColumn):
+    """The words at the right of the bar, which the screen fits to its width."""
+
+    def __init__(self, screen: TrainScreen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def render(self, task: Task) -> Text:
+        return Text(self._screen.beside_bar(task), no_wrap=True)
+
+
+def loss_chart(losses: list[float], *, width: int, is_ascii: bool = False) -> list[str]:
+    """A bar chart of losses in text, the mean of some steps a column, with the highest and the lowest at its left."""
+    columns = min(width, len(losses))
+    edges = [round(index * len(losses) / columns) for index in range(columns + 1)]
+    means = [sum(losses[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    heights = [1 + round((CHART_HEIGHT * 8 - 1) * (mean - low) / ((high - low) or 1.0)) for mean in means]
+    lines = []
+    for row in reversed(range(CHART_HEIGHT)):
+        cells = [min(8, max(0, height - 8 * row)) for height in heights]
+        drawn = "".join(("#" if cell else " ") if is_ascii else _EIGHTHS[cell] for cell in cells)
+        label = f"{high:.3f}" if row == CHART_HEIGHT - 1 else f"{low:.3f}" if row == 0 else ""
+        lines.append(f"{label:>8} {drawn.rstrip()}")
+    return lines
+
+
+def _has_blocks() -> bool:
+    """Whether the output can show the blocks of a chart."""
+    try:
+        _EIGHTHS.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _clock(seconds: float) -> str:
+    """A time as 1:02:03 or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

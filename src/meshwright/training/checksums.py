@@ -1,0 +1,90 @@
+"""Checksums of the files of a directory, in the form that `sha256sum -c` reads.
+
+Several processes that see one directory share the work: each has every n-th file, and a file of checksums of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from meshwright.files import write_file
+
+NAME = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+def write_checksums(directory: Path, *, part: int = 0, parts: int = 1) -> None:
+    """Write the checksums of the `part`-th of every `parts` files below a directory, in an order that all agree on."""
+    files = sorted(_files(directory))[part::parts]
+    with ThreadPoolExecutor() as pool:
+        lines = [
+            f"{digest}  {file}\n"
+            for file, digest in zip(files, pool.map(_digest, _paths(directory, files)), strict=True)
+        ]
+    write_file(directory / (NAME if parts == 1 else f"{NAME}-{part}-of-{parts}"), "".join(lines))
+
+
+def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0, parts: int = 1) -> str:
+    """What is wrong with the files of a directory, the first of it; nothing where all are as they were written.
+
+    A file that is missing, differs, or has no checksum is damage; so is a file of checksums that was cut or changed.
+    folders: look only at these, and at the files beside them; by default at all. part, parts: of the files to read,
+    as in `write_checksums`.
+    """
+    try:
+        written = {file: digest for file, digest in _read_checksums(directory).items() if _is_in(file, folders)}
+        there = {file for file in _files(directory) if _is_in(file, folders)}
+        if lost := sorted(written.keys() - there) or sorted(there - written.keys()):
+            return f"{lost[0]} {'is missing' if lost[0] in written else 'has no checksum'}"
+        files = sorted(written)[part::parts]
+        with ThreadPoolExecutor() as pool:
+            for file, digest in zip(files, pool.map(_digest, _paths(directory, files)), strict=True):
+                if digest != written[file]:
+                    return f"{file} is not what was written"
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        name = Path(error.filename).relative_to(directory) if error.filename else "it"
+        return f"{name} cannot be read: {error.strerror}"
+    return ""
+
+
+def _is_in(file: str, folders: Collection[str]) -> bool:
+    """Whether a file lies in one of the folders or beside them; no folders are all."""
+    folder, slash, _ = file.partition("/")
+    return not folders or not slash or folder in folders
+
+
+def _read_checksums(directory: Path) -> dict[str, str]:
+    """The digest of each file; a ValueError where a file of checksums is none."""
+    found: dict[str, str] = {}
+    for path in sorted(directory.glob(f"{NAME}*")):
+        text = path.read_bytes().decode(errors="replace")
+        matches = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
+        if not text.endswith("\n") or None in matches:
+            raise ValueError(f"{path.name} is not what was written")
+        found |= {match[2]: match[1] for match in matches if match}
+    if not found:
+        raise ValueError(f"{NAME} is missing: it was not written whole, or by an earlier meshwright")
+    return found
+
+
+def _files(directory: Path) -> Iterator[str]:
+    """The path of each file below a directory, but for its checksums."""
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if not path.is_dir() and not name.startswith(NAME):
+            yield name
+
+
+def _paths(directory: Path, files: list[str]) -> list[Path]:
+    return [directory / file for file in files]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,181 @@
+"""How a run goes on: what may change, what is said of it, and where its learning rate stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.planner import Count, PlanOptions, given, read_count, read_mesh, read_system
+from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
+from meshwright.step import DEFAULT, Workload, check_positions, unused_options
+from meshwright.training.checkpoint import Checkpoints
+from meshwright.training.checks import check_rate, check_save_every, check_seed
+from meshwright.training.run import RunConfig, read_config
+
+SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
+"""What decides the arrays of a checkpoint, so that no run can go on with another."""
+
+
+def resumed_run(
+    directory: Path,
+    *,
+    steps: Count | None,
+    save_every: int | None,
+    change: bool,
+    options: Mapping[str, Any],
+) -> tuple[RunConfig, list[str]]:
+    """The config of a run as it goes on, and a line for everything in it that is another than before.
+
+    Steps, hardware, mesh and save_every may always change. Another value of anything else is an error unless `change`
+    is true, and of what checkpoints depend on always; the same value as before is no change.
+    """
+    said = given(options, ("data", "learning_rate", "seed", *PlanOptions.__annotations__))
+    before = read_config(directory)
+    system = read_system(said.pop("on", before.hardware), said.pop("hardware", before.hardware_file))
+    mesh, asked_mesh = before.mesh, said.pop("mesh", None)
+    if asked_mesh is not None or str(system) != before.hardware:
+        mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
+    lines = _change(said, before, directory, is_allowed=change)
+    config = replace(_with(said, before), hardware=str(system), hardware_file=system.chip.file, mesh=mesh)
+    idle = unused_options(config.workload, mesh, config.strategy)
+    lines += [
+        f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
+    ]
+    config = replace(
+        config,
+        save_every=before.save_every if save_every is None else check_save_every(save_every),
+        strategy=replace(config.strategy, **{name: getattr(DEFAULT, name) for name in idle}),
+    )
+    config, more = _with_end(config, directory, None if steps is None else read_count("steps", steps))
+    return config, lines + more
+
+
+def _change(said: Mapping[str, Any], before: RunConfig, directory: Path, *, is_allowed: bool) -> list[str]:
+    """A line for each setting that is another than before; an error where it may not be."""
+    after, lines = _with(said, before), []
+    for name in said:
+        old, new = _value(name, before), _value(name, after)
+        if old == new:
+            continue
+        if name in SHAPES:
+            raise MeshwrightError(
+                f"{name} is {new!r}; the checkpoints of {directory} were made with {old!r}, and only a new run can"
+                " have another"
+            )
+        if not is_allowed:
+            raise MeshwrightError(
+                f"{name} is {new!r}; {directory} was begun with {old!r}: --change (change=True) goes on with"
+                " the new value"
+            )
+        lines.append(f"{name}: {new!r} instead of {old!r}")
+    return lines
+
+
+def _value(name: str, config: RunConfig) -> Any:
+    """What a config has for an option."""
+    if name == "learning_rate":
+        return config.optimizer.learning_rate
+    if name in ("data", "seed"):
+        return getattr(config, name)
+    workload = config.workload
+    if name == "batch_tokens":
+        return workload.tokens
+    if name == "num_layers":
+        return workload.config.num_layers
+    if name in STRATEGY_OPTIONS:
+        return getattr(config.strategy, name)
+    return getattr(workload, "compute_dtype" if name == "dtype" else name)
+
+
+def _with(said: Mapping[str, Any], before: RunConfig) -> RunConfig:
+    """A config with the options that are said in it."""
+    workload = _workload(said, before.workload)
+    fields = read_strategy({name: value for name, value in said.items() if name in STRATEGY_OPTIONS})
+    if fields.get("sp_method", "gather") != "gather":
+        fields.setdefault("attention", "flash")
+    return replace(
+        before,
+        workload=workload,
+        strategy=replace(before.strategy, **fields),
+        optimizer=replace(
+            before.optimizer, learning_rate=check_rate(said.get("learning_rate", before.optimizer.learning_rate))
+        ),
+        data=tuple(said.get("data", before.data)),
+        seed=check_seed(said.get("seed", before.seed)),
+    )
+
+
+def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
+    """A workload with the options that are said of it."""
+    if "batch" in said and "batch_tokens" in said:
+        raise MeshwrightError("--batch and --batch-tokens say the same thing; leave one out")
+    counts = {
+        name: read_count(name, said[name])
+        for name in ("batch", "batch_tokens", "seq_len", "num_layers")
+        if name in said
+    }
+    seq_len = counts.get("seq_len", before.seq_len)
+    check_positions(before.model, seq_len)
+    batch = counts.get("batch", before.batch)
+    if (tokens := counts.get("batch_tokens", batch * seq_len)) % seq_len:
+        raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of seq_len {seq_len}")
+    model = replace(before.model, num_layers=counts["num_layers"]) if "num_layers" in counts else before.model
+    return replace(
+        before,
+        model=model,
+        batch=tokens // seq_len,
+        seq_len=seq_len,
+        compute_dtype=said.get("dtype", before.compute_dtype),
+        param_dtype=said.get("param_dtype", before.param_dtype),
+        remat=before.remat if said.get("remat", "auto") == "auto" else said["remat"],
+    )
+
+
+def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[RunConfig, list[str]]:
+    """The config with the end that is asked for, and its schedule stretched where that lies behind the schedule's.
+
+    A schedule ends with a tenth of the rate; steps after it would all be taken at that.
+    """
+    taken = Checkpoints(directory).latest or 0
+    if steps is None or steps == config.steps or steps <= taken:
+        return config if steps is None else replace(config, steps=steps), []
+    optimizer, ends = config.optimizer, config.optimizer.end
+    config = replace(config, steps=steps)
+    if steps < ends:
+        rate = f"{optimizer.rate(steps):.3g}"
+        return config, [
+            f"stops at step {steps}; the schedule of the learning rate still ends at {ends}, it is {rate} there"
+        ]
+    if steps == ends:
+        return config, []
+    stretched = replace(optimizer, decay_steps=steps)
+    line = f"the schedule of the learning rate is stretched from {ends} to {steps} steps, where it ends"
+    if (rate := f"{stretched.rate(taken):.3g}") != (before := f"{optimizer.rate(taken):.3g}"):
+        line += f": at step {taken} the rate is {rate} instead of {before}"
+    return replace(config, optimizer=stretched), [line]
+
+
+def config_conflict(config: RunConfig, checkpoint: Mapping[str, Any]) -> str:
+    """The first field in which a config differs from a checkpoint's, of those that decide its arrays; else nothing."""
+    for path, now in _arrays_of(config.to_json()).items():
+        if now != (then := _arrays_of(checkpoint).get(path)):
+            return f"{path} is {now!r} in config.json, and {then!r} in the checkpoint"
+    return ""
+
+
+def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that decide a checkpoint's arrays and what they mean, by their paths."""
+    found = _flat(config["workload"]["model"], "workload.model.")
+    found["workload.param_dtype"] = config["workload"]["param_dtype"]
+    return found | {f"strategy.{name}": config["strategy"].get(name) for name in SHAPES if name in config["strategy"]}
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The leaves of nested mappings by their paths."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found

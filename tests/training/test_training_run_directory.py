@@ -1,0 +1,321 @@
+"""Run directories: damage is noticed, one process at a time writes, settings are held, training stops when it must."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
+from meshwright.mesh import MeshShape
+from meshwright.step import Strategy, Workload
+from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, resumed_run, run_steps
+from meshwright.training.checksums import find_damage, write_checksums
+from meshwright.training.generate import generate
+from meshwright.training.lock import RunLock
+from meshwright.training.run import begin_run, read_config
+
+CONFIG = RunConfig(
+    workload=Workload(
+        model=replace(PRESETS["tiny"], embed=16, mlp=16, num_layers=1), batch=8, seq_len=16, compute_dtype="f32"
+    ),
+    mesh=MeshShape(fsdp=8),
+    hardware="cpu:8",
+    optimizer=Optimizer(warmup_steps=2, decay_steps=40),
+    steps=6,
+    save_every=2,
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 6 steps, with checkpoints 4 and 6."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    run_steps(CONFIG, directory)
+    return directory
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """A copy of it to damage."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def damage(checkpoint, rng):
+    """Cut, change or remove one file of a checkpoint; what was done."""
+    path = rng.choice(sorted(path for path in checkpoint.rglob("*") if path.is_file()))
+    data = bytearray(path.read_bytes())
+    how = rng.choice(["cut", "flip", "remove"])
+    if how == "remove":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[: rng.randrange(len(data))])
+    else:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    return how, path
+
+
+def test_each_of_100_damaged_checkpoints_is_noticed_and_the_one_before_is_taken(run, tmp_path):
+    rng = random.Random(13)
+    kept, last = tmp_path / "kept", run / "checkpoints" / "6"
+    shutil.copytree(last, kept)
+    for _ in range(100):
+        how, path = damage(last, rng)
+        notes = []
+        assert Checkpoints(run).whole(notes.append) == 4, (how, path)
+        assert len(notes) == 1
+        assert "run/checkpoints/6 is damaged" in notes[0]
+        assert "checkpoint 4 is whole and is taken" in notes[0]
+        if how == "flip" and not path.name.startswith("SHA256SUMS"):
+            assert str(path.relative_to(last)) in notes[0]
+        shutil.rmtree(last)
+        shutil.copytree(kept, last)
+    assert Checkpoints(run).whole(pytest.fail) == 6
+
+
+def test_a_run_goes_on_from_the_last_whole_checkpoint(whole, run):
+    """The damaged one is kept under another name, and the steps after the whole one are taken again, once each."""
+    rng, notes = random.Random(1), []
+    damage(run / "checkpoints" / "6", rng)
+    run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
+    assert [note.split(":")[0] for note in notes] == [
+        "checkpoint run/checkpoints/6 is damaged",
+        f"{run} goes on from checkpoint 4",
+        "checkpoint 6 is kept as 6.damaged",
+    ]
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == list(range(8))
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 8
+    before = [row["loss"] for row in read_metrics(whole)]
+    assert [row["loss"] for row in rows[:6]] == pytest.approx(before, rel=1e-6)
+    assert Checkpoints(run).steps == [6, 8]
+    assert Checkpoints(run).whole(pytest.fail) == 8
+    assert not (run / "lock").exists()
+
+
+def test_where_no_checkpoint_is_whole_the_run_says_so_and_nothing_changes(run):
+    for step in (4, 6):
+        (run / "checkpoints" / str(step) / "config" / "metadata").unlink()
+    before = sorted(run.rglob("*"))
+    with pytest.raises(MeshwrightError, match="6 is damaged: config/metadata is missing; no other is whole"):
+        run_steps(replace(CONFIG, steps=8), run)
+    assert sorted(run.rglob("*")) == before
+
+
+def text_of(run, notes):
+    options = {"prompt": b"def ", "num_samples": 1, "num_tokens": 2, "temperature": 0.0, "seed": 0}
+    return np.stack(list(generate(run, read_config(run), CONFIG.mesh, **options, on_note=notes.append)))
+
+
+def test_text_needs_the_parameters_alone_and_takes_those_that_are_whole(run):
+    notes = []
+    shutil.rmtree(run / "checkpoints" / "6" / "optimizer")
+    first = text_of(run, notes)
+    assert notes == []
+    next((run / "checkpoints" / "6" / "params").rglob("d/*")).write_bytes(b"")
+    text_of(run, notes)
+    assert "checkpoint 4 is whole and is taken" in notes[0]
+    assert first.shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("workload", "model", "num_layers"), 2, "workload.model.num_layers is 2 in config.json, and 1 in"),
+        (("workload", "model", "mlp"), 32, "workload.model.mlp is 32"),
+        (("workload", "model", "rope_theta"), 5.0, "workload.model.rope_theta is 5.0"),
+        (("strategy", "optimizer"), "sgd", "strategy.optimizer is 'sgd' in config.json, and 'adamw' in"),
+    ],
+)
+def test_a_config_edited_against_its_checkpoint_is_named_by_its_field(run, path, value, field):
+    data = json.loads((run / "config.json").read_text())
+    inner = data
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    (run / "config.json").write_text(json.dumps(data))
+    with pytest.raises(MeshwrightError, match=field):
+        run_steps(replace(read_config(run), steps=8), run)
+    with pytest.raises(MeshwrightError, match=field):
+        text_of(run, [])
+
+
+@pytest.mark.slow
+def test_checkpoints_that_were_deleted_are_missed(run):
+    shutil.rmtree(run / "checkpoints")
+    notes = []
+    run_steps(replace(CONFIG, steps=1), run, on_note=notes.append)
+    assert notes == [f"{run} has no checkpoint: its 6 steps are taken again, from the first"]
+    assert [row["step"] for row in read_metrics(run)] == [0]
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    config = replace(CONFIG, optimizer=Optimizer(learning_rate=1e30, warmup_steps=2), save_every=1)
+    with pytest.raises(RunStoppedError) as raised:
+        run_steps(config, tmp_path / "run")
+    message = str(raised.value)
+    assert " is nan at step " in message
+    assert len(message.splitlines()) == 1
+    last = Checkpoints(tmp_path / "run").whole(pytest.fail)
+    assert f"the last checkpoint is {tmp_path / 'run' / 'checkpoints' / str(last)};" in message
+    rows = read_metrics(tmp_path / "run")
+    assert rows[-1]["loss"] is None or rows[-1]["grad_norm"] is None
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    # The loss that the kept checkpoint gives is a number.
+    assert np.isfinite(rows[last]["loss"])
+    assert np.isfinite(rows[last]["grad_norm"])
+
+
+def test_a_disk_that_is_full_is_one_line_that_names_the_last_checkpoint(run, monkeypatch):
+    def full(path, line):
+        raise MeshwrightError(f"cannot write {path}: the disk is full, 12 kB are free")
+
+    monkeypatch.setattr("meshwright.training.run.append_line", full)
+    with pytest.raises(RunStoppedError) as raised:
+        run_steps(replace(CONFIG, steps=8), run)
+    assert "the disk is full, 12 kB are free; training stops; the last checkpoint is " in str(raised.value)
+    assert read_config(run).steps == 8
+    assert not (run / "lock").exists()
+
+
+def test_a_start_that_fails_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    config = replace(CONFIG, workload=replace(CONFIG.workload, seq_len=10**8))
+    with pytest.raises(MeshwrightError, match="the text has"):
+        run_steps(config, tmp_path / "a" / "run")
+
+    def fail(*_, **__):
+        raise MeshwrightError("no step")
+
+    monkeypatch.setattr("meshwright.training.loop.train_step", fail)
+    with pytest.raises(MeshwrightError, match="no step"):
+        run_steps(CONFIG, tmp_path / "a" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_at_a_time_trains_in_a_directory(tmp_path):
+    lock = RunLock(tmp_path / "runs" / "a", pytest.fail)
+    with pytest.raises(MeshwrightError, match=f"is in use: process {os.getpid()} trains in it"):
+        RunLock(tmp_path / "runs" / "a", pytest.fail)
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_a_process_that_died_is_taken_over_with_a_word(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from meshwright.training.lock import RunLock;"
+        "RunLock(Path(sys.argv[1]), print); print(os.getpid(), flush=True); os._exit(9)"
+    )
+    died = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], capture_output=True, text=True)
+    assert died.returncode == 9
+    assert (tmp_path / "run" / "lock").exists()
+    notes = []
+    RunLock(tmp_path / "run", notes.append).release()
+    assert notes == [
+        f"{tmp_path / 'run'} was locked by process {died.stdout.strip()}, which has ended; its lock is taken over"
+    ]
+
+
+def test_the_lock_of_another_machine_is_believed_while_its_run_writes(tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_text(json.dumps({"process": 1, "machine": "elsewhere"}))
+    with pytest.raises(MeshwrightError, match="process 1 on elsewhere trains in it"):
+        RunLock(tmp_path, pytest.fail)
+    os.utime(lock, (0, 0))
+    notes = []
+    RunLock(tmp_path, notes.append).release()
+    assert "process 1 on elsewhere, which has ended" in notes[0]
+
+
+def test_two_parts_of_checksums_cover_all_files(tmp_path):
+    for name in ("a", "b/c", "b/d"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    write_checksums(tmp_path, part=0, parts=2)
+    assert find_damage(tmp_path, parts=2) == "b/c has no checksum"
+    write_checksums(tmp_path, part=1, parts=2)
+    assert [find_damage(tmp_path, part=part, parts=2) for part in (0, 1)] == ["", ""]
+    (tmp_path / "b" / "c").write_text("x")
+    assert [find_damage(tmp_path, part=part, parts=2) for part in (0, 1)] == ["", "b/c is not what was written"]
+    assert find_damage(tmp_path, folders=("e",)) == ""
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run directory without checkpoints, for what is read of its config alone."""
+    begin_run(tmp_path, CONFIG, 0)
+    return tmp_path
+
+
+def resumed(directory, *, steps=None, save_every=None, change=False, **options):
+    return resumed_run(directory, steps=steps, save_every=save_every, change=change, options=options)
+
+
+CHANGES = {
+    "batch": ("16", 16),
+    "seq_len": ("32", 32),
+    "learning_rate": (0.5, 0.5),
+    "seed": (7, 7),
+    "data": (("README.md",), ("README.md",)),
+    "dtype": ("bf16", "bf16"),
+    "remat": ("none", "none"),
+    "num_microbatches": ("2", 2),
+    "attention": ("flash", "flash"),
+    "dropout": (0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_setting_is_refused_by_name_or_taken_and_said(begun, name):
+    typed, value = CHANGES[name]
+    with pytest.raises(MeshwrightError, match=rf"^{name} is .*: --change \(change=True\) goes on"):
+        resumed(begun, **{name: typed})
+    config, lines = resumed(begun, change=True, **{name: typed})
+    assert lines == [f"{name}: {value!r} instead of {lines[0].partition(' instead of ')[2]}"]
+    assert config != CONFIG
+
+
+def test_the_same_setting_is_no_change(begun):
+    same = {"batch": "8", "seq_len": 16, "learning_rate": 3e-3, "seed": 0, "dtype": "f32", "optimizer": "adamw"}
+    assert resumed(begun, **same) == (CONFIG, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_layers", "2"), ("optimizer", "sgd"), ("param_dtype", "bf16"), ("moment_dtype", "bf16")],
+)
+def test_what_checkpoints_depend_on_cannot_change(begun, name, value):
+    with pytest.raises(
+        MeshwrightError, match=f"^{name} is {value if name == 'num_layers' else repr(value)}; the check"
+    ):
+        resumed(begun, change=True, **{name: value})
+
+
+def test_the_end_asked_for_is_the_end_and_the_schedule_is_never_run_past_its_own(begun):
+    assert resumed(begun) == (CONFIG, [])
+    config, lines = resumed(begun, steps="4")
+    assert (config.steps, config.optimizer.decay_steps) == (4, 40)
+    assert lines == ["stops at step 4; the schedule of the learning rate still ends at 40, it is 0.00298 there"]
+    config, lines = resumed(begun, steps="80", save_every=5)
+    assert (config.steps, config.optimizer.decay_steps, config.save_every) == (80, 80, 5)
+    assert lines == ["the schedule of the learning rate is stretched from 40 to 80 steps, where it ends"]
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(warmup_steps=0), Optimizer(decay_steps=3)])
+def test_the_rate_without_jax_is_that_of_the_schedule(optimizer):
+    schedule = optimizer.schedule()
+    for step in (0, 1, 19, 20, 21, 100, 199, 200, 1000):
+        assert optimizer.rate(step) == pytest.approx(float(schedule(step)), rel=1e-5)
+
+
+def test_a_config_is_the_same_after_a_file(begun):
+    other = replace(CONFIG, strategy=Strategy(dropout=0.5), hardware_file="chip.toml")
+    begin_run(begun, other, 0)
+    assert read_config(begun) == other
