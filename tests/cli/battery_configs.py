@@ -87,6 +87,8 @@ def _row(fields):
     """A refused row: the field's name has to be said; of two, the first."""
     name = next(iter(fields))
     said = {"rope_scaling": "rope", "rope_parameters": "rope", "hidden_act": "activation"}.get(name, name)
+    if fields.get("num_key_value_heads") in (3, 16):
+        said = "kv heads must divide heads"
     return 2, fields, said
 
 

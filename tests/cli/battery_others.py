@@ -21,7 +21,6 @@ CALLS = """
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4,X=2 --dims I=8,J=8,K=8 --on v5e:2x2              | stands twice
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=8 --dims I=8,J=8,K=8 --on v5e:2x2                  | 8
 2 | matmul 'A[I_X, J @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                   | expected
-2 | matmul 'A[I_X, J] @ B[L, K]' --mesh X=4 --dims I=8,J=8,K=8,L=8 --on v5e:2x2              | no dim
 2 | matmul 'A[I_X, J_X] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                | X
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --dtype f12      | not known
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --top 0          | whole number from 1
@@ -64,7 +63,7 @@ CALLS = """
 2 | show 'A[I_X]' --mesh X=2 --dims I=8 --svg dir                                            | dir
 2 | show 'A[I_X]' --mesh X=2 --dims I=8 --on v5e                                             | a chip and a shape or count
 2 | show 'A[I_X]' --mesh X=2 --dims I=8 --dtype f12                                          | not known
-0 | show pipeline --stages 4 --microbatches 8                                                | bubble
+0 | show pipeline --stages 4 --microbatches 8                                                | idle
 0 | show pipeline --stages 2 --microbatches 4 --json                                         | bubble
 2 | show pipeline                                                                            | --stages is missing
 2 | show pipeline --stages 4                                                                 | --microbatches is missing
@@ -126,7 +125,7 @@ CALLS = """
 2 | inspect f: --mesh dp=8                                                                   | neither a file nor module:function
 2 | inspect os:getcwd --mesh dp=1000000                                                      | the most
 2 | inspect nowhere:f --mesh dp=8                                                            | nowhere
-2 | inspect list.json --mesh dp=8                                                            | list.json
+2 | inspect list.json --mesh dp=8                                                            | not HLO text
 2 | inspect list.json --mesh dp=8 --axes auto                                                | --axes changes nothing
 2 | inspect os:getcwd --mesh dp                                                              | dp
 2 | train                                                                                    | MODEL is missing

@@ -20,7 +20,6 @@ CALLS = """
 0 | plan tiny --on cpu:8 --batch 16 -o out.yaml                            | meshwright verify out.yaml
 0 | plan tiny --on cpu:8 --batch 16 -o out.json                            | meshwright verify out.json
 0 | plan tiny --on cpu:8 --batch 16 -o /dev/null                           | tiny · train
-0 | plan tiny --on cpu:8 --batch 16 --runnable                             | tiny · train
 0 | plan tiny --on cpu:8 --batch 16 --remat auto                           | tiny · train
 0 | plan tiny --on cpu:8 --batch 16 --num-layers 1                         | tiny · train
 0 | plan tiny --on mine:8 --batch 16 --hardware mine.toml                  | mine:8
@@ -140,12 +139,11 @@ CALLS = """
 2 | plan tiny --on cpu:8 --batch 16 --attention splash                     | it is one of
 2 | plan tiny --on cpu:8 --batch 16 --zero-stage 4                         | it is one of
 2 | plan tiny --on cpu:8 --batch 16 --dtype f64                            | it is one of
-2 | plan tiny --on cpu:8 --batch 16 --runnable --attention flash           | --runnable
 2 | plan tiny --on cpu:8 --batch 16 --bacth 16                             | did you mean --batch
 2 | plan tiny --on cpu:8 --batch 16 -x                                     | no option -x
 2 | plan tiny --on cpu:8 --batch 16 -ofile                                 | no option
 2 | plan tiny --on cpu:8 --batch 16 --                                     | no option
-2 | plan tiny --on cpu:8 --batch 16 --sequence ring                        | is now --sp-method
+2 | plan tiny --on cpu:8 --batch 16 --compute-dtype bf16                   | is now --dtype
 2 | plan tiny --on cpu:8 --batch 16 --latency 30ms                         | option of a serving plan
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --mesh dp=8        | --mesh changes nothing beside --sweep
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips=4..16 --compare dp=8     | --compare changes nothing beside --sweep

@@ -1,4 +1,4 @@
-"""Calls of new users, each with the exit code and the word that it has to end with; all in one process, no traceback."""
+"""Calls of new users, each with the exit code and the word that it has to end with, in one process."""
 
 import json
 import os
@@ -36,7 +36,8 @@ def files(tmp_path_factory):
     assert main(["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--json", "-o", str(folder / "plan.yaml")]) == 0
     mine = (DATA / "h100.toml").read_text().replace('name = "h100"', 'name = "mine"')
     texts = {
-        "good/config.json": json.dumps(CONFIG), "empty": "", "list.json": "[1]", "list.yaml": "[1]", "null.json": "null",
+        "good/config.json": json.dumps(CONFIG), "empty": "", "list.json": "[1]", "list.yaml": "[1]",
+        "null.json": "null",
         "cut.json": json.dumps(CONFIG)[:40], "deep.json": "[" * 100_000, "bad.toml": "name = 3", "mine.toml": mine,
         "cut.yaml": (folder / "plan.yaml").read_text()[:300], "run/config.json": "{}", "run/metrics.jsonl": "[1]\n",
     }  # fmt: skip

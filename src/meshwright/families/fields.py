@@ -140,9 +140,10 @@ class Fields:
         """
         given = self._mapping("rope_parameters")
         if layer_type in given:
-            given = given[layer_type]
-            if not isinstance(given, Mapping):
+            own = given[layer_type]
+            if not isinstance(own, Mapping):
                 raise self.refusal("rope_parameters", f"it takes an object for {layer_type}")
+            given = dict[str, Any](own)
         found = self._mapping("rope_scaling") | given
         theta = self.positive(theta_field, theta)
         kind = found.pop("rope_type", found.pop("type", "default"))
