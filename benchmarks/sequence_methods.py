@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from meshwright.cost import activation_collectives, planned_seconds
-from meshwright.cost.attention import fused_attention_time
+from meshwright.cost.rates.attention import fused_attention_time
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS, load_model, workload_from_data
 from meshwright.hardware import System, lay_mesh, parse_system
@@ -148,8 +148,8 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     import jax.numpy as jnp
 
     from meshwright.runtime import ShardingContext, attend
-    from meshwright.runtime.segments import Mask, Segments
-    from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS
+    from meshwright.runtime.attention.segments import Mask, Segments
+    from meshwright.runtime.attention.sequence import KEYS, QUERIES, TOKENS
 
     asked, way = workload_from_data(workload), strategy_from_data(strategy)
     model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime"))
 
 from kit_rows import ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show

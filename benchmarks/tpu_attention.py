@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/tpu_attention.py [--chips v5e v6e …]
 
-Compiles the kernels of `runtime/kernels.py` (JAX's splash attention), forward and backward, causal, for one device of
-each chip, with libtpu and no TPU; a minute or two each. A TPU runs one bundle of instructions a cycle, in order, and
-the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of scores, those of
+Compiles the kernels of `runtime/attention/kernels.py` (JAX's splash attention), forward and backward, causal, for one
+device of each chip, with libtpu and no TPU; a minute or two each. A TPU runs one bundle of instructions a cycle, in
+order, and the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of scores, those of
 each step of the grid, made or skipped, and those that begin and end a row of blocks. A block takes no fewer cycles than
 its products keep the matrix units busy; what else the hardware waits for is not in them. Writes the shares to
-src/meshwright/cost/data/tpu_attention.json; chips that are not named stay as they are there.
+src/meshwright/cost/rates/data/tpu_attention.json; chips that are not named stay as they are there.
 
 What was measured is of a like kernel, tokamax's splash attention on v6e (github.com/vlasenkoalexey/
 tpu_performance_autoresearch_wiki, Qwen3-8B, 24,576 tokens of 8,192 a sequence): 6.0 ms forward and 13.5 backward for 32
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.compiler.targets import environment
-from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, tpu_block
+from meshwright.cost.rates.attention import TPU_PRODUCTS, TpuKernel, tpu_block
 from meshwright.hardware import load_chip, make_system
 
 DATA = Path(__file__).parents[1] / "src/meshwright/cost/data"
@@ -116,8 +116,8 @@ def compile_kernels(chip: str, head_dim: int) -> None:
     from jax.experimental import topologies
 
     from meshwright.compiler.targets import topology
-    from meshwright.runtime.kernels import full_sequence_attention
-    from meshwright.runtime.segments import Mask
+    from meshwright.runtime.attention.kernels import full_sequence_attention
+    from meshwright.runtime.attention.segments import Mask
 
     described = topologies.get_topology_desc(**topology(make_system(load_chip(chip), (1,))))
     device = jax.sharding.SingleDeviceSharding(described.devices[0])

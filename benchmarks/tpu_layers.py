@@ -5,8 +5,8 @@
 A product compiled alone is the best case: inside a layer's program norms and sums run in its kernel, gradients are
 masked on the way in, weights are copied to other layouts. Compiles a layer of Llama 2 7B, forward and, made again,
 backward, for one device of each chip, with libtpu and no TPU (minutes a chip), sums `estimated_cycles` of its fusions,
-and writes counted over estimated to src/meshwright/cost/data/tpu_layers.json: of attention between its products with
-weights, and of all else. To be run again whenever what is counted changes; chips that are not named stay as they are.
+and writes counted over estimated to src/meshwright/cost/rates/data/tpu_layers.json: of attention between its products
+with weights, and of all else. To be run again whenever what is counted changes; chips that are not named stay.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Workload
 
-FILE = Path(__file__).parents[1] / "src/meshwright/cost/data/tpu_layers.json"
+FILE = Path(__file__).parents[1] / "src/meshwright/cost/rates/data/tpu_layers.json"
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 BATCH, SEQ_LEN = 4, 2048
 MODEL = PRESETS["llama2-7b"]

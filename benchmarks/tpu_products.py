@@ -1,10 +1,10 @@
-"""The TPU compiler's own estimate of the cycles of bf16 products of many sizes, as `cost/efficiency.py` reads them.
+"""The TPU compiler's own estimate of the cycles of bf16 products of many sizes, for `cost/rates/efficiency.py`.
 
     .venv/bin/python benchmarks/tpu_products.py [--chips v5e v5p …] [--held-out]
 
 Compiles [m, k] @ [k, n] for one device of each chip, with libtpu and no TPU: five to twenty minutes a chip on a core
 that is shared. The estimates are `estimated_cycles` in the backend_config of the fusions in `compiled.as_text()`.
-Writes the grid to src/meshwright/cost/data/tpu_products.json or, with --held-out, other sizes to
+Writes the grid to src/meshwright/cost/rates/data/tpu_products.json or, with --held-out, other sizes to
 tests/data/tpu_products_held_out.json; chips that are not named stay as they are there.
 
 An estimate is not of the operands that the compiler has copied to faster memory before the product, so it can be below
@@ -46,7 +46,9 @@ def main() -> None:
     if args.compile_here:
         compile_products(one_chip(args.compile_here), sizes)
         return
-    name = "tests/data/tpu_products_held_out.json" if args.held_out else "src/meshwright/cost/data/tpu_products.json"
+    name = (
+        "tests/data/tpu_products_held_out.json" if args.held_out else "src/meshwright/cost/rates/data/tpu_products.json"
+    )
     file = ROOT / name
     for chip in args.chips:
         cycles = cycles_on(one_chip(chip), held_out=args.held_out)

@@ -1,6 +1,6 @@
 """A mistake that JAX takes without a word, found in the compiled program.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_PLATFORMS=cpu .venv/bin/python examples/inspect_a_mistake.py
+    python examples/inspect_a_mistake.py
 
 The mlp is meant to be tensor parallel: its first weights are split over `tp`. But one constraint gathers the hidden
 layer, and every device along `tp` then does the same second product.
@@ -32,6 +32,8 @@ def program() -> tuple:
 
 
 def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)  # simulated: the compiled program is that of eight real ones
     mesh, mlp, args = program()
     report = meshwright.inspect(mlp, *args, mesh=mesh)
     for collective in report.collectives:

@@ -28,7 +28,7 @@ _REASONS = {
     errno.ENAMETOOLONG: "its name is too long",
     errno.ELOOP: "its symbolic links go in a circle",
     errno.ENXIO: "nothing reads this pipe yet",
-    errno.ENOSPC: "the disk is full, {free} are free",
+    errno.ENOSPC: "the disk is full{free}",
     errno.EDQUOT: "your disk quota is used up",
 }
 
@@ -42,7 +42,9 @@ def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightErro
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     if error.errno == errno.ENOENT and Path(path).parent.is_dir():  # A file system that is no disk, as /proc.
         reason = "no file can be made in {parent}"
-    free = show_bytes(_free_bytes(Path(path))) if error.errno == errno.ENOSPC else ""
+    free = ""
+    if error.errno == errno.ENOSPC and not Path(path).is_char_device():
+        free = f", {show_bytes(_free_bytes(Path(path)))} are free"
     return MeshwrightError(f"cannot write {path}: {reason.format(parent=Path(path).parent, free=free)}")
 
 

@@ -96,6 +96,12 @@ MISTAKES = [
     (["inspect_programs:whole", "--mesh", "2,4"], "is not a list of axes, each once with its degree"),
     (["inspect_programs:absent", *MESH], "module inspect_programs has no 'absent'"),
     (["nowhere:whole", *MESH], "cannot import 'nowhere'"),
+    ([":whole", *MESH], "':whole' is not module:function"),
+    (["inspect_programs:", *MESH], "'inspect_programs:' is not module:function"),
+    (["inspect_programs:__name__", *MESH], "is a str, not a function that takes a mesh"),
+    (["does_not_parse:f", *MESH], "does_not_parse.py:1 does not parse: "),
+    (["does_not_import:f", *MESH], "importing does_not_import fails: ZeroDivisionError: division by zero ("),
+    (["inspect_programs:whole", "--mesh", "dp=1000000"], "1000000 devices are too many to simulate"),
     (["nowhere.txt", *MESH], "neither a file nor module:function"),
     (["inspect_programs:nothing", *MESH], "must return jax.jit(...).lower(...) or (function, args)"),
     (["inspect_programs:whole", *MESH, "--trace", "t.json"], "--trace needs --on a TPU or GPUs"),
@@ -104,7 +110,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "reason"), MISTAKES)
-def test_a_mistake_in_the_call_is_one_line_and_code_2(words, reason, capsys):
+def test_a_mistake_in_the_call_is_one_line_and_code_2(words, reason, capsys, tmp_path, monkeypatch):
+    (tmp_path / "does_not_parse.py").write_text("def f(:\n")
+    (tmp_path / "does_not_import.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(["inspect", *words]) == 2
     error = capsys.readouterr().err
     assert reason in error

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.step.schedule import Schedule
+from meshwright.step.passes.schedule import Schedule
 from meshwright.viz import show_pipeline
 
 ASKED = ["show", "pipeline", "--stages", "2", "--microbatches", "4"]

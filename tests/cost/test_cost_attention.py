@@ -2,11 +2,17 @@
 
 import pytest
 
-from meshwright.cost.attention import attention_share, fused_attention_time, tpu_block, tpu_kernel, tpu_kernel_share
-from meshwright.cost.collective import collective_seconds
-from meshwright.cost.efficiency import layer_shares
 from meshwright.cost.elementwise import pass_of, softmax_passes
-from meshwright.cost.links import RINGS, TREE, collective_efficiency
+from meshwright.cost.rates.attention import (
+    attention_share,
+    fused_attention_time,
+    tpu_block,
+    tpu_kernel,
+    tpu_kernel_share,
+)
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.cost.rates.efficiency import layer_shares
+from meshwright.cost.rates.links import RINGS, TREE, collective_efficiency
 from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape

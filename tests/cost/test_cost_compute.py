@@ -13,7 +13,7 @@ from meshwright.cost import (
     step_memory,
     update_seconds,
 )
-from meshwright.cost.efficiency import gpu_figures
+from meshwright.cost.rates.efficiency import gpu_figures
 from meshwright.cost.seconds import layer_parts
 from meshwright.cost.table import op_table
 from meshwright.families import PRESETS

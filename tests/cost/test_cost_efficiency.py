@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost import collective_efficiency, collective_seconds, product_efficiency
-from meshwright.cost.data_files import tpu_products
-from meshwright.cost.efficiency import gpu_figures, gpu_product_seconds
+from meshwright.cost.rates.data_files import tpu_products
+from meshwright.cost.rates.efficiency import gpu_figures, gpu_product_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.schedule import Schedule, chunk_layers, slot_layers
+from meshwright.step.passes.schedule import Schedule, chunk_layers, slot_layers
 
 SCHEDULES = [
     Schedule(stages=stages, microbatches=microbatches, kind=kind, virtual_stages=virtual_stages)

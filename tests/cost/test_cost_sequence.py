@@ -42,7 +42,7 @@ def test_a_ring_waits_for_what_the_work_of_a_turn_does_not_hide(degree, phase, k
 
 @pytest.mark.parametrize(("length", "is_hidden"), [(32768, True), (4096, False)])
 def test_a_long_sequence_hides_all_that_goes_round_a_ring_but_its_last_send(length, is_hidden):
-    """As the schedule of `cost/ring.py`: work grows with the square of a device's tokens, sends with these."""
+    """As the schedule of `cost/rates/ring.py`: work grows with the square of a device's tokens, sends with these."""
     model = replace(PRESETS["llama3-8b"], num_layers=2, embed=1024, mlp=4096)
     plan = make_plan(
         Workload(model=model, batch=1, seq_len=length),

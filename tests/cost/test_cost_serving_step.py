@@ -18,7 +18,7 @@ from meshwright.cost import (
     serving_flops,
     serving_step,
 )
-from meshwright.cost.achieved import HBM_SHARE
+from meshwright.cost.rates.achieved import HBM_SHARE
 from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape

@@ -11,7 +11,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import predict
 from meshwright.step import Strategy, Workload
 from meshwright.step.blocks import program
-from meshwright.step.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
+from meshwright.step.passes.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")

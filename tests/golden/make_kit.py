@@ -27,7 +27,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-sys.path.insert(0, str(HERE.parent / "parallel"))
+sys.path.insert(0, str(HERE.parent / "runtime"))
 
 from compute import compile_kit_row  # noqa: E402
 from kit_rows import REPEATED, ROWS  # noqa: E402

@@ -1,6 +1,6 @@
 """Every row of the correctness kit is planned as the compiler's program is, which `make_kit.py` has stored.
 
-`tests/parallel/test_parallel_kit.py` compiles the rows and compares the same; here no compiler is needed, so that a
+`tests/runtime/test_runtime_kit.py` compiles the rows and compares the same; here no compiler is needed, so that a
 change of the planner is held against all rows in seconds.
 """
 

@@ -423,6 +423,52 @@ def test_a_gather_that_goes_on_through_an_inner_loop_is_counted_once_where_it_be
     assert summary(traffic) == [("all-gather", ("tp",), "forward", 4 * 128, 1)]
 
 
+def test_a_loop_whose_first_iteration_is_peeled_keeps_the_trips_of_the_others():
+    """Parts of one channel were one collective: of a gather in each of 6 layers 5 were lost."""
+
+    def part(name, *, starts):
+        target = '"AsyncCollectiveStart"' if starts else '"AsyncCollectiveDone"'
+        return f"""%{name} (q: f32[4,8]) -> f32[16,8] {{
+  %q.{name} = f32[4,8]{{1,0}} parameter(0)
+  %ag.{name} = f32[16,8]{{1,0}} all-gather(%q.{name}), channel_id=5, replica_groups={ROWS}, dimensions={{0}}
+  ROOT %of.{name} = f32[16,8]{{1,0}} custom-call(%ag.{name}), custom_call_target={target}
+}}
+
+"""
+
+    loop = """%body (p: (f32[4,8])) -> (f32[4,8]) {
+  %p.body = (f32[4,8]) parameter(0)
+  %x = f32[4,8]{1,0} get-tuple-element(%p.body), index=0
+  %begun = f32[16,8]{1,0} fusion(%x), kind=kCustom, calls=%start_of_others
+  %ended = f32[16,8]{1,0} fusion(%x), kind=kCustom, calls=%end_of_others
+  ROOT %t = (f32[4,8]) tuple(%x)
+}
+
+%condition (p: (f32[4,8])) -> pred[] {
+  %p.condition = (f32[4,8]) parameter(0)
+  ROOT %more = pred[] constant(true)
+}
+
+"""
+    traffic = read(
+        part("start_of_others", starts=True)
+        + part("end_of_others", starts=False)
+        + part("start_of_first", starts=True)
+        + part("end_of_first", starts=False)
+        + loop
+        + entry(
+            "%a = f32[16,8]{1,0} fusion(%p), kind=kCustom, calls=%start_of_first",
+            "%b = f32[16,8]{1,0} fusion(%p), kind=kCustom, calls=%end_of_first",
+            "%in = (f32[4,8]) tuple(%p)",
+            "%loop = (f32[4,8]) while(%in), condition=%condition, body=%body,"
+            """ backend_config={"known_trip_count":{"n":"5"}}""",
+            "ROOT %out = f32[4,8]{1,0} get-tuple-element(%loop), index=0",
+        )
+    )
+    assert sum(count for *_, count in summary(traffic)) == 6
+    assert sum(moved for *_, moved, _ in summary(traffic)) == 6 * 4 * 128
+
+
 def test_arrays_summed_at_once_under_the_op_name_of_one_are_in_the_phases_that_made_them():
     """The TPU compiler keeps the last op_name: gradients of norms came out in the update, the loss too."""
     traffic = read(

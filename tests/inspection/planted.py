@@ -212,6 +212,82 @@ def sums_twice(mesh: Any, *, twice: bool) -> Program:
     return mapped, (array(mesh, (64, 64), "tp", None), array(mesh, (32, 64), "dp", "tp"))
 
 
+def scalar_summed_twice(mesh: Any, *, how: str) -> Program:
+    """A loss summed over tp, and summed or averaged once more; or a count of what each device holds."""
+
+    def body(x: Any) -> Any:
+        total = jax.lax.psum((x**2).sum(), "tp")
+        if how == "sum":
+            return jax.lax.psum(jnp.sqrt(total), "tp")
+        return jax.lax.pmean(jnp.sqrt(total), "tp")
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("tp"), out_specs=P(), check_vma=False)
+    return mapped, (array(mesh, (64, 64), "tp"),)
+
+
+def unsummed(mesh: Any, *, summed: bool) -> Program:
+    """A product whose parts nobody adds up, said to be whole; or added up."""
+
+    def body(x: Any, w: Any) -> Any:
+        y = x @ w
+        return jax.lax.psum(y, "tp") if summed else y
+
+    specs = (P("dp", "tp"), P("tp", None))
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("dp", None), check_vma=False)
+    return mapped, (array(mesh, (32, 64), "dp", "tp"), array(mesh, (64, 64), "tp", None))
+
+
+def optimizer_step(mesh: Any, *, state: bool = True, batch: bool = True, donated: bool = True) -> Program:
+    """A fully sharded train step, but for what is not split or not donated."""
+    specs = {"w_in": ((512, 1024), (None, "fsdp")), "w_out": ((1024, 512), ("fsdp", None))}
+    params = {name: array(mesh, *(shape, *spec)) for name, (shape, spec) in specs.items()}
+    moments = {name: array(mesh, shape, *(spec if state else ())) for name, (shape, spec) in specs.items()}
+    made = jax.tree.map(lambda one: one.sharding, (params, params if state else moments))
+
+    def loss(params: Any, x: Any) -> Any:
+        hidden = jax.nn.relu(x @ params["w_in"])
+        if batch:
+            hidden = constrain(hidden, jax.NamedSharding(mesh, P("fsdp", None)))
+        y = hidden @ params["w_out"]
+        return ((constrain(y, jax.NamedSharding(mesh, P("fsdp", None))) if batch else y) ** 2).mean()
+
+    def step(params: Any, moments: Any, x: Any) -> Any:
+        gradients = jax.grad(loss)(params, x)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, gradients)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments
+
+    jitted = jax.jit(step, donate_argnums=(0, 1) if donated else (), out_shardings=made)
+    return jitted, (params, moments, array(mesh, (64, 512), *(("fsdp",) if batch else ())))
+
+
+def put_on_a_device(mesh: Any, *, inside: bool) -> Program:
+    """An array put on one device inside of jit, or left alone."""
+
+    def forward(x: Any) -> Any:
+        return jnp.sin(jax.device_put(x, jax.devices()[0]) if inside else x)
+
+    return forward, (array(mesh, (64, 64), "dp"),)
+
+
+def transformed(mesh: Any, *, by_partitioner: bool) -> Program:
+    """A Fourier transform of lines that dp shares out: left to the partitioner, which gathers them, or in shard_map."""
+
+    def forward(x: Any) -> Any:
+        return jnp.fft.fft(x, axis=1).real
+
+    mapped = jax.shard_map(forward, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))
+    return forward if by_partitioner else mapped, (array(mesh, (64, 64), "dp"),)
+
+
+def accumulated(mesh: Any, *, on_split_dim: bool) -> Program:
+    """A cumulative sum along the dim that dp splits, or along the other."""
+
+    def forward(x: Any) -> Any:
+        return jnp.cumsum(x, axis=0 if on_split_dim else 1)
+
+    return forward, (array(mesh, (64, 64), "dp"),)
+
+
 def unsplit_batch(mesh: Any, *, split: bool) -> Program:
     """Data parallel by the mesh, with a batch that dp does not split, or does."""
 

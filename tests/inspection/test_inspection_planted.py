@@ -38,6 +38,14 @@ PAIRS = [
     Pair("gathered twice", planted.gathers_in_loop, FSDP, {"inside": True}, {"inside": False}),
     Pair("gathered twice", planted.gathers_twice, FSDP, {"twice": True}, {"twice": False}),
     Pair("reduced twice", planted.sums_twice, DP_TP, {"twice": True}, {"twice": False}),
+    Pair("reduced twice", planted.scalar_summed_twice, {"tp": 8}, {"how": "sum"}, {"how": "mean"}),
+    Pair("missing sum", planted.unsummed, DP_TP, {"summed": False}, {"summed": True}),
+    Pair("replicated optimizer state", planted.optimizer_step, FSDP, {"state": False}, {}),
+    Pair("replicated batch", planted.optimizer_step, FSDP, {"batch": False}, {}),
+    Pair("not donated", planted.optimizer_step, FSDP, {"donated": False}, {}),
+    Pair("constraint without effect", planted.put_on_a_device, {"dp": 8}, {"inside": True}, {"inside": False}),
+    Pair("unplanned collective", planted.transformed, {"dp": 8}, {"by_partitioner": True}, {"by_partitioner": False}),
+    Pair("unplanned collective", planted.accumulated, {"dp": 8}, {"on_split_dim": True}, {"on_split_dim": False}),
     Pair("uneven stages", planted.stages, PP, {"layers": (1, 7)}, {"layers": (4, 4)}),
 ]  # fmt: skip
 

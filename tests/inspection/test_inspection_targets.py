@@ -48,3 +48,16 @@ def test_a_planted_mistake_is_found_on_its_target_and_its_twin_is_clean(target):
     assert found
     assert all(finding.seconds > 0 for finding in found)
     assert clean.findings == ()
+
+
+@pytest.mark.slow
+def test_a_sum_between_slices_is_told_beside_those_within():
+    pytest.importorskip("libtpu")
+    mesh = AbstractMesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    function, args = planted.transformer(mesh, applied=True)
+    found = meshwright.inspect(function, *args, on="2*v5e:2x2")
+    between = [one for one in found.collectives if one.note == "between slices"]
+    assert {(one.kind, one.axes) for one in between} == {("all-reduce", ("dp",))}
+    assert all(one.seconds for one in between)
+    assert ("all-reduce", ("tp",)) in {(one.kind, one.axes) for one in found.collectives}
+    assert "between slices" in str(found)

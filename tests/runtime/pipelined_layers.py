@@ -8,10 +8,10 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.runtime.pipeline import LayerOutput, Pipeline, pipelined_loss, wait_for_input
-from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
+from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
+from meshwright.runtime.pipeline.stages import LayerOutput, Pipeline, pipelined_loss, wait_for_input
 from meshwright.step import RULES
-from meshwright.step.schedule import Schedule, slot_layers
+from meshwright.step.passes.schedule import Schedule, slot_layers
 
 BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
 RULES_OF_STAGES = {**RULES, "layers": ("pp",)}

@@ -21,7 +21,7 @@ from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.planner import predict
 from meshwright.record import merge
 from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.runtime.experts_routing import Load, route
+from meshwright.runtime.experts.routing import Load, route
 from meshwright.step import Experts, Workload, dropless_padding, parameters
 from meshwright.step.blocks import moe_block
 from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step

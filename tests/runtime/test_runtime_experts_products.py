@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.runtime.experts_products import grouped_matmul, grouped_matmul_transposed
+from meshwright.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
 from meshwright.step import expert_blocks
 
 ROWS, EXPERTS, D, F = 256, 4, 8, 12

@@ -11,10 +11,15 @@ from jax.experimental.pallas import tpu as pltpu
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.runtime import build_mesh
-from meshwright.runtime.blockwise import Keys
-from meshwright.runtime.kernels import chunked_attention, full_sequence_attention, select_kernel, sequential_segments
-from meshwright.runtime.ring_attention import zigzag
-from meshwright.runtime.segments import Mask, Segments
+from meshwright.runtime.attention.blockwise import Keys
+from meshwright.runtime.attention.kernels import (
+    chunked_attention,
+    full_sequence_attention,
+    select_kernel,
+    sequential_segments,
+)
+from meshwright.runtime.attention.ring import zigzag
+from meshwright.runtime.attention.segments import Mask, Segments
 
 MASKS = {
     "causal": (Mask(), False),

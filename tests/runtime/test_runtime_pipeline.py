@@ -20,7 +20,7 @@ from pipelined_layers import (
 from meshwright.hlo import count_executions, flops_of, parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.simulate import read_buffers
-from meshwright.step.schedule import Schedule
+from meshwright.step.passes.schedule import Schedule
 
 MATRIX = pytest.mark.matrix
 

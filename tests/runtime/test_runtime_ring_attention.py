@@ -17,9 +17,9 @@ from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.runtime.blockwise import Keys
-from meshwright.runtime.ring_attention import blocks_per_device, ring_attention, zigzag
-from meshwright.runtime.segments import Mask, Segments, pairwise_mask
+from meshwright.runtime.attention.blockwise import Keys
+from meshwright.runtime.attention.ring import blocks_per_device, ring_attention, zigzag
+from meshwright.runtime.attention.segments import Mask, Segments, pairwise_mask
 from meshwright.simulate import simulate
 from meshwright.step import Strategy, Workload
 

@@ -13,8 +13,8 @@ from meshwright.families import PRESETS
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, abstract, build_mesh
-from meshwright.runtime.segments import Mask, Segments, pairwise_mask
-from meshwright.runtime.sequence import KEYS, QUERIES, TOKENS, attend
+from meshwright.runtime.attention.segments import Mask, Segments, pairwise_mask
+from meshwright.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend
 from meshwright.step import Strategy, Workload, parameters
 from meshwright.training import lower_train_step
 

@@ -7,8 +7,8 @@ import pytest
 import toy_programs as toys
 
 from meshwright.cost import collective_efficiency, collective_seconds
-from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.attention import tpu_kernel_share
+from meshwright.cost.rates.achieved import HBM_SHARE
+from meshwright.cost.rates.attention import tpu_kernel_share
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.hlo import count_flops, parse_hlo, read_collectives

@@ -10,14 +10,14 @@ from meshwright.notation import Chain, Communicate, Sizes, Stage, infer
 from meshwright.notation import Product as Einsum
 from meshwright.step import REMATS, Experts, Strategy, Workload
 from meshwright.step.blocks import program
-from meshwright.step.differentiate import backward_ops, gathers, scatters, sums
 from meshwright.step.ir import Array, Dim, Matmul, Region
-from meshwright.step.microbatch import extents_of
-from meshwright.step.nodes import Core, Move, Product, Vector, Weight, moves_between
-from meshwright.step.optimizer import update_moves
-from meshwright.step.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
-from meshwright.step.rematerialize import recomputed
-from meshwright.step.shard import shard_stack
+from meshwright.step.passes.differentiate import backward_ops, gathers, scatters, sums
+from meshwright.step.passes.microbatch import extents_of
+from meshwright.step.passes.nodes import Core, Move, Product, Vector, Weight, moves_between
+from meshwright.step.passes.optimizer import update_moves
+from meshwright.step.passes.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
+from meshwright.step.passes.rematerialize import recomputed
+from meshwright.step.passes.shard import shard_stack
 from meshwright.step.train import STAGED, layout_of, train_step
 
 LLAMA = PRESETS["llama3-8b"]

@@ -27,6 +27,7 @@ CONFIG = RunConfig(
     ),
     mesh=MeshShape(fsdp=8),
     hardware="cpu:8",
+    memory_headroom=0.1,
     optimizer=Optimizer(warmup_steps=2, decay_steps=40),
     steps=6,
     save_every=2,
@@ -86,7 +87,7 @@ def test_a_run_goes_on_from_the_last_whole_checkpoint(whole, run):
     damage(run / "checkpoints" / "6", rng)
     run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
     assert [note.split(":")[0] for note in notes] == [
-        "checkpoint run/checkpoints/6 is damaged",
+        f"checkpoint {run}/checkpoints/6 is damaged",
         f"{run} goes on from checkpoint 4",
         "checkpoint 6 is kept as 6.damaged",
     ]

@@ -12,7 +12,7 @@ from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.step import Strategy, Workload, check_runnable, leaves, rules_of
-from meshwright.step.schedule import slot_layers
+from meshwright.step.passes.schedule import slot_layers
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
 from meshwright.training.generate import generate
 from meshwright.training.slots import in_order, to_order, to_slots

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.schedule import Schedule
+from meshwright.step.passes.schedule import Schedule
 from meshwright.viz import show_pipeline
 
 GPIPE = """\

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from meshwright.step.schedule import Schedule
+from meshwright.step.passes.schedule import Schedule
 from meshwright.units import show_bytes
 from meshwright.viz import show, show_pipeline, show_ring
 from meshwright.viz.arrays import device_text

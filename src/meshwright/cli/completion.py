@@ -16,7 +16,7 @@ from meshwright.cli.arguments import option, positional
 from meshwright.cli.main import COMMANDS
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import Option, declared_options
-from meshwright.errors import MeshwrightError
+from meshwright.files import write_error, write_file
 
 EXAMPLES = (
     "meshwright completion bash",
@@ -47,9 +47,9 @@ def run(args: Args) -> int:
     path, then = _place(shell)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
     except OSError as error:
-        raise MeshwrightError(f"cannot write {path}: {error.strerror}") from None
+        raise write_error(path, error) from None
+    write_file(path, text)
     print(f"wrote {path}; {then}")
     return 0
 

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from meshwright.cli.arguments import option
 from meshwright.cli.tables import prose_width
+from meshwright.files import check_new_directory
 from meshwright.units import show_seconds
 
 TINY = "tiny --on cpu:8 --batch 16 --seq-len 256"
@@ -33,6 +34,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Run each step, stopping at the first that fails; the exit code of that, or 0."""
+    check_new_directory(args.output)
     directory = shlex.quote(str(_free(args.output)))
     began = time.monotonic()
     for title, command in _story(directory):

@@ -10,7 +10,7 @@ from typing import Annotated
 from meshwright.cli.arguments import Json, option
 from meshwright.cli.tables import console
 from meshwright.files import check_output, write_file
-from meshwright.step.schedule import Kind, Schedule
+from meshwright.step.passes.schedule import Kind, Schedule
 from meshwright.viz import pipeline_data, show_pipeline
 
 EXAMPLES = (

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
 from meshwright.cli.tables import console
@@ -42,14 +42,9 @@ class TrainScreen:
         self._first: int | None = None
         self._began = self._said = time.monotonic()
         self._ended = threading.Event()
-        columns = (
-            TextColumn("{task.fields[left]}", markup=False),
-            BarColumn(bar_width=None),
-            _Right(self),
-        )
         has_bar = not is_quiet and self._out.is_terminal
-        self._bar = Progress(*columns, console=self._out, disable=not has_bar, expand=True)
-        self._task = self._bar.add_task("", total=steps, left="compiling")
+        self._bar = Progress(_Line(self), console=self._out, disable=not has_bar)
+        self._task = self._bar.add_task("", total=steps)
         self._has_bar = has_bar
 
     def __enter__(self) -> TrainScreen:
@@ -83,10 +78,14 @@ class TrainScreen:
 
     def _line(self, line: str) -> None:
         self._said = time.monotonic()
-        if self._has_bar:
-            self._bar.console.print(Text(line))
-        else:
-            print(line, flush=True)
+        try:
+            if self._has_bar:
+                self._bar.console.print(Text(line))
+            else:
+                print(line, flush=True)
+        except OSError as error:  # The reader of the pipe is gone, or its disk is full: no reason to lose the run.
+            self.is_quiet = True
+            self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
 
     def step(self, row: dict[str, Any]) -> None:
         """The metrics of a step."""
@@ -94,7 +93,7 @@ class TrainScreen:
         self._losses.append(row["loss"])
         self._first = row["step"] if self._first is None else self._first
         self._row = row
-        self._bar.update(self._task, completed=self.taken, left=f"{self.taken}/{self._steps}")
+        self._bar.update(self._task, completed=self.taken)
         if self.is_quiet:
             return
         every = max(1, self._steps // LINES)
@@ -119,14 +118,17 @@ class TrainScreen:
             words.append(word)
         return words
 
-    def beside_bar(self, task: Task) -> str:
-        """What stands at the right of the bar: time left and words about the last step, or how long it compiles."""
+    def bar(self, task: Task) -> Text:
+        """The line of the bar: the step, the bar, time left and words about the last step; or how long it compiles."""
         if not self._losses:
-            return _clock(time.monotonic() - self._began)
-        left = task.time_remaining
+            return Text(f"compiling  {_clock(time.monotonic() - self._began)}")
+        where, left = f"{self.taken}/{self._steps}", task.time_remaining
         clock = f"{_clock(left) if left is not None else '-:--'} left"
-        width = self._out.width - len(f"{self.taken}/{self._steps}") - LEAST_BAR - 2
-        return "  ".join(self._fit([clock], width))
+        words = "  ".join(self._fit([clock], self._out.width - len(where) - LEAST_BAR - 2))
+        width = min(MOST_BAR, self._out.width - len(where) - len(words) - 2)
+        done = int(width * self.taken / self._steps)
+        parts = (where, " ", ("━" * done, "bar.complete"), ("─" * (width - done), "bar.back"), " ", words)
+        return Text.assemble(*parts, no_wrap=True)
 
     @property
     def ends(self) -> dict[str, float]:
@@ -140,22 +142,22 @@ class TrainScreen:
         first, last = self._losses[0], self._losses[-1]
         lines = [f"loss {first:.3f} at step {self._first + 1}, {last:.3f} at step {self.taken}"]
         if len(self._losses) > 2:
-            lines += loss_chart(self._losses, width=min(CHART_WIDTH, self._out.width - 10), is_ascii=not _has_blocks())
+            lines += loss_chart(self._losses, width=min(CHART_WIDTH, self._out.width - 10))
         return lines
 
 
-class _Right(ProgressColumn):
-    """The words at the right of the bar, which the screen fits to its width."""
+class _Line(ProgressColumn):
+    """The bar and the words beside it, which the screen fits to its width."""
 
     def __init__(self, screen: TrainScreen) -> None:
         super().__init__()
         self._screen = screen
 
     def render(self, task: Task) -> Text:
-        return Text(self._screen.beside_bar(task), no_wrap=True)
+        return self._screen.bar(task)
 
 
-def loss_chart(losses: list[float], *, width: int, is_ascii: bool = False) -> list[str]:
+def loss_chart(losses: list[float], *, width: int) -> list[str]:
     """A bar chart of losses in text, the mean of some steps a column, with the highest and the lowest at its left."""
     columns = min(width, len(losses))
     edges = [round(index * len(losses) / columns) for index in range(columns + 1)]
@@ -165,19 +167,10 @@ def loss_chart(losses: list[float], *, width: int, is_ascii: bool = False) -> li
     lines = []
     for row in reversed(range(CHART_HEIGHT)):
         cells = [min(8, max(0, height - 8 * row)) for height in heights]
-        drawn = "".join(("#" if cell else " ") if is_ascii else _EIGHTHS[cell] for cell in cells)
+        drawn = "".join(_EIGHTHS[cell] for cell in cells)
         label = f"{high:.3f}" if row == CHART_HEIGHT - 1 else f"{low:.3f}" if row == 0 else ""
         lines.append(f"{label:>8} {drawn.rstrip()}")
     return lines
-
-
-def _has_blocks() -> bool:
-    """Whether the output can show the blocks of a chart."""
-    try:
-        _EIGHTHS.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _clock(seconds: float) -> str:

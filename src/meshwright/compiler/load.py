@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Any
 
 from meshwright.errors import MeshwrightError
@@ -11,11 +12,28 @@ from meshwright.errors import MeshwrightError
 def load_function(name: str) -> Any:
     """Import `module:function`."""
     module, _, function = name.partition(":")
+    if not module or not function:
+        raise MeshwrightError(f"{name!r} is not module:function")
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise MeshwrightError(f"cannot import {error.name!r} for {name}; it must be importable where you are") from None
-    except AttributeError:
+    except AttributeError as error:
+        frame = _last_frame(error)
+        if frame.startswith(__file__):
+            raise MeshwrightError(f"module {module} has no {function!r}; name it as module:function") from None
+        raise MeshwrightError(f"importing {module} fails: {error} ({frame})") from error
+    except SyntaxError as error:
+        raise MeshwrightError(f"{error.filename}:{error.lineno} does not parse: {error.msg}") from None
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
         raise MeshwrightError(
-            f"module {module} has no {function or 'function'!r}; name it as module:function"
-        ) from None
+            f"importing {module} fails: {type(error).__name__}: {said} ({_last_frame(error)})"
+        ) from error
+
+
+def _last_frame(error: Exception) -> str:
+    """The place where an error was raised, in the user's files where they have a part in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [one for one in frames if "site-packages" not in one.filename and "importlib" not in one.filename]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""

@@ -49,7 +49,7 @@ def load_module(
 
     free_inputs, free_outputs: whether the partitioner may choose the sharding of each.
     """
-    unused = tuple(UnusedConstraint(dtype, tuple(dims), source) for dtype, dims, source in unused_constraints)
+    unused = tuple(UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in unused_constraints)
     bytecode = gzip.decompress(base64.b64decode(module))
     lowered = _Module(bytecode, mesh, tuple(free_inputs), tuple(free_outputs))
     return LoweredProgram(lowered, unused, tuple(notes), tuple(output_names))

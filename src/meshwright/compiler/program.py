@@ -20,11 +20,16 @@ class MeshMethod(StrEnum):
 
 
 class UnusedConstraint(NamedTuple):
-    """A `with_sharding_constraint` whose result nothing uses: JAX drops it when it lowers. source: file:line."""
+    """A sharding constraint that JAX drops when it lowers. source: file:line.
+
+    device: of a `device_put` to it, which does nothing inside of `jit`; '' for a `with_sharding_constraint` whose
+    result nothing uses.
+    """
 
     dtype: str
     dims: tuple[int, ...]
     source: str
+    device: str = ""
 
 
 class LoweredProgram(NamedTuple):
@@ -119,9 +124,7 @@ class CompiledProgram:
 
 def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgram:
     """The inverse of `CompiledProgram.to_json`."""
-    unused = (
-        UnusedConstraint(dtype, tuple(dims), source) for dtype, dims, source in data.get("unused_constraints", ())
-    )
+    unused = (UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in data.get("unused_constraints", ()))
     return replace(
         CompiledProgram(**data),
         mesh_method=MeshMethod(data["mesh_method"]),

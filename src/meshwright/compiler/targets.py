@@ -18,6 +18,9 @@ Effort = Literal["fast", "default"]
 _OUR_OWN = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 _PACKAGES = {"tpu": ("libtpu", "libtpu"), "gpu": ("jax_cuda13_plugin", "jax-cuda13-plugin")}
 
+_MOST_SIMULATED = 4096
+"""CPU devices that one process can simulate: making more takes minutes."""
+
 _TPU_DEVICES = {
     "v4": ("TPU v4", 2),
     "v5e": ("TPU v5 lite", 1),
@@ -45,6 +48,11 @@ def check_compiler(system: System) -> None:
     """Raise where the compiler for a system's chip is not installed, or does not know the chip."""
     kind = system.chip.kind
     if kind == "cpu":
+        if system.num_devices > _MOST_SIMULATED:
+            raise MeshwrightError(
+                f"{system.num_devices} devices are too many to simulate; the most are {_MOST_SIMULATED}, and --on names"
+                " chips in any number"
+            )
         return
     module, package = _PACKAGES[kind]
     if importlib.util.find_spec(module) is None:

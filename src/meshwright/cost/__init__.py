@@ -1,13 +1,5 @@
 """Time of a collective and of an op, on links and chips at their full rate."""
 
-from meshwright.cost.achieved import contention_seconds, straggling_seconds
-from meshwright.cost.borrowed import borrowed_figures, borrowed_notes
-from meshwright.cost.collective import (
-    CollectiveTime,
-    collective_seconds,
-    gather_bytes_per_second,
-)
-from meshwright.cost.collective_time import achieved_seconds, planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.cost.comm_volume import (
     activation_collectives,
     dropless_padding_collectives,
@@ -16,10 +8,8 @@ from meshwright.cost.comm_volume import (
     untaken_branch_collectives,
     weight_collectives,
 )
-from meshwright.cost.efficiency import product_efficiency
 from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
 from meshwright.cost.formulas import collective_formula
-from meshwright.cost.hbm import hbm_bytes
 from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
     IMAGE_AXES,
@@ -38,11 +28,21 @@ from meshwright.cost.kv_cache import (
     token_cache_bytes,
     wasted_share,
 )
-from meshwright.cost.links import collective_efficiency
 from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
 from meshwright.cost.model_states import states_bytes
-from meshwright.cost.product import PricedImplementation, PricedProduct, price
-from meshwright.cost.ring import RingWork, is_round_ring, ring_work
+from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.rates.borrowed import borrowed_figures, borrowed_notes
+from meshwright.cost.rates.collective import (
+    CollectiveTime,
+    collective_seconds,
+    gather_bytes_per_second,
+)
+from meshwright.cost.rates.collective_time import achieved_seconds, planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.cost.rates.efficiency import product_efficiency
+from meshwright.cost.rates.hbm import hbm_bytes
+from meshwright.cost.rates.links import collective_efficiency
+from meshwright.cost.rates.product import PricedImplementation, PricedProduct, price
+from meshwright.cost.rates.ring import RingWork, is_round_ring, ring_work
 from meshwright.cost.roofline import (
     critical_batch,
     hardware_intensity,

@@ -26,8 +26,8 @@ from meshwright.step import (
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, ForwardOps, Step
 from meshwright.step.layer import Lookup
-from meshwright.step.pipeline import LOGITS, is_spmd_pipeline
-from meshwright.step.rematerialize import keeps_read
+from meshwright.step.passes.pipeline import LOGITS, is_spmd_pipeline
+from meshwright.step.passes.rematerialize import keeps_read
 from meshwright.step.train import train_step
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from meshwright.cost.collective import Term
+from meshwright.cost.rates.collective import Term
 from meshwright.hardware import Crossing, Placement
 from meshwright.record import Kind
 
@@ -14,7 +14,7 @@ def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[st
 
     n: devices (chips, on a torus), D: units of a level, s: groups that share its links, m: devices of a group in one
     unit. B: the links of the device worst placed on a torus, W: those of a unit; bytes a second one way. Source: as
-    `cost.collective`.
+    `cost.rates.collective`.
     """
     crossing = next((crossing for crossing in placement.crossings if crossing.level == term.link), None)
     text, numbers = _on_level(kind, placement, crossing) if crossing else _on_torus(kind, placement)

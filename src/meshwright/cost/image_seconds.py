@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.efficiency import product_efficiency
+from meshwright.cost.rates.achieved import HBM_SHARE
+from meshwright.cost.rates.efficiency import product_efficiency
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import IMAGE_RULES, ConvNet, Convolution, ImageWorkload, convolutions, pooled_size

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.cost.achieved import HBM_SHARE
 from meshwright.cost.flops import StepFlops
+from meshwright.cost.rates.achieved import HBM_SHARE
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Kind, Phase

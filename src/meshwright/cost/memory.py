@@ -15,7 +15,7 @@ from meshwright.step import DEFAULT, Strategy, Workload, is_zigzag, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
-from meshwright.step.pipeline import (
+from meshwright.step.passes.pipeline import (
     LOGITS,
     is_spmd_pipeline,
     kept_layers,

@@ -24,8 +24,8 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
-from meshwright.step.optimizer import factored_dims
-from meshwright.step.pipeline import is_spmd_pipeline
+from meshwright.step.passes.optimizer import factored_dims
+from meshwright.step.passes.pipeline import is_spmd_pipeline
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
 """The arrays of a parameter's size that an optimizer keeps beside it.

@@ -9,10 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshwright.cost.achieved import HBM_SHARE, product_seconds
-from meshwright.cost.attention import fused_attention_time
 from meshwright.cost.comm_volume import is_of_weights, weight_collectives
-from meshwright.cost.efficiency import gpu_figures, layer_shares
 from meshwright.cost.elementwise import (
     LOGITS_BYTES,
     LOGITS_BYTES_ONE_BY_ONE,
@@ -23,6 +20,9 @@ from meshwright.cost.elementwise import (
 )
 from meshwright.cost.flops import window_share
 from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.rates.achieved import HBM_SHARE, product_seconds
+from meshwright.cost.rates.attention import fused_attention_time
+from meshwright.cost.rates.efficiency import gpu_figures, layer_shares
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
@@ -30,7 +30,7 @@ from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, s
 from meshwright.step.blocks import program
 from meshwright.step.ir import AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
-from meshwright.step.pipeline import (
+from meshwright.step.passes.pipeline import (
     is_shared_before,
     pre_pipeline_stack,
     pre_pipeline_strategy,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.attention import attention_share
-from meshwright.cost.collective_time import planned_seconds
-from meshwright.cost.efficiency import gpu_figures, product_efficiency
 from meshwright.cost.elementwise import FUSED
 from meshwright.cost.flops import matmul_flops
 from meshwright.cost.kv_cache import cache_bytes, mean_cache_bytes
+from meshwright.cost.rates.achieved import HBM_SHARE
+from meshwright.cost.rates.attention import attention_share
+from meshwright.cost.rates.collective_time import planned_seconds
+from meshwright.cost.rates.efficiency import gpu_figures, product_efficiency
 from meshwright.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.cost.serving_bytes import weight_bytes
 from meshwright.hardware import MeshPlacement, System, dtype_bytes

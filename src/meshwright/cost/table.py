@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from meshwright.cost.collective import collective_seconds
 from meshwright.cost.comm_volume import priced_collectives
 from meshwright.cost.flops import AttentionProduct, attention_products, scores_share
+from meshwright.cost.rates.collective import collective_seconds
 from meshwright.cost.roofline import intensity, op_seconds
 from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
 from meshwright.mesh import MeshShape
@@ -21,7 +21,7 @@ from meshwright.notation import Product, ShardedArray
 from meshwright.record import Bound, Collective, Phase
 from meshwright.step import DEFAULT, Strategy, Workload
 from meshwright.step.ir import Array, AttentionOp, Communicate, Dim, Extents, Matmul, Region, Repeat, Step
-from meshwright.step.pipeline import UPDATE
+from meshwright.step.passes.pipeline import UPDATE
 from meshwright.step.train import train_step
 
 LETTERS = (

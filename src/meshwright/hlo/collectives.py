@@ -17,6 +17,7 @@ from meshwright.record import KINDS, Collective, Kind, LoweredAs, Lowering, Phas
 
 _KINDS: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "ragged-all-to-all": "all-to-all"}
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
+_START = "AsyncCollectiveStart"
 _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 
 
@@ -35,8 +36,8 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollecti
     mesh: every axis and its degree in device order, outermost first. A collective is one entry for each phase and
     lowering of its arrays. One whose groups are no product of axes has axes () and a note. An all-reduce that stands
     for a reduce-scatter or an all-gather keeps its kind and says so in `lowerings`; `canonical.canonicalize_collective`
-    undoes that. A collective that the TPU compiler spreads over several fusions, or inner loops, is counted once, by
-    its channel.
+    undoes that. A collective that the TPU compiler spreads over several fusions, or inner loops, is counted once,
+    where it starts.
     """
     runs = count_executions(module)
     collectives = [one for _, entries in each_collective(module, mesh, runs) for one in entries]
@@ -70,8 +71,9 @@ def each_collective(
 def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
     """Instructions already counted, by computation and name: further parts of a collective spread over several fusions.
 
-    Parts share kind and channel; their fusions are in one computation or in loops inside it. The first in the outermost
-    counts: a gather that continues through the iterations of an inner loop is still one.
+    Parts share kind and channel. Those that start a collective count: a loop's peeled iteration starts its own, on the
+    channel of the others. Where none is marked as a start, parts are in one computation or in loops inside it, and the
+    first in the outermost counts: a gather that continues through the iterations of an inner loop is still one.
     """
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():
@@ -83,12 +85,22 @@ def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
                 parts[channel, kind].append((home, instruction))
     further = set()
     for alike in parts.values():
+        if any(starts := [_starts(module, instruction) for _, instruction in alike]):
+            further.update(
+                (one.computation, one.name) for (_, one), begins in zip(alike, starts, strict=True) if not begins
+            )
+            continue
         homes = [home for home, _ in alike]
         for number, (home, instruction) in enumerate(alike):
             around = _single_callers(module, home, "while")[1:]
             if home in homes[:number] or any(other in around for other in homes):
                 further.add((instruction.computation, instruction.name))
     return frozenset(further)
+
+
+def _starts(module: Module, part: Instruction) -> bool:
+    """Whether a part of a collective is the one that the TPU compiler starts it with."""
+    return any(_START in user.attributes.get("custom_call_target", "") for user in module.users(part))
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:

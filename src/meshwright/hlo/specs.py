@@ -37,6 +37,11 @@ class Spec:
         left = ", ".join(map(repr, self.unreduced))
         return f"P({', '.join([*words, *([f'unreduced={{{left}}}'] if left else [])])})"
 
+    @property
+    def axes(self) -> Axes:
+        """The axes that shard any dim."""
+        return tuple(axis for dim in self.dims for axis in dim or ())
+
     def allows(self, other: Spec) -> bool:
         """Whether another spec satisfies this one: equal in every dim that is not open.
 

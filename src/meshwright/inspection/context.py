@@ -16,6 +16,7 @@ from meshwright.hlo import (
     ExecutionCounts,
     Instruction,
     Module,
+    Shape,
     Spec,
     canonicalize_collective,
     count_executions,
@@ -29,6 +30,7 @@ from meshwright.inspection.variance import Variance
 from meshwright.record import Collective, Kind, Phase
 from meshwright.simulate import Schedule
 
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 _STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
 """Ops through which a stored value is still that stored value."""
 
@@ -141,6 +143,24 @@ class ProgramContext:
         ]
         return frozenset(axis for one in tokens or alike if one.spec for axis in one.spec.dims[0] or ())
 
+    @cached_property
+    def is_train_step(self) -> bool:
+        """Whether the program differentiates, by the names that JAX gives to what runs backward."""
+        return any("transpose(" in instruction.op_name for instruction in self.module.instructions())
+
+    @cached_property
+    def aliases(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The numbers of the results that are in an argument's buffer, and of those arguments."""
+        found = _ALIAS.findall(self.module.attributes.get("input_output_alias", ""))
+        return frozenset(int(result or 0) for result, _ in found), frozenset(int(argument) for _, argument in found)
+
+    def whole_shape(self, argument: Argument) -> Shape:
+        """The shape of all shards of an argument together."""
+        shape = argument.instruction.shape
+        dims = argument.spec.dims if argument.spec else ((),) * len(shape.dims)
+        whole = tuple(size * self.degree(axes or ()) for size, axes in zip(shape.dims, dims, strict=True))
+        return Shape(shape.dtype, whole)
+
     def source_of(self, move: CompiledCollective) -> Instruction:
         """The instruction that made a collective's value, before layouts, dtypes and slices of a stack of layers."""
         return origin(self.module, self.module.operand(move.instruction), _STORED)
@@ -209,7 +229,7 @@ class ProgramContext:
     def first_use(self, parameter: Instruction) -> str:
         """The place where the program first uses an argument."""
         places = (self.place(user, moves=True) for user in self.module.users(parameter))
-        return next(filter(None, places), "")
+        return next((place for place in places if place and not place.startswith("(")), "")
 
     def _products(self) -> Iterator[Product]:
         for instruction in self.module.instructions():

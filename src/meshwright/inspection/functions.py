@@ -139,7 +139,9 @@ def _inspect_by_name(
         return inspect_text(read_dump(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
-    load_function(name)  # so that what it imports is known, and a mistake in its name is told at once
+    # Imported here too, so that what it imports is known, and a mistake in its name is told at once.
+    if not callable(made := load_function(name)):
+        raise MeshwrightError(f"{name} is a {type(made).__name__}, not a function that takes a mesh")
     request = CompileRequest(
         function=LOWER_NAMED,
         hardware=on or f"cpu:{math.prod(degrees.values())}",

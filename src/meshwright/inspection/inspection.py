@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.compiler import CompiledProgram, read_optimized
+from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
-from meshwright.hardware import System
+from meshwright.hardware import System, lay_mesh
 from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module, scope_of
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
@@ -145,7 +146,9 @@ def read_inspection(
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
     within = within_slice(system, mesh) if system else dict(mesh)
-    record = read_module(module, within, hardware=hardware)
+    is_split = system is not None and system.num_slices > 1
+    across = {axis: degree // within[axis] for axis, degree in mesh.items()} if is_split else None
+    record = read_module(module, within, hardware=hardware, across=across)
     schedule = simulate(module, mesh, system) if system and is_scheduled else None
     context = ProgramContext(
         module=module,
@@ -159,7 +162,7 @@ def read_inspection(
     with contradictions_as_errors(module):
         return Inspection(
             name=name,
-            record=_with_times(_with_memory(record, mesh, system, program), context),
+            record=_with_times(_with_memory(record, mesh, system, program), context, system),
             findings=run_checks(context),
             flops_by_scope=_flops_by_scope(context),
             module=module,
@@ -180,8 +183,11 @@ def _with_memory(
     return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits, notes=notes)
 
 
-def _with_times(record: Record, context: ProgramContext) -> Record:
-    """The record with the time of each collective, and its exposed time where there is a schedule."""
+def _with_times(record: Record, context: ProgramContext, system: System | None) -> Record:
+    """The record with the time of each collective, and its exposed time where there is a schedule.
+
+    Of collectives between slices the time is known where all of their axes is between slices; no wait for them is.
+    """
     timed = []
     for instruction, entries in context.communicating_instructions:
         whole = sum(entry.bytes for entry in entries)
@@ -191,6 +197,13 @@ def _with_times(record: Record, context: ProgramContext) -> Record:
                 share = entry.bytes / whole if whole else 1.0
                 exposed = share * context.exposed_seconds.get(instruction.name, 0.0)
             timed.append(replace(entry, seconds=seconds, exposed_seconds=exposed))
+    for move in record.collectives[len(timed) :]:  # between slices
+        is_whole = system is not None and all(context.mesh[axis] == 1 for axis in move.axes)
+        layout = lay_mesh(system, record.mesh) if system is not None and is_whole else None
+        seconds = (
+            move.count * achieved_seconds(move.kind, move.bytes / move.count, layout, move.axes) if layout else None
+        )
+        timed.append(replace(move, seconds=seconds))
     if context.schedule is None:
         return replace(record, collectives=tuple(timed))
     return replace(

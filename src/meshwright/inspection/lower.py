@@ -185,12 +185,17 @@ def _first_line(text: str) -> str:
 
 
 def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
-    """The sharding constraints of a jaxpr, and of those inside it, whose results nothing uses: JAX drops them."""
+    """The sharding constraints of a jaxpr, and of those inside it, that JAX drops: unused ones, and to one device."""
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:
             aval = eqn.outvars[0].aval
             yield UnusedConstraint(canonical_dtype(aval.dtype.name), tuple(aval.shape), _place(eqn))
+        if eqn.primitive.name == "device_put":
+            for var, device in zip(eqn.outvars, eqn.params["devices"], strict=True):
+                if isinstance(device, jax.Device):
+                    dtype, shape = canonical_dtype(var.aval.dtype.name), tuple(var.aval.shape)
+                    yield UnusedConstraint(dtype, shape, _place(eqn), str(device))
         for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
             if hasattr(inner, "eqns"):
                 yield from _unused(getattr(inner, "jaxpr", inner))

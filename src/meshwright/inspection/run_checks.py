@@ -11,10 +11,14 @@ from meshwright.inspection.checks.duplicate_reductions import duplicate_reductio
 from meshwright.inspection.checks.exposed_collectives import exposed_collectives
 from meshwright.inspection.checks.full_rematerializations import full_rematerializations
 from meshwright.inspection.checks.mesh_order import mesh_order
+from meshwright.inspection.checks.missing_sums import missing_sums
 from meshwright.inspection.checks.padding import padding
 from meshwright.inspection.checks.redundant_compute import redundant_compute
+from meshwright.inspection.checks.replicated_batches import replicated_batches
 from meshwright.inspection.checks.replicated_parameters import replicated_parameters
+from meshwright.inspection.checks.replicated_states import replicated_states
 from meshwright.inspection.checks.sliced_all_reduces import sliced_all_reduces
+from meshwright.inspection.checks.undonated_buffers import undonated_buffers
 from meshwright.inspection.checks.uneven_stages import uneven_stages
 from meshwright.inspection.checks.unexpected_collectives import unexpected_collectives
 from meshwright.inspection.context import ProgramContext
@@ -23,12 +27,16 @@ from meshwright.inspection.finding import Finding
 CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     redundant_compute,
     replicated_parameters,
+    replicated_states,
+    replicated_batches,
+    undonated_buffers,
     constraints_without_effect,
     full_rematerializations,
     unexpected_collectives,
     sliced_all_reduces,
     duplicate_gathers,
     duplicate_reductions,
+    missing_sums,
     mesh_order,
     exposed_collectives,
     padding,

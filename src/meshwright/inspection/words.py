@@ -10,10 +10,14 @@ from meshwright.inspection.checks.duplicate_reductions import ReducedTwice
 from meshwright.inspection.checks.exposed_collectives import ExposedCollective
 from meshwright.inspection.checks.full_rematerializations import GatheredToReshard
 from meshwright.inspection.checks.mesh_order import SlowMeshOrder
+from meshwright.inspection.checks.missing_sums import MissingSum
 from meshwright.inspection.checks.padding import PaddedArrays
 from meshwright.inspection.checks.redundant_compute import RedundantCompute
+from meshwright.inspection.checks.replicated_batches import ReplicatedBatch
 from meshwright.inspection.checks.replicated_parameters import ReplicatedParameter
+from meshwright.inspection.checks.replicated_states import ReplicatedStates
 from meshwright.inspection.checks.sliced_all_reduces import SlicedAllReduce
+from meshwright.inspection.checks.undonated_buffers import NotDonated
 from meshwright.inspection.checks.uneven_stages import UnevenStages
 from meshwright.inspection.checks.unexpected_collectives import UnexpectedBecause, UnexpectedCollective
 from meshwright.inspection.finding import Finding
@@ -42,6 +46,12 @@ def _axes(axes: tuple[str, ...]) -> str:
 
 @_sentences.register
 def _(found: DroppedConstraint) -> tuple[str, str]:
+    if found.device:
+        return (
+            f"device_put of {found.shape} to {found.device} is inside of jit, which runs on all of its devices: it does"
+            " nothing",
+            "put it on devices before the call, or constrain it by a NamedSharding",
+        )
     return (
         f"nothing uses the result of with_sharding_constraint on {found.shape}; the value stays as it was",
         "go on with what it returns: x = with_sharding_constraint(x, …)",
@@ -168,6 +178,50 @@ def _(found: ReplicatedParameter) -> tuple[str, str]:
 
 
 @_sentences.register
+def _(found: ReplicatedStates) -> tuple[str, str]:
+    many = f"{found.count} arrays of {found.tree}, as {found.name} {found.shape}," if found.count > 1 else found.name
+    has = "have" if found.count > 1 else f"{found.shape} has"
+    return (
+        f"{many} {has} a copy on each of {found.degree} devices along {_axes(found.axes)}, which splits {found.like}:"
+        f" {show_bytes(found.bytes)} a device held for nothing",
+        "make the optimizer's state from parameters that are split already, or give it their shardings: jit of"
+        " optimizer.init with out_shardings",
+    )
+
+
+@_sentences.register
+def _(found: ReplicatedBatch) -> tuple[str, str]:
+    return (
+        f"{found.name} {found.shape} is whole on each of {found.degree} devices along {found.axis}, which splits no"
+        " other data: they work on the same examples, and parameters or activations move instead",
+        f"split its first dim over {found.axis} before the step: device_put with a NamedSharding, or jit's"
+        " in_shardings",
+    )
+
+
+@_sentences.register
+def _(found: NotDonated) -> tuple[str, str]:
+    trees = " and ".join(found.trees)
+    return (
+        f"{found.count} arrays of {trees}, the largest {found.name} {found.shape}, come back changed and keep their old"
+        f" buffers: {show_bytes(found.bytes)} a device for values that nothing needs any more",
+        f"jax.jit(…, donate_argnames=[{', '.join(map(repr, found.trees))}]), and do not use what was handed over after"
+        " the call",
+    )
+
+
+@_sentences.register
+def _(found: MissingSum) -> tuple[str, str]:
+    name = f"result {found.name}" if found.name else "the result"
+    return (
+        f"{name} {found.shape} is said to be the same on all {found.degree} devices along {_axes(found.axes)}, and each"
+        " has its own: shard_map does not check that (check_vma=False)",
+        f"sum it over {_axes(found.axes)} (psum) before it leaves shard_map, or name {_axes(found.axes)} in out_specs;"
+        " check_vma=True refuses it",
+    )
+
+
+@_sentences.register
 def _(found: GatheredTwice) -> tuple[str, str]:
     how = (
         f"by {found.num_gathers} all-gathers" if found.num_gathers > 1 else f"in each of {found.iterations} iterations"
@@ -219,6 +273,10 @@ def _(found: UnexpectedCollective) -> tuple[str, str]:
         UnexpectedBecause.MOVES_SPLIT: (
             f"the partitioner moves a split from one dim to another to make {primitive}",
             "give the operands of this op shardings that fit each other, or reshard on purpose where it is cheapest",
+        ),
+        UnexpectedBecause.NEEDS_WHOLE: (
+            f"{primitive} needs whole lines of its array, and the partitioner moves what is split to give it to all",
+            f"do {primitive} in shard_map, with a dim split that it does not run along",
         ),
         UnexpectedBecause.REARRANGES: (
             f"{primitive} changes the dim that is split, so the data must follow",

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.dropout import DropoutRng, dropout_of_weights
 from meshwright.models.remat import INTERMEDIATE, SCORES
 from meshwright.runtime import cotangent_spec
-from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
+from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS
 from meshwright.step import can_halve_queries, num_query_chunks
 
 

@@ -15,8 +15,8 @@ from meshwright.models.attention import Scoring, attend
 from meshwright.models.context import Cache, LayerContext
 from meshwright.models.remat import INTERMEDIATE
 from meshwright.models.rotary import is_of_kind
-from meshwright.runtime import sequence
-from meshwright.runtime.segments import Mask, Segments
+from meshwright.runtime.attention import sequence
+from meshwright.runtime.attention.segments import Mask, Segments
 from meshwright.step.layer import Attention
 
 

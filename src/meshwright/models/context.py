@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.rotary import AllTables, rotary_tables
 from meshwright.runtime import ShardingContext
-from meshwright.runtime.segments import Segments
+from meshwright.runtime.attention.segments import Segments
 from meshwright.step import DEFAULT, ModelConfig, Strategy
 
 Weights = Mapping[str, Any]

@@ -20,7 +20,7 @@ from meshwright.models.layer import run_layer
 from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
 from meshwright.runtime import ShardingContext
-from meshwright.runtime.experts_routing import Load
+from meshwright.runtime.experts.routing import Load
 from meshwright.step import DEFAULT, ModelConfig, Remat, Strategy, blocks
 from meshwright.step.layer import Stack
 

@@ -20,8 +20,8 @@ from meshwright.models.activation import activate
 from meshwright.models.quantised_experts import expert_product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.runtime import ShardingContext
-from meshwright.runtime.experts import ExpertAxes, dispatch_combine
-from meshwright.runtime.experts_routing import Load, probabilities, route
+from meshwright.runtime.experts.dispatch import ExpertAxes, dispatch_combine
+from meshwright.runtime.experts.routing import Load, probabilities, route
 from meshwright.runtime.shards import on_shards
 from meshwright.step import RULES, Experts, MatmulDtype
 from meshwright.step.layer import Dispatch, Gated, Linear

@@ -19,12 +19,12 @@ from meshwright.models.ends import cross_entropy, embed, logits, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.remat import rematerialized
 from meshwright.runtime import Pipeline, ShardingContext, pipelined_loss, pipelined_loss_1f1b, wait_for_input
-from meshwright.runtime.experts_routing import Load
-from meshwright.runtime.pipeline import LayerOutput
+from meshwright.runtime.experts.routing import Load
+from meshwright.runtime.pipeline.stages import LayerOutput
 from meshwright.runtime.replicas import stack_replicas, unstack_replicas
 from meshwright.step import ModelConfig, Remat, Strategy, batch_before_stages, check_stage_remat, num_staged_layers
 from meshwright.step.blocks import layers
-from meshwright.step.schedule import Schedule, slot_layers
+from meshwright.step.passes.schedule import Schedule, slot_layers
 
 
 def staged_loss_and_load(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
-from meshwright.runtime.experts_products import grouped_matmul, grouped_matmul_transposed
+from meshwright.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
 from meshwright.runtime.shards import match_varying
 from meshwright.step import MatmulDtype
 

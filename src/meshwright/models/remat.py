@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from meshwright.runtime.blockwise import ATTENTION_RESIDUALS
+from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS
 from meshwright.runtime.collective_matmul import GATHERED_BY_RING
 from meshwright.step import Remat
 

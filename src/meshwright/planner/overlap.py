@@ -21,7 +21,7 @@ from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Phase
 from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload
-from meshwright.step.pipeline import KEPT_INPUTS
+from meshwright.step.passes.pipeline import KEPT_INPUTS
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""

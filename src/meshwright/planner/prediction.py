@@ -37,7 +37,7 @@ from meshwright.planner.overlap import (
 from meshwright.record import Bound, Collective, Phase, Record, merge
 from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks
 from meshwright.step.blocks import program
-from meshwright.step.pipeline import is_shared_before, pre_pipeline_stack
+from meshwright.step.passes.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
 
 _WORKED = replace(DEFAULT, spmd_pipeline=False)

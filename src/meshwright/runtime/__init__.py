@@ -1,15 +1,15 @@
 """Run sharded computation: meshes, sharding contexts, attention kernels, experts, pipelines, sharded products."""
 
 from meshwright.runtime.arrays import DTYPES, abstract, initialise, shardings
+from meshwright.runtime.attention.sequence import attend, token_order
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.devices import Processes, claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
 from meshwright.runtime.mesh import abstract_mesh, across_slices, build_mesh, within_slice
 from meshwright.runtime.modes import MODES, Mode
-from meshwright.runtime.pipeline import Pipeline, pipelined_loss, wait_for_input
-from meshwright.runtime.pipeline_1f1b import pipelined_loss_1f1b
+from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
+from meshwright.runtime.pipeline.stages import Pipeline, pipelined_loss, wait_for_input
 from meshwright.runtime.product import compile_product, make_product_mesh, run_product
-from meshwright.runtime.sequence import attend, token_order
 from meshwright.runtime.sharding_context import ShardingContext, cotangent_spec
 from meshwright.runtime.single_collective import build_collective
 

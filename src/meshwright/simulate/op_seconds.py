@@ -15,10 +15,16 @@ from functools import cache
 from typing import Literal
 
 from meshwright.cost import product_efficiency
-from meshwright.cost.achieved import HBM_SHARE
-from meshwright.cost.attention import TPU_PRODUCTS, TpuKernel, attention_share, fused_attention_time, tpu_kernel_share
-from meshwright.cost.data_files import tpu_products
-from meshwright.cost.efficiency import gpu_figures
+from meshwright.cost.rates.achieved import HBM_SHARE
+from meshwright.cost.rates.attention import (
+    TPU_PRODUCTS,
+    TpuKernel,
+    attention_share,
+    fused_attention_time,
+    tpu_kernel_share,
+)
+from meshwright.cost.rates.data_files import tpu_products
+from meshwright.cost.rates.efficiency import gpu_figures
 from meshwright.hardware import System
 from meshwright.hlo import Instruction, Module, count_executions, flops_of
 from meshwright.hlo.flops import is_kernel

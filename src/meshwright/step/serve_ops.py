@@ -42,7 +42,7 @@ from meshwright.step.layer import (
 )
 from meshwright.step.layer import Block as LayerBlock
 from meshwright.step.model import ModelConfig
-from meshwright.step.nodes import Layout
+from meshwright.step.passes.nodes import Layout
 from meshwright.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit, ServingPhase
 
 LOGITS, EMBEDDING = Region("logits"), Region("embedding")

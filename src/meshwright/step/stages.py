@@ -49,7 +49,7 @@ def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tupl
 def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
     """The declarations of a model's parameters with those of layers stacked over slots, stage by stage.
 
-    Which layer is in which slot says `step.schedule.slot_layers`. One stage has a slot for each layer.
+    Which layer is in which slot says `step.passes.schedule.slot_layers`. One stage has a slot for each layer.
     """
     if stages == 1:
         return parameters(model)

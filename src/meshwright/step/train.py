@@ -12,7 +12,6 @@ from functools import lru_cache
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step.blocks import program
-from meshwright.step.differentiate import backward_ops, forward_ops, gathers, scatters, sums
 from meshwright.step.ir import (
     Array,
     AttentionOp,
@@ -25,12 +24,13 @@ from meshwright.step.ir import (
     Step,
 )
 from meshwright.step.layer import Stack
-from meshwright.step.microbatch import extents_of, gradient_sums
 from meshwright.step.model import Model
-from meshwright.step.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
-from meshwright.step.optimizer import update_moves
 from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.pipeline import (
+from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
+from meshwright.step.passes.microbatch import extents_of, gradient_sums
+from meshwright.step.passes.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
+from meshwright.step.passes.optimizer import update_moves
+from meshwright.step.passes.pipeline import (
     end_moves,
     is_shared_before,
     is_spmd_pipeline,
@@ -38,11 +38,11 @@ from meshwright.step.pipeline import (
     repeats,
     stage_moves,
 )
-from meshwright.step.rematerialize import keeps_read, recomputed
+from meshwright.step.passes.rematerialize import keeps_read, recomputed
+from meshwright.step.passes.shard import shard_stack
+from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
 from meshwright.step.sequence import has_attention, is_zigzag
-from meshwright.step.shard import shard_stack
-from meshwright.step.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.strategy import DEFAULT, Strategy
 from meshwright.step.workload import Remat, Workload, num_query_chunks
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -23,6 +26,7 @@ from jax.experimental.multihost_utils import process_allgather
 from meshwright.errors import MeshwrightError
 from meshwright.training.checksums import find_damage, write_checksums
 from meshwright.training.step import State
+from meshwright.units import show_bytes
 
 Note = Callable[[str], None]
 """Takes a line that a user should read."""
@@ -35,7 +39,8 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, *, keep: int = 2) -> None:
-        self._directory = (directory / "checkpoints").absolute()
+        self._shown = directory / "checkpoints"
+        self._directory = self._shown.absolute()
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None
         self._finishing: threading.Thread | None = None
@@ -73,6 +78,8 @@ class Checkpoints:
         self.wait()
         if step == self.latest:
             return
+        check_free(self._directory.parent, state, what=f"write checkpoint {step}")
+        _ignore_closed_loops()
         parts: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in state.items()}
         try:
             if self._manager is None:
@@ -115,8 +122,7 @@ class Checkpoints:
         if isinstance(error, MeshwrightError):
             return error
         if "No space left" in str(error) or "ENOSPC" in str(error):
-            free = shutil.disk_usage(self._directory.parent).free
-            return MeshwrightError(f"cannot write checkpoint {step}: the disk is full, {free / 1e6:,.1f} MB are free")
+            return MeshwrightError(f"cannot write checkpoint {step}: the disk is full")
         return MeshwrightError(f"cannot write checkpoint {step}: {str(error).strip().splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
@@ -136,8 +142,7 @@ class Checkpoints:
                 for line in damaged:
                     on_note(f"{line}; checkpoint {step} is whole and is taken")
                 return step
-            path = Path(self._directory.parent.name) / self._directory.name / str(step)
-            damaged.append(f"checkpoint {path} is damaged: {damage or 'another process says so'}")
+            damaged.append(f"checkpoint {self._shown / str(step)} is damaged: {damage or 'another process says so'}")
         if damaged:
             raise MeshwrightError(f"{damaged[0]}; no other is whole")
         return None
@@ -151,7 +156,7 @@ class Checkpoints:
                 found = manager.restore(step, args=args)
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise MeshwrightError(
-                f"cannot read {self._path(step)}: {str(error).strip().splitlines()[0][:200]}"
+                f"cannot read {self._shown / str(step)}: {str(error).strip().splitlines()[0][:200]}"
             ) from None
         return {name: found[name] for name in abstract}
 
@@ -169,3 +174,29 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self._directory / str(step)
+
+
+def check_free(directory: Path, state: State, *, what: str) -> None:
+    """Raise where the disk of a directory has not the bytes of a state (its shapes will do) free."""
+    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    while not directory.exists():
+        directory = directory.parent
+    if (free := shutil.disk_usage(directory).free) < needed:
+        raise MeshwrightError(
+            f"cannot {what}: the disk of {directory} has {show_bytes(free)} free, and a checkpoint takes"
+            f" {show_bytes(needed)}; free {show_bytes(needed - free)} or more"
+        )
+
+
+def _ignore_closed_loops() -> None:
+    """Keep TensorStore's threads from printing a traceback each where a write failed and its event loop is gone."""
+    before = sys.excepthook
+    if getattr(before, "ignores_closed_loops", False):
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if str(value) != "Event loop is closed":
+            before(kind, value, trace)
+
+    hook.ignores_closed_loops = True  # pyright: ignore[reportFunctionMemberAccess]
+    sys.excepthook = hook

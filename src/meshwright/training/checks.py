@@ -12,7 +12,7 @@ from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.training.data import BYTES
 from meshwright.training.run import RunConfig
-from meshwright.units import show_bytes
+from meshwright.units import show_bytes, show_percent
 
 MAX_SEED = 2**32 - 1
 """The largest seed that NumPy and Grain take."""
@@ -81,9 +81,10 @@ def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
     system = config.system
     predicted = make_plan(config.workload, config.mesh, system, config.strategy).predicted
     if not predicted.fits and not anyway:
+        kept = f" and {show_percent(system.memory_headroom)} headroom" if system.memory_headroom else ""
         raise DoesNotFitError(
             f"{config.workload.model.name} on mesh {config.mesh} does not fit: a device needs"
-            f" {show_bytes(predicted.memory_bytes['peak'])} of the {show_bytes(system.usable_bytes)} it has;"
+            f" {show_bytes(predicted.memory_bytes['peak'])}{kept} of the {show_bytes(system.usable_bytes)} it has;"
             f" `meshwright plan` says what would fit, {ANYWAY}"
         )
     if not anyway:

@@ -22,7 +22,7 @@ from meshwright.models.dropout import DropoutRng, token_numbers
 from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.arrays import widest
-from meshwright.runtime.experts_routing import Load
+from meshwright.runtime.experts.routing import Load
 from meshwright.step import Parameter, Strategy, Workload, parameters
 
 Batch = Mapping[str, Array]

@@ -108,6 +108,7 @@ def new_run(
         mesh=plan.mesh,
         hardware=plan.hardware,
         hardware_file=plan.hardware_file,
+        memory_headroom=plan.memory_headroom,
         optimizer=Optimizer(learning_rate=rate, decay_steps=count),
         steps=count,
         seed=check_seed(said.get("seed", 0)),

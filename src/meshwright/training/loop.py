@@ -20,7 +20,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import check_mesh, check_runnable, check_strategy, rules_of
-from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
@@ -106,6 +106,8 @@ def _run(
     try:
         with jax.set_mesh(mesh), checkpoints:
             start = _last_step(config, directory, checkpoints, on_note)
+            wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
+            check_free(directory, wanted, what=f"train in {directory}")
             first = _state(config, layout, mesh, checkpoints, start)
             for row, state in _steps(config, layout, batches, first, start):
                 taken = row["step"] + 1

@@ -34,12 +34,22 @@ def resumed_run(
     """
     said = given(options, ("data", "learning_rate", "seed", *PlanOptions.__annotations__))
     before = read_config(directory)
-    system = read_system(said.pop("on", before.hardware), said.pop("hardware", before.hardware_file))
+    system = read_system(
+        said.pop("on", before.hardware),
+        said.pop("hardware", before.hardware_file),
+        said.pop("memory_headroom", before.memory_headroom),
+    )
     mesh, asked_mesh = before.mesh, said.pop("mesh", None)
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
     lines = _change(said, before, directory, is_allowed=change)
-    config = replace(_with(said, before), hardware=str(system), hardware_file=system.chip.file, mesh=mesh)
+    config = replace(
+        _with(said, before),
+        hardware=str(system),
+        hardware_file=system.chip.file,
+        memory_headroom=system.memory_headroom,
+        mesh=mesh,
+    )
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()

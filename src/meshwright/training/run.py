@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,14 @@ class RunConfig:
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
     """The TOML file of a chip that is not one of the project's."""
+    memory_headroom: float | None = None
+    """The share of memory that the plan kept for the error of its prediction."""
 
     @property
     def system(self) -> System:
         """The system that `hardware` names."""
-        return parse_system(self.hardware, hardware_file=self.hardware_file)
+        system = parse_system(self.hardware, hardware_file=self.hardware_file)
+        return replace(system, memory_headroom=self.memory_headroom)
 
     def to_json(self) -> dict[str, Any]:
         """The config as plain data, as `config.json` has it."""

@@ -16,7 +16,7 @@ from jax import Array
 
 from meshwright.runtime import ShardingContext
 from meshwright.step import ModelConfig, Strategy, num_staged_layers
-from meshwright.step.schedule import slot_layers
+from meshwright.step.passes.schedule import slot_layers
 
 Tree = Any
 """Arrays or their abstract values in any pytree, those of layers under the name `layers`."""

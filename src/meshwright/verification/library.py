@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 from meshwright.compiler import Effort
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
 from meshwright.planner import Plan, PlanLike, PlanOptions, given, make_plan, plan_to_run
 from meshwright.record import Record
 from meshwright.training import measured, read_config, read_metrics
@@ -64,5 +63,5 @@ def _is_run(directory: Path) -> bool:
 def _of_run(directory: Path) -> tuple[Plan, Record]:
     """The plan of a run's step, and what it measured."""
     config = read_config(directory)
-    plan = make_plan(config.workload, config.mesh, parse_system(config.hardware), config.strategy)
+    plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
     return plan, measured(config, read_metrics(directory))

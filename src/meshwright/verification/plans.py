@@ -24,7 +24,7 @@ from meshwright.cost import (
     untaken_branch_collectives,
     untaken_branch_flops,
 )
-from meshwright.cost.attention import tpu_kernel
+from meshwright.cost.rates.attention import tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record

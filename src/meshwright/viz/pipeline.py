@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.schedule import Cell as Work
-from meshwright.step.schedule import Schedule, slot_layers
+from meshwright.step.passes.schedule import Cell as Work
+from meshwright.step.passes.schedule import Schedule, slot_layers
 from meshwright.viz.colours import lighter, named
 from meshwright.viz.panels import Cell, Panel, Sketch
 

@@ -12,7 +12,7 @@ from meshwright.mesh import MeshShape
 from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_numbers
 from meshwright.planner import read_system
 from meshwright.record import Kind
-from meshwright.step.schedule import Schedule
+from meshwright.step.passes.schedule import Schedule
 from meshwright.viz import svg, terminal
 from meshwright.viz.arrays import array_sketch, every_sharding, gallery_sketch
 from meshwright.viz.collectives import DIGITS, Values, collective_sketch, run_collective

@@ -13,11 +13,12 @@ from meshwright.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedConstraint(Finding):
-    """Nothing uses the result of a constraint."""
+    """Nothing uses the result of a constraint, or it is a `device_put` to one device inside of `jit`."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
 
     shape: Shape
+    device: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,10 @@ def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
     """Constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
     if context.program is None:
         return
-    for dtype, dims, source in context.program.unused_constraints:
+    for dtype, dims, source, device in context.program.unused_constraints:
         shape = Shape(dtype, dims)
-        yield DroppedConstraint(shape=shape, bytes=shape.bytes, seconds=None, source=source)
+        if context.module.num_devices > 1 or not device:
+            yield DroppedConstraint(shape=shape, device=device, bytes=shape.bytes, seconds=None, source=source)
     for pair in read_shardings(context.program, context.mesh):
         if pair.role == "intermediate" and pair.requested is not None:
             yield from _uneven(context, pair, pair.requested)

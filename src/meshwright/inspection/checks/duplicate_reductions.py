@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import Description, Instruction, Shape, describe
+from meshwright.hlo import VIEWS, Description, Instruction, Shape, describe, origin, uses
 from meshwright.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Collective, Kind, Phase
+
+_FORWARDS = frozenset(VIEWS | {"convert"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,33 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
         said = describe(context.module, instruction, number=len(operands))
         for operand, description in zip(operands, said, strict=True):
             axes = tuple(axis for axis in first.axes if axis not in context.variance.axes(operand))
-            if axes and operand.shape.bytes >= LEAST_BYTES:
-                yield _finding(context, instruction, first, operand, axes, description)
+            if not axes or origin(context.module, operand, _FORWARDS).opcode in ("constant", "iota"):
+                continue  # what a program counts by summing ones is meant
+            is_sum = context.module.root(instruction.called("to_apply")[0]).opcode == "add"
+            is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
+            # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.
+            if is_sum or operand.shape.bytes >= LEAST_BYTES:
+                yield _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
+
+
+def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
+    """Whether a sum is divided by the number of devices at once, as a mean is."""
+    for user, _ in uses(context.module, instruction, _FORWARDS):
+        if user.opcode in ("multiply", "divide"):
+            sides = [origin(context.module, side, _FORWARDS | {"broadcast"}) for side in context.module.operands(user)]
+            wanted = 1 / degree if user.opcode == "multiply" else degree
+            texts = [side.text for side in sides if side.opcode == "constant"]
+            if any(_number(text) == wanted for text in texts):
+                return True
+    return False
+
+
+def _number(text: str) -> float | None:
+    """The value of a scalar constant."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _finding(
@@ -51,6 +78,8 @@ def _finding(
     operand: Instruction,
     axes: tuple[str, ...],
     description: Description,
+    *,
+    is_sum: bool,
 ) -> Finding:
     times = context.execution_counts.times[instruction.computation]
     return ReducedTwice(
@@ -60,7 +89,7 @@ def _finding(
         phase=description.phase,
         equal_axes=axes,
         degree=context.degree(axes),
-        is_sum=context.module.root(instruction.called("to_apply")[0]).opcode == "add",
+        is_sum=is_sum,
         bytes=times * operand.shape.bytes,
         seconds=context.collective_seconds(first.kind, operand.shape.bytes, first.axes, count=times),
         source=description.place,

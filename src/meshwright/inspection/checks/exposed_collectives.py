@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.hlo import Instruction
+from meshwright.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Kind, Phase
@@ -47,11 +48,13 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
     for instruction, entries in context.communicating_instructions:
         exposed = context.exposed_seconds.get(instruction.name, 0.0)
         times = context.execution_counts.times[instruction.computation]
+        largest = max(entries, key=lambda entry: entry.bytes)
+        if largest.bytes < LEAST_BYTES * largest.count:
+            continue
         if exposed < max(_SHARE_OF_STEP * step, _LEAST_SECONDS * times):
             continue
         free = _independent_seconds(context, instruction, ops)
         if min(exposed, free) >= _SHARE_OF_STEP * step:
-            largest = max(entries, key=lambda entry: entry.bytes)
             yield ExposedCollective(
                 collective=largest.kind,
                 array=largest.array,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.hlo import Shape, Spec
+from meshwright.hlo import Shape
 from meshwright.inspection.context import Argument, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 
@@ -56,7 +56,7 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
         if rule is None or argument.spec is None:
             continue
         wanted = {axis for dim in rule for axis in _axes(dim)}
-        missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in _split(argument.spec))
+        missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in argument.spec.axes)
         if missing:
             yield _finding(context, argument, missing)
 
@@ -69,13 +69,13 @@ def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -
     sizes = [_global_bytes(context, argument) for argument in tree]
     whole = sum(sizes)
     for axis, degree in context.mesh.items():
-        split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in _split(one.spec))
+        split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in one.spec.axes)
         if axis not in context.batch_axes or degree < 2 or split < MOST_SHARD * whole:
             continue
         for argument, size in zip(tree, sizes, strict=True):
             dims = argument.instruction.shape.dims
             fits = len(dims) > 1 and any(dim % degree == 0 for dim in dims)
-            if argument.spec and not _split(argument.spec) and fits and size >= SHARE_OF_TREE * whole:
+            if argument.spec and not argument.spec.axes and fits and size >= SHARE_OF_TREE * whole:
                 yield _finding(context, argument, (axis,), tree=name, sharded_share=split / whole)
         return
 
@@ -104,12 +104,7 @@ def _finding(
 
 def _global_bytes(context: ProgramContext, argument: Argument) -> int:
     """The bytes of all shards of an argument."""
-    return argument.instruction.shape.bytes * context.degree(_split(argument.spec) if argument.spec else ())
-
-
-def _split(spec: Spec) -> tuple[str, ...]:
-    """The axes that shard any dim."""
-    return tuple(axis for dim in spec.dims for axis in dim or ())
+    return argument.instruction.shape.bytes * context.degree(argument.spec.axes if argument.spec else ())
 
 
 def _axes(dim: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -22,9 +22,14 @@ _ASKED_FOR = frozenset(
 _REARRANGE = frozenset(
     {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "concatenate", "split", "pad", "rev", "roll"}
     | {"slice", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "scatter-add", "scatter_add", "take"}
-    | {"sort", "argsort", "cumsum"}
 )
 """Primitives that move elements along dims: if the dim is sharded, data must follow."""
+
+_NEEDS_WHOLE = frozenset(
+    {"fft", "sort", "argsort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
+    | {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
+)
+"""Primitives that need all of a dim in one place, for which the partitioner gathers; cumulative sums run in windows."""
 
 _ONE_OPERAND = frozenset(
     {
@@ -57,6 +62,8 @@ class UnexpectedBecause(StrEnum):
     """It is not among the expected collectives."""
     MOVES_SPLIT = "moves a split"
     """The partitioner moves a split from one dim to another."""
+    NEEDS_WHOLE = "needs a whole dim"
+    """The primitive needs whole lines of its array, which the partitioner gathers."""
     REARRANGES = "rearranges"
     """The primitive rearranges the sharded dim, so data must follow."""
     GATHERS_BATCH = "gathers the batch"
@@ -81,7 +88,7 @@ class UnexpectedCollective(Finding):
     @property
     def conflict(self) -> tuple[str, ...]:
         """What findings at one place have in common if they are one mistake."""
-        if self.because == UnexpectedBecause.REARRANGES:
+        if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
 
@@ -124,6 +131,8 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
     if not primitive or primitive in _ASKED_FOR or primitive in _ONE_OPERAND:
         return None
     kind = found.collective.kind
+    if primitive in _NEEDS_WHOLE:
+        return UnexpectedBecause.NEEDS_WHOLE
     if kind == "all-to-all":
         return UnexpectedBecause.MOVES_SPLIT
     gathers_computed = kind == "all-gather" and not _is_stored(context, found)

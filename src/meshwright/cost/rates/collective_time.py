@@ -1,0 +1,59 @@
+"""The time that a collective takes at the rate its links achieve: of a compiled program's, and of a plan's."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.cost.rates.links import collective_efficiency
+from meshwright.hardware import MeshPlacement, System
+from meshwright.record import Collective, Kind
+
+_LEAST_CHIPS = 16
+"""The chips of the smallest slice whose reduce-scatters run as all-reduces: of v5e and v6e a square one, of v5p any."""
+
+
+@lru_cache(maxsize=1 << 16)
+def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tuple[str, ...]) -> float:
+    """The time of one run of a collective over some mesh axes, at the share of the links' rate that it reaches.
+
+    Args:
+        kind: as the program runs it (`planned_seconds` for the collective of a plan).
+        nbytes: as in `record.Collective`; of a permute times the hops that it goes round a torus.
+        layout: the mesh laid on its system.
+        axes: the mesh axes of its groups.
+    """
+    once = collective_seconds(kind, nbytes, layout.placement(axes))
+    return max(once.bandwidth_seconds / collective_efficiency(layout.system, once), once.latency_seconds)
+
+
+def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
+    """The time of all runs of a planned collective: of what the chip's compiler makes of it.
+
+    Shards that go round tp beside products do so in halves, one each way, where the links of a torus close.
+    """
+    kind, nbytes = move.kind, move.bytes / move.count
+    if kind == "collective-permute" and move.axes == ("tp",):
+        nbytes /= 2 if any(ring.is_wrapped for ring in layout.placement(move.axes).rings) else 1
+    if reduce_scatter_runs_as_all_reduce(move, layout):
+        kind = "all-reduce"
+    return move.count * achieved_seconds(kind, nbytes, layout, move.axes)
+
+
+def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
+    """Whether a collective is a reduce-scatter that the compiler makes an all-reduce and a slice, of twice the bytes.
+
+    The TPU compiler (libtpu 0.0.42.1) does so where a sum is over every chip of a slice: on v5e and v6e of square ones
+    from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
+    """
+    return move.kind == "reduce-scatter" and _sums_whole_slices(layout.system, layout.placement(move.axes).degree)
+
+
+def _sums_whole_slices(system: System, degree: int) -> bool:
+    """Whether a sum over `degree` devices is over whole slices of a shape where the compiler takes no shards of it."""
+    chips = system.num_chips // system.num_slices
+    if degree != chips * system.devices_per_chip or chips < _LEAST_CHIPS:
+        return False
+    if system.chip.name in ("v5e", "v6e"):
+        return system.shape[0] == system.shape[1]
+    return system.chip.name == "v5p"

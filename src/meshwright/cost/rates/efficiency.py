@@ -1,0 +1,188 @@
+"""The share of its peak that a device reaches in a product, by its size.
+
+GPUs: a model of tiles and waves with five constants a chip, fitted on measured times (`benchmarks/gpu_products.py`,
+data/gpu_products.json). TPUs: the estimates of the TPU compiler itself, interpolated between sizes
+(`benchmarks/tpu_products.py`, data/tpu_products.json). Simulated devices: the roofline.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from meshwright.cost.rates.data_files import gpu_products, tpu_layer_shares, tpu_products
+from meshwright.cost.roofline import matmul_bytes
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
+
+TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
+SPLITS = (1, 2, 4)
+"""What a GPU library chooses from: the part of the result that a multiprocessor makes, and into how many parts the
+contraction is cut where the results alone would not occupy all multiprocessors."""
+
+_OVERLAP = 4
+"""Products and memory traffic overlap, but not wholly where both take long: the 4-norm of the two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """What the model of a GPU's products takes: see `gpu_product_seconds`."""
+
+    multiprocessors: int
+    peak_share: float
+    sustained_share: float
+    fp8_share: float
+    tile_start: float
+    tile_reuse: float
+    hbm_share: float
+    launch_seconds: float
+
+
+@lru_cache(maxsize=1 << 16)
+def product_efficiency(
+    system: System, m: float, k: float, n: float, *, dtype: str = "bf16", moved_bytes: float | None = None
+) -> float:
+    """The share of the peak that one device reaches in a local product [m, k] @ [k, n], from 0 to 1.
+
+    Never above the roofline of arithmetic and memory. GPUs and TPUs without figures of their own take those of a
+    relative (`gpu_figures`, `_tpu_table`). A TPU's estimates are of bf16; other dtypes take the same share of their
+    own peak, as far as their roofline lets them. moved_bytes: what goes to and from memory, where that is not each
+    operand and the result once (`convolution_seconds`).
+    """
+    if min(m, k, n) < 1:
+        raise MeshwrightError(
+            f"a product of [{m}, {k}] and [{k}, {n}] has an empty dim; sizes are whole numbers from 1"
+        )
+    flops_seconds = 2 * m * k * n / system.peak(dtype)
+    if moved_bytes is None:
+        moved_bytes = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype)
+    if system.chip.kind == "gpu":
+        figures = gpu_figures(system.chip.name)
+        seconds = gpu_product_seconds(figures, system, m, k, n, dtype=dtype, moved_bytes=moved_bytes)
+        return min(1.0, flops_seconds / seconds)
+    roofline = min(1.0, flops_seconds * system.hbm_bytes_per_second / moved_bytes)
+    if system.chip.kind == "cpu":
+        return roofline
+    return min(roofline, _tpu_table(system.chip.name).share(m, k, n))
+
+
+def gpu_product_seconds(
+    figures: GpuFigures,
+    system: System,
+    m: float,
+    k: float,
+    n: float,
+    *,
+    dtype: str = "bf16",
+    moved_bytes: float | None = None,
+) -> float:
+    """The time of a product on a GPU with some figures, at the tile and split that are fastest in the model.
+
+    A multiprocessor makes one tile after the other, so the time is that of whole waves. It has its part of
+    `peak_share` of the peak (the clock in a short measurement), of that `sustained_share` where products follow each
+    other without end, in fp8 `fp8_share` again. A power limit takes the rate with it: a B200 at 750 of its 1000 W has
+    0.77 of it (8,192^3, cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a
+    GB300 at 500 of 1400 W 0.28 to 0.39 (triton/pull/2023). The rate is lost in a tile for as long as `tile_start`
+    elements of the contraction take, and by as much as its operands are used less often than in the largest tile:
+    r / (r + tile_reuse) with r = a b / (a + b) for a tile [a, b]. Memory gives `hbm_share` of its bandwidth. Before all
+    that comes the launch. Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
+    """
+    share = figures.peak_share * figures.sustained_share * system.chip.power_share
+    share *= figures.fp8_share if dtype == "fp8" else 1.0
+    rate = system.peak(dtype) * share / figures.multiprocessors
+    bandwidth = system.hbm_bytes_per_second * figures.hbm_share
+    if moved_bytes is None:
+        moved_bytes = matmul_bytes(m, k, n, weight_dtype=dtype, activation_dtype=dtype)
+    best = math.inf
+    for split in SPLITS:
+        # The parts of a split result are written and read back as float32.
+        memory = ((moved_bytes + (8 * m * n * split if split > 1 else 0)) / bandwidth) ** _OVERLAP
+        depth = k / split + figures.tile_start
+        for (rows, columns), reuse in _tile_reuse(figures.tile_reuse):
+            waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * split / figures.multiprocessors)
+            products = waves * 2 * rows * columns * depth / (rate * reuse)
+            best = min(best, products**_OVERLAP + memory)
+    return figures.launch_seconds + best ** (1 / _OVERLAP)
+
+
+@cache
+def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
+    """Each tile with the share of the largest one's rate that its reuse of operands leaves it."""
+    reuse = [a * b / (a + b) for a, b in TILES]
+    most = max(reuse) / (max(reuse) + half)
+    return tuple((tile, r / (r + half) / most) for tile, r in zip(TILES, reuse, strict=True))
+
+
+@cache
+def gpu_figures(name: str) -> GpuFigures:
+    """The figures of a GPU; one that was not measured has those of its relative, with its own multiprocessors."""
+    data = gpu_products()
+    return GpuFigures(
+        multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
+        sustained_share=data["sustained_share"].get(name, data["sustained_share"]["h100"]),
+        fp8_share=data["fp8_share"].get(name, data["fp8_share"]["h100"]),
+        **data["products"][relative(name)],
+    )
+
+
+def relative(name: str) -> str:
+    """The measured GPU that stands for one in data/gpu_products.json: A100 for A100s, H100 for all after it."""
+    return "a100-80gb" if name.startswith("a100") else "h100"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The shares of the peak on a grid of sizes, as the logarithms of their odds, those of n next to each other."""
+
+    logs: tuple[tuple[float, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+    log_odds: tuple[float, ...]
+
+    def share(self, m: float, k: float, n: float) -> float:
+        """The share at a size: its log-odds are linear in the logarithms of the sizes.
+
+        So a share grows with a size as long as it is small, and levels off towards 1. Below the grid a product takes as
+        long as at its edge (arrays and registers are filled up to their size); above it has the share of the edge.
+        """
+        padding, corners = 1.0, [(0, 1.0)]
+        for size, sizes, logs in zip((m, k, n), self.sizes, self.logs, strict=True):
+            padding *= min(1.0, size / sizes[0])
+            size = min(max(size, sizes[0]), sizes[-1])
+            low = min(bisect_right(sizes, size), len(sizes) - 1) - 1
+            part = (math.log(size) - logs[low]) / (logs[low + 1] - logs[low])
+            corners = [
+                (index * len(sizes) + low + step, weight * share)
+                for index, weight in corners
+                for step, share in ((0, 1 - part), (1, part))
+                if share
+            ]
+        odds = math.exp(math.fsum(weight * self.log_odds[index] for index, weight in corners))
+        return padding * odds / (1 + odds)
+
+
+@cache
+def _tpu_table(name: str) -> _Table:
+    """The table of a TPU; one that has none, v3 or a user's, has that of v5p, in shares of its own peak."""
+    data = tpu_products()
+    chip = data["chips"].get(name, data["chips"]["v5p"])
+    sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
+    flops = (2 * m * k * n for m in sizes[0] for k in sizes[1] for n in sizes[2])
+    shares = [f / (cycles * chip["flops_per_cycle"]) for f, cycles in zip(flops, chip["cycles"], strict=True)]
+    logs = tuple(tuple(map(math.log, axis)) for axis in sizes)
+    return _Table(logs, sizes, tuple(math.log(share / (1 - share)) for share in shares))
+
+
+@cache
+def layer_shares(system: System) -> Mapping[str, float]:
+    """Of what its ops reach alone, what a layer reaches in one program: attention through scores, and all else.
+
+    On TPUs, by the estimates of their compiler for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and sums run
+    in the kernels of products, weights are copied to other layouts. A GPU runs its kernels as they are.
+    """
+    if system.chip.kind != "tpu":
+        return {"attention": 1.0, "rest": 1.0}
+    chips = tpu_layer_shares()
+    return chips.get(system.chip.name, chips["v5p"])

@@ -1,0 +1,48 @@
+"""Fold over a step: the bytes that it moves between HBM and a device's cores, at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.cost.activations import Activations
+from meshwright.cost.model_states import parameter_elements
+from meshwright.hardware import dtype_bytes
+from meshwright.mesh import MeshShape
+from meshwright.step import DEFAULT, Remat, Workload
+from meshwright.step.blocks import program
+from meshwright.step.passes.pipeline import EMBEDDING, LOGITS, stage_layers
+from meshwright.step.train import train_step
+
+STAGE = replace(DEFAULT, spmd_pipeline=False)
+"""The default strategy, but that stages do nothing while they wait."""
+
+RECOMPUTED: Mapping[Remat, float] = {
+    "none": 0.0,
+    "attention": 0.0,
+    "matmuls": 0.5,
+    "alternate": 0.5,
+    "block": 1.0,
+    "offload": 1.0,
+}
+"""The share of the forward pass's traffic that backward repeats, about."""
+
+
+def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
+    """The bytes that each phase of a step moves between HBM and one device's cores, at least.
+
+    Forward reads the gathered weights and writes what a layer's backward reads; recomputing does the same once more;
+    backward reads both, and writes gradients of both. The update reads gradient, parameter and two moments, and writes
+    the last three. Over pp, of a stage that does nothing while it waits and has the tables of both ends.
+    """
+    step, activations = train_step(workload, mesh, STAGE), Activations(workload, mesh)
+    local = step.extents.local_dims
+    forward = activations.narrow * Activations(workload, mesh, STAGE).lookup_elements
+    for name, region in step.ops.forward.items():
+        weights = sum(local((*op.experts, *op.inner, *op.columns)) for op in region.matmuls)
+        forward += activations.narrow * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)
+    layers = stage_layers(sum(stack.num_layers for stack in program(workload.model).stacks), mesh)
+    forward += layers * activations.read + activations.logits
+    states = parameter_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
+    recompute = RECOMPUTED[workload.remat] * forward
+    return {"forward": forward, "recompute": recompute, "backward": 2 * forward, "update": 7 * states}

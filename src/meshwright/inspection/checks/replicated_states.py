@@ -1,0 +1,74 @@
+"""Optimizer states that are whole beside parameters that are split."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.hlo import Shape
+from meshwright.inspection.context import Argument, ProgramContext
+from meshwright.inspection.finding import Finding, FindingKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedStates(Finding):
+    """Arrays of a tree that are whole along axes that split the parameter of the same path and shape.
+
+    name, shape: of the largest; `like` is its parameter.
+    """
+
+    kind = FindingKind.REPLICATED_STATES
+
+    tree: str
+    name: str
+    shape: Shape
+    like: str
+    count: int
+    axes: tuple[str, ...]
+    degree: int
+
+
+def replicated_states(context: ProgramContext) -> Iterator[Finding]:
+    """The arrays of each tree that lack axes which split their parameters."""
+    found: defaultdict[tuple[str, tuple[str, ...]], list[tuple[Argument, Argument]]] = defaultdict(list)
+    for state in context.arguments:
+        parameter = _parameter_of(context, state)
+        if parameter is not None and (axes := _missing(context, state, parameter)):
+            found[state.tree, axes].append((state, parameter))
+    for (tree, axes), pairs in found.items():
+        largest, like = max(pairs, key=lambda pair: pair[0].instruction.shape.bytes)
+        held, degree = sum(state.instruction.shape.bytes for state, _ in pairs), context.degree(axes)
+        yield ReplicatedStates(
+            tree=tree,
+            name=largest.name,
+            shape=largest.instruction.shape,
+            like=like.name,
+            count=len(pairs),
+            axes=axes,
+            degree=degree,
+            bytes=held - held // degree,
+            seconds=0.0 if context.system else None,
+            source=context.first_use(largest.instruction),
+        )
+
+
+def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
+    """The argument of a tree before it on whose path a state's path ends, of the same whole shape.
+
+    Before it: parameters that are whole beside states that are split are ZeRO's first stage.
+    """
+    for other in context.arguments:
+        if other.tree == state.tree:
+            return None
+        path = other.name.removeprefix(other.tree)
+        if path and state.name.endswith(path) and context.whole_shape(other).dims == context.whole_shape(state).dims:
+            return other
+    return None
+
+
+def _missing(context: ProgramContext, state: Argument, parameter: Argument) -> tuple[str, ...]:
+    """The axes that split a parameter and not its state, where the state is split over no other instead."""
+    if state.spec is None or parameter.spec is None or state.spec.axes:
+        return ()
+    return tuple(axis for axis in parameter.spec.axes if context.mesh[axis] > 1)

@@ -1,0 +1,1 @@
+"""Attention: kernels for whole sequences, and for those that sp splits."""

@@ -1,0 +1,104 @@
+"""Attention on a mesh that may shard the sequence over sp: chooses the method and the kernel."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+from jax import Array
+
+from meshwright.mesh import check_divides
+from meshwright.runtime.attention.blockwise import Keys
+from meshwright.runtime.attention.kernels import (
+    Kernel,
+    chunked_attention,
+    full_sequence_attention,
+    select_kernel,
+    select_kernel_for_chunks,
+    sequential_segments,
+)
+from meshwright.runtime.attention.ring import zigzag
+from meshwright.runtime.attention.segments import Mask, Segments
+from meshwright.runtime.attention.ulysses import gathered_attention, ulysses_attention
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.runtime.shards import on_shards
+from meshwright.step import Attention, SequenceMethod, Strategy, is_zigzag
+
+QUERIES = ("batch", "sequence", "kv_heads", "group", "head_dim")
+KEYS = ("batch", "sequence", "kv_heads", "head_dim")
+TOKENS = ("batch", "sequence")
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Segments | None,
+    layout: ShardingContext,
+    *,
+    method: SequenceMethod,
+    mask: Mask,
+    attention: Attention = "flash",
+) -> Array:
+    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
+
+    Scores are never materialized as a whole. What backward needs is named `ATTENTION_RESIDUALS` for remat policies.
+
+    Args:
+      query: [b, s, k, g, h] with g query heads for each of k kv heads.
+      key: [b, s, k, h].
+      value: [b, s, k, h].
+      segments: [b, s] each; None where every row is one document in order.
+      layout: mesh and rules.
+      method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
+      mask: which keys a query attends to.
+      attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
+
+    Returns an array with the shape, dtype and sharding of the query. Raises where Ulysses cannot split the kv heads.
+    """
+    axes = layout.axes("sequence")
+    if axes and method == "ulysses":
+        check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
+    if axes and method != "ulysses":
+        kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
+    else:
+        kernel = select_kernel(attention, query, query.shape[1], segments, mask)
+    queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
+    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel)
+    # The types of what a kernel returns do not say over which mesh axes it varies.
+    sharded = on_shards(
+        local, layout, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
+    )
+    return sharded(query, key, value, segments)
+
+
+def token_order(length: int, layout: ShardingContext, strategy: Strategy) -> np.ndarray | None:
+    """Positions of a sequence's tokens in storage order [length], for a zigzag ring; None where they are in order.
+
+    Raises where the length does not divide into a zigzag.
+    """
+    return zigzag(length, layout.mesh.sp) if is_zigzag(layout.mesh, strategy) else None
+
+
+def _local(
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Segments | None,
+    *,
+    axes: tuple[str, ...],
+    method: SequenceMethod,
+    mask: Mask,
+    kernel: Kernel,
+) -> Array:
+    if not axes:
+        return full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
+    (axis,) = axes
+    if method == "ulysses":
+        return ulysses_attention(query, key, value, segments, axis, mask, kernel=kernel)
+    if method == "gather":
+        return gathered_attention(query, key, value, segments, axis, mask, kernel=kernel)
+    length = query.shape[1]
+    segments = segments or sequential_segments(length, length * jax.lax.axis_index(axis))
+    return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel, axis=axis)

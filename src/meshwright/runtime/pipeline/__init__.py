@@ -1,0 +1,1 @@
+"""Pipelines: the schedules that run stages."""

@@ -1,0 +1,191 @@
+"""Differentiate pass: the ops of the forward pass, and those of backward that follow from each of them.
+
+A move's gradient goes the other way: what was gathered is reduce-scattered, what was summed is gathered. A weight's
+gradient is a sum over the axes that split the tokens it worked on. A product has two gradients, each a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.record import Phase
+from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Matmul, Op, Region
+from meshwright.step.passes.nodes import (
+    Collected,
+    Core,
+    Exchange,
+    Move,
+    Node,
+    PassOver,
+    Product,
+    Vector,
+    Weight,
+    moves_between,
+)
+
+
+@lru_cache(maxsize=1 << 12)
+def forward_ops(node: Node, phase: Phase = "forward") -> tuple[Op, ...]:
+    """The ops of a node in the forward pass, or of its recomputation; weights are gathered apart (`gathers`)."""
+    return tuple(_forward(node, phase))
+
+
+def _forward(node: Node, phase: Phase) -> Iterator[Op]:
+    for work in node.work:
+        match work:
+            case Product():
+                yield _matmul(node, work, phase, "result")
+            case Move():
+                yield from _moved(work, work.before, work.after, work.name, node.region, phase)
+            case Core():
+                yield _attention(work, node.region, phase)
+            case Exchange() if phase in work.phases and not work.is_end:
+                yield _exchanged(work, node.region, phase)
+            case PassOver():
+                yield Elementwise(kind=work.kind, phase=phase, region=node.region, block=node.block, arrays=work.arrays)
+            case _:
+                pass
+
+
+@lru_cache(maxsize=1 << 12)
+def backward_ops(node: Node) -> tuple[Op, ...]:
+    """The ops of a node's backward, but for the gradients of weights on their way to where they are stored."""
+    return tuple(_backward(node))
+
+
+def _backward(node: Node) -> Iterator[Op]:
+    for work in node.work:
+        match work:
+            case Product():
+                yield _matmul(node, work, "backward", "input_gradient")
+                yield _matmul(node, work, "backward", "weight_gradient")
+            case Move():
+                before = replace(work.before, unreduced=())
+                after = replace(work.after, unreduced=work.pending)
+                yield from _moved(work, after, before, f"{work.name} gradient", node.region, "backward")
+            case Core():
+                yield _attention(work, node.region, "backward")
+            case Exchange() if "backward" in work.phases:
+                yield _exchanged(work, node.region, "backward")
+            case PassOver():
+                yield Elementwise(
+                    kind=work.kind, phase="backward", region=node.region, block=node.block, arrays=work.arrays
+                )
+            case _:
+                pass
+
+
+def gathers(work: Weight, region: Region, phase: Phase) -> Iterator[Communicate]:
+    """A weight from where it is stored to its use."""
+    for move in moves_between(work.stored, work.used):
+        yield _collected(move, work.name, region, phase, of_weight=True)
+
+
+def scatters(work: Weight, region: Region) -> Iterator[Communicate]:
+    """The gradient of a weight, a sum over what splits its tokens, to where the weight is stored."""
+    before = replace(work.used, unreduced=work.pending, width="gradient")
+    for move in moves_between(before, replace(work.stored, width="gradient")):
+        yield _collected(move, work.name, region, "backward", of_weight=True)
+
+
+def sums(work: Vector, region: Region) -> Iterator[Communicate]:
+    """The gradient of a scale or bias, summed over what splits the tokens, one dim of these after the other.
+
+    Types that delay sums (`reduced`) do not pass through an elementwise product (JAX 0.10.2), so that each layer's is
+    summed by itself.
+    """
+    for axes in work.pending:
+        if axes:
+            yield Communicate(
+                name=work.name,
+                kind="all-reduce",
+                axes=axes,
+                phase="backward",
+                region=region,
+                array=work.array,
+                of_weight=True,
+            )
+
+
+def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
+    """A product in one of its roles."""
+    return Matmul(
+        name=work.name,
+        target=node.writes,
+        phase=phase,
+        region=node.region,
+        block=node.block,
+        role=role,  # type: ignore[arg-type]
+        rows=work.rows,
+        inner=work.inner,
+        columns=work.columns,
+        experts=work.experts,
+        is_summed=work.is_summed,
+        is_rounded=work.is_rounded,
+        is_ring=work.is_ring,
+        source=work.source,
+        right=work.right,
+        stored=work.weight.stored.dims if work.weight else (),
+        pending=work.weight.pending if work.weight else (),
+    )
+
+
+def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
+    """Attention in a phase."""
+    return AttentionOp(
+        name=work.op.target,
+        phase=phase,
+        region=region,
+        query=work.query,
+        key=work.key,
+        value=work.value,
+        output=work.output,
+        num_heads=work.num_heads,
+        qk_dim=work.op.qk_dim,
+        value_dim=work.op.value_dim,
+        windows=work.op.windows,
+    )
+
+
+def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
+    """A collective of a kernel of its own."""
+    return Communicate(
+        name=work.name,
+        kind=work.kind,
+        axes=work.axes,
+        phase=phase,
+        region=region,
+        array=work.array,
+        times=work.times,
+        is_ring=work.is_ring,
+    )
+
+
+def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
+    """What a move communicates; as the sends of a ring where it overlaps with products.
+
+    S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
+    """
+    for move in moves_between(before, after):
+        op = _collected(move, name, region, phase)
+        if work.is_ring and move.axes == ("tp",):
+            shard = move.after if move.kind == "reduce-scatter" else move.before
+            op = replace(op, kind="collective-permute", array=replace(shard, unreduced=()), is_ring=True)
+        yield op
+
+
+def _collected(move: Collected, name: str, region: Region, phase: Phase, *, of_weight: bool = False) -> Communicate:
+    """A collective of a move."""
+    return Communicate(
+        name=name,
+        kind=move.kind,
+        axes=move.axes,
+        phase=phase,
+        region=region,
+        array=move.array,
+        before=move.before,
+        after=move.after,
+        of_weight=of_weight,
+    )

@@ -1,0 +1,49 @@
+"""Microbatch pass: a step's batch in parts that run one after the other, with the sizes that a device has of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.mesh import MeshShape
+from meshwright.step.blocks import program
+from meshwright.step.ir import Block, Elementwise, Extents, Region
+from meshwright.step.layer import DotProduct
+from meshwright.step.passes.nodes import Weight
+from meshwright.step.rules import token_axes
+from meshwright.step.strategy import Strategy
+from meshwright.step.token_routing import routed_tokens, sent_tokens
+from meshwright.step.workload import Workload
+
+
+def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
+    """The sizes of a step's symbols, of one microbatch.
+
+    B, S: sequences and their tokens, of all devices; I: the rows of a batch, which are both together. Of experts, on
+    one device: C the copies of tokens that it sends, CT those of all of its tp, R the rows of an expert in balance, A
+    the choices of its tokens, sent and gathered the counts that go with them, M its layers of experts. loss: numbers
+    that the loss sums.
+    """
+    parts = strategy.num_microbatches
+    sizes: dict[str, float] = {"B": workload.batch / parts, "S": workload.seq_len}
+    if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
+        sizes["I"] = workload.tokens / parts
+    # Where each stage runs its own program, the last sums the losses of all microbatches first.
+    sizes["loss"] = 1 if mesh.pp == 1 or strategy.spmd_pipeline else 1 / parts
+    if experts := workload.model.experts:
+        copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
+        ours = workload.tokens / mesh.degree(token_axes())
+        sizes |= {
+            "C": copies / parts,
+            "CT": copies * mesh.tp / parts,
+            "R": ours * mesh.ep * copies / (tokens * experts.count) / parts,
+            "A": tokens * experts.num_active / parts,
+            "sent": experts.count + mesh.ep,
+            "gathered": experts.count * mesh.tp,
+            "M": -(-(workload.model.num_layers - experts.num_dense_layers) // mesh.pp),
+        }
+    return Extents(sizes=sizes, mesh=mesh)
+
+
+def gradient_sums(work: Weight, region: Region, block: Block) -> Iterator[Elementwise]:
+    """The gradient of each microbatch is added to those before: both are read, the sum is written."""
+    yield Elementwise(kind="accumulate", phase="backward", region=region, block=block, arrays=(work.used,))

@@ -1,0 +1,186 @@
+"""`train` and `generate`: a mistake is one line and exit code 2, and nothing is made; an interruption is 130."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.families import PRESETS
+from meshwright.mesh import MeshShape
+from meshwright.step import Workload
+from meshwright.training import Optimizer, RunConfig
+from meshwright.training.run import begin_run
+
+TINY = ["tiny", "--on", "cpu:8", "--mesh", "1,8,1,1", "--batch", "16", "--seq-len", "64"]
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "hidden_act": "silu",
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+RUN = RunConfig(
+    workload=Workload(model=PRESETS["tiny"], batch=16, seq_len=64, compute_dtype="f32"),
+    mesh=MeshShape(fsdp=8),
+    hardware="cpu:8",
+    optimizer=Optimizer(),
+    steps=200,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models, texts and a run to begin from."""
+    root = tmp_path_factory.mktemp("folder")
+    for name, more in {"hf": {}, "large": {"vocab_size": 512}, "small": {"vocab_size": 128}}.items():
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(LLAMA | more))
+    (root / "hf" / "model.safetensors").write_bytes(b"")
+    (root / "hf" / "tokenizer.json").write_text("{}")
+    (root / "short.txt").write_text("abc" * 100)
+    (root / "random.txt").write_bytes(bytes(range(256)) * 100)
+    (root / "zero.txt").write_bytes(b"abc\0" * 1000)
+    (root / "lines.jsonl").write_text('{"text": "a"}\n' * 1000)
+    (root / "folder" / "is").mkdir(parents=True)
+    begin_run(root / "folder", RUN, 0)
+    model = replace(PRESETS["tiny"], vocab=512)
+    (root / "large_run").mkdir()
+    begin_run(root / "large_run", replace(RUN, workload=replace(RUN.workload, model=model)), 0)
+    return root
+
+
+TRAIN = [
+    (["--learning-rate", "nan"], "learning-rate is"),
+    (["--learning-rate", "-1"], "learning_rate is -1.0"),
+    (["--learning-rate", "0"], "learning_rate is 0.0"),
+    (["--learning-rate", "inf"], "learning-rate is"),
+    (["--seed", "-1"], "seed is -1"),
+    (["--seed", "99999999999999999999999"], "seed is 99999999999999999999999"),
+    (["--save-every", "-1"], "save_every is -1"),
+    (["--steps", "0"], "steps is '0'"),
+    (["--steps", "-5"], "steps is '-5'"),
+    (["--data", "short.txt"], "the text has 300 bytes; a batch of 16 sequences of 64 needs 1,025"),
+    (["--data", "random.txt"], "random.txt is not UTF-8 text"),
+    (["--data", "zero.txt"], "zero.txt is binary (a zero byte at 3)"),
+    (["--data", "lines.jsonl"], "lines.jsonl is not plain text (a JSON object a line)"),
+    (["-o", "short.txt"], "short.txt is not a directory"),
+    (["-o", ""], "-o"),
+    (["-o", "."], "without a name"),
+    (["-o", "/proc/x"], "no file can be made in /proc"),
+    (["-o", "/dev/null/x"], "/dev/null is not a directory"),
+    (["-o", "x" * 300], ""),
+    (["-o", "folder"], "folder holds a run that wrote no checkpoint"),
+    (["--change"], "--change is for a run that goes on"),
+    (["--coordinator", "garbage", "--num-processes", "2", "--process-id", "0"], "garbage is not HOST:PORT"),
+]
+
+
+def one_line(capsys, words, code=2):
+    """The line with which a command ends."""
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1, said
+    return said
+
+
+@pytest.mark.parametrize(("words", "message"), TRAIN, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_meant_is_one_line(folder, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    output = [] if "-o" in words else ["-o", "new"]
+    assert message in one_line(capsys, ["train", *TINY, *output, *words])
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "message"),
+    [
+        ("hf", 2, "hf holds model.safetensors and 1 more, which train does not read yet"),
+        ("hf/config.json", 2, "--from-scratch"),
+        ("large", 2, "large has a vocabulary of 512; text is read and written as bytes, which are 256"),
+        ("small", 2, "128"),
+        ("llama3-8b", 1, "does not fit: a device needs 21.8 GB of the 875 MB it has"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_so_is_named(folder, monkeypatch, capsys, model, code, message):
+    monkeypatch.chdir(folder)
+    assert message in one_line(capsys, ["train", model, *TINY[1:], "-o", "new"], code)
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "32"], "batch is 32; folder was begun with 16: --change"),
+        (["--learning-rate", "0.5"], "learning_rate is 0.5; folder was begun with 0.003"),
+        (["--remat", "none"], "remat is 'none'"),
+        (["--optimizer", "sgd", "--change"], "optimizer is 'sgd'; the checkpoints"),
+        (["-o", "elsewhere"], "stays in its directory"),
+        (["--from-scratch"], "--from-scratch is for a new run"),
+    ],
+)
+def test_a_run_that_goes_on_refuses_what_it_cannot_take(folder, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(folder)
+    assert message in one_line(capsys, ["train", "folder", "--resume", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["folder", "--temperature", "nan"], "temperature is"),
+        (["folder", "--temperature", "inf"], "temperature is"),
+        (["folder", "--temperature", "-1"], "temperature is -1"),
+        (["folder", "--num-tokens", "100000000000"], "need a cache of 205 TB"),
+        (["folder", "--num-tokens", "0"], "num-tokens is 0"),
+        (["folder", "--seed", "-1"], "seed is -1"),
+        (["folder", "--prompt", ""], "prompt"),
+        (["large_run"], "has a vocabulary of 512"),
+        (["hf"], "hf/config.json is not the config of a run: it has no 'workload'"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_line(folder, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(folder)
+    assert message in one_line(capsys, ["generate", *words])
+
+
+def train(directory, *more):
+    """A process that trains."""
+    command = [sys.executable, "-u", "-m", "meshwright.cli.main", "train", *more]
+    return subprocess.Popen(command, cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def interrupt(process, *, after, number=signal.SIGINT, wait=0.0):
+    """Send a signal once a line is printed; all lines, and the seconds until the end."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if after in line:
+            break
+    time.sleep(wait)
+    began = time.monotonic()
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=300)
+    return "".join(lines) + rest, time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupted_run_says_where_it_stopped_and_how_it_goes_on(tmp_path):
+    begun = train(tmp_path, *TINY, "--num-layers", "1", "--steps", "2000", "-o", "run")
+    said, seconds = interrupt(begun, after="compiling", wait=4.0)
+    assert begun.returncode == 130
+    assert seconds < 5  # Python and the compiler may be in one another's way for a moment.
+    assert said.endswith("stopped before the first step\n")
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+    begun = train(tmp_path, *TINY, "--num-layers", "1", "--steps", "2000", "-o", "run")
+    said, _ = interrupt(begun, after="step    1/2000", number=signal.SIGTERM)
+    assert begun.returncode == 130, said
+    assert "stopping after this step; once more stops at once" in said
+    assert said.endswith(" of 2000; `meshwright train run --resume` goes on\n")
+    assert "Traceback" not in said
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "metrics.jsonl"]
