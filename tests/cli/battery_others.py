@@ -121,9 +121,9 @@ CALLS = """
 2 | completion                                                                               | SHELL is missing
 2 | completion csh                                                                           | it is one of
 2 | inspect                                                                                  | is missing
-2 | inspect :f --mesh dp=8                                                                   | neither a file nor module:function
-2 | inspect f: --mesh dp=8                                                                   | neither a file nor module:function
-2 | inspect os:getcwd --mesh dp=1000000                                                      | the most
+2 | inspect :f --mesh dp=8                                                                   | is not module:function
+2 | inspect f: --mesh dp=8                                                                   | is not module:function
+2 | inspect os:getcwd --mesh dp=1000000                                                      | too many to simulate
 2 | inspect nowhere:f --mesh dp=8                                                            | nowhere
 2 | inspect list.json --mesh dp=8                                                            | not HLO text
 2 | inspect list.json --mesh dp=8 --axes auto                                                | --axes changes nothing

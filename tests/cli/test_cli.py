@@ -61,7 +61,7 @@ def test_help_lists_the_commands(capsys):
 def test_plan_prints_candidates_best_first_as_records(capsys):
     assert main(["plan", "llama3-8b", "--on", "v5p:4x4x4", "--batch", "512", "--seq-len", "8192", "--json"]) == 0
     candidates = json.loads(capsys.readouterr().out)["candidates"]
-    assert candidates[0]["mesh"] == {"dp": 2, "fsdp": 32, "tp": 1, "sp": 1, "ep": 1, "pp": 1}
+    assert candidates[0]["mesh"] == {"dp": 1, "fsdp": 64, "tp": 1, "sp": 1, "ep": 1, "pp": 1}
     wanted = {"mesh", "step_seconds", "mfu", "flops", "memory_bytes", "fits", "bound", "collectives"}
     assert all(wanted <= set(record) for record in candidates)
     assert {"kind", "axes", "phase", "bytes", "count", "seconds", "exposed_seconds"} <= set(

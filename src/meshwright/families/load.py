@@ -50,8 +50,8 @@ def load_model(name: str) -> ModelConfig:
         path /= "config.json"
     if path.is_file():
         return _read_config(path)
-    near = difflib.get_close_matches(name.lower(), [*PRESETS, *RESNETS], n=2)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    near = difflib.get_close_matches(name.lower(), [*PRESETS, *RESNETS], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
     raise MeshwrightError(
         f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json;"
         f" of images, to be planned, {', '.join(RESNETS)}"
