@@ -28,6 +28,24 @@ def row_and_column(mesh, *, split):
     return forward, (params, planted.array(mesh, (32, 64), "dp"))
 
 
+def test_a_parameter_and_its_moments_that_were_forgotten_alike_are_one_finding():
+    mesh = mesh_of(fsdp=8)
+    split, whole = planted.array(mesh, (256, 256), "fsdp", None), planted.array(mesh, (256, 64))
+
+    def step(params, moments, x):
+        gradients = jax.grad(lambda params: ((x @ params["w"] @ params["head"]) ** 2).mean())(params)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda p, m: p - m, params, moments), moments
+
+    states = {"w": split, "head": whole}
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    found = meshwright.inspect(jitted, states, states, planted.array(mesh, (64, 256), "fsdp")).findings
+    (forgotten,) = [one for one in found if one.kind == "replicated parameter"]
+    assert (forgotten.name, forgotten.others) == ("params['head']", ("moments['head']",))
+    assert forgotten.bytes == 2 * 256 * 64 * 4 * 7 // 8
+    assert "params['head'] f32[256,64], as moments['head'], has a copy" in evidence(forgotten)
+
+
 RULES = {r"w_in|w_gate": (None, "tp"), r"w_out": ("tp", None)}
 
 

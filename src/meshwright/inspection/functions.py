@@ -198,14 +198,17 @@ def _inspect_in_process(
 
 
 def _ways_here(
-    call: Call, mesh: MeshLike | None, types: AxisKind | None
+    call: Call, mesh: MeshLike | None, types: AxisKind | None, platform: str | None = None
 ) -> list[tuple[str, Callable[[], LoweredProgram]]]:
-    """The meshes that may be in use while a call is lowered for devices that are here, the first to be tried first."""
+    """The meshes that may be in use while a call is lowered on devices that are here, the first to be tried first.
+
+    platform: to lower for; by default that of the devices.
+    """
 
     def way(words: str, used: Mesh | None) -> tuple[str, Callable[[], LoweredProgram]]:
         def lower() -> LoweredProgram:
             with set_mesh(used):
-                return lower_call(call if used is None else on_mesh(call, used))
+                return lower_call(call if used is None else on_mesh(call, used), platform)
 
         return words, lower
 
@@ -313,6 +316,9 @@ def _ways_there(
     kind, cores = device_kind(system)
     platform, degrees = platform_of(system), degrees_of(found)
     device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
+    if not hasattr(call.function, "trace") and hasattr(call.function, "lower"):
+        # Equinox lowers arrays alone, nothing abstract: they stay where they are.
+        return _ways_here(call, mesh, types, platform)
     ways: list[tuple[str, Callable[[], LoweredProgram]]] = []
     for words, kinds in _axis_types(call, found, types):
         target = AbstractMesh(tuple(degrees.values()), tuple(degrees), axis_types=kinds, abstract_device=device)

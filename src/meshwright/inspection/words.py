@@ -166,11 +166,12 @@ def _(found: UnevenStages) -> tuple[str, str]:
 @_sentences.register
 def _(found: ReplicatedParameter) -> tuple[str, str]:
     over = _axes(found.axes)
+    more = f", as {' and '.join(found.others)}, has" if found.others else " has"
     why = f"its rule splits it over {over}"
     if found.sharded_share is not None:
         why = f"{found.sharded_share:.0%} of {found.tree} is split over {over}"
     return (
-        f"{found.name} {found.shape} has a copy on each of {found.degree} devices along {over}; {why}:"
+        f"{found.name} {found.shape}{more} a copy on each of {found.degree} devices along {over}; {why}:"
         f" {show_bytes(found.bytes)} a device held for nothing",
         f"put it where it belongs before the step: a NamedSharding with {over} for {found.name}, given to device_put,"
         " to jit's in_shardings, or to the function that makes it",

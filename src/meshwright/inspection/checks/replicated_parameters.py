@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.hlo import Shape
 from meshwright.inspection.context import Argument, ProgramContext
@@ -22,7 +22,7 @@ class ReplicatedParameter(Finding):
     """An argument that is whole on devices that should share it.
 
     tree, sharded_share: the tree it belongs to, and the share of that which is sharded over the axes; '' and None where
-    a rule requests the sharding.
+    a rule requests the sharding. others: arguments of the same path and shape in other trees, as its moments.
     """
 
     kind = FindingKind.REPLICATED_PARAMETER
@@ -34,6 +34,7 @@ class ReplicatedParameter(Finding):
     degree: int
     tree: str = ""
     sharded_share: float | None = None
+    others: tuple[str, ...] = ()
 
 
 def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
@@ -45,8 +46,14 @@ def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
     for argument in context.arguments:
         if argument.spec is not None and argument.instruction.shape.dtype[:1] in ("f", "b"):
             trees.setdefault(argument.tree, []).append(argument)
+    found: dict[object, ReplicatedParameter] = {}
     for name, tree in trees.items():
-        yield from _unlike_the_rest(context, name, tree)
+        for one in _unlike_the_rest(context, name, tree):
+            key = re.findall(r"[^\[.\]]+", one.name)[-1], str(one.shape), one.axes
+            first = found.get(key)
+            more = first and replace(first, others=(*first.others, one.name), bytes=first.bytes + one.bytes)
+            found[key] = more or one
+    yield from found.values()
 
 
 def _against_rules(context: ProgramContext) -> Iterator[Finding]:
@@ -61,7 +68,7 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
             yield _finding(context, argument, missing)
 
 
-def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[Finding]:
+def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:
     """Large replicated arguments of a tree that is mostly sharded over an axis of the batch.
 
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
@@ -87,7 +94,7 @@ def _finding(
     *,
     tree: str = "",
     sharded_share: float | None = None,
-) -> Finding:
+) -> ReplicatedParameter:
     shape, degree = argument.instruction.shape, context.degree(axes)
     return ReplicatedParameter(
         name=argument.name,
