@@ -5,6 +5,7 @@ What takes long (compiling, training, searches over more than 16 devices) is lef
 
 import json
 import os
+import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -150,19 +151,21 @@ def rarely(draw):
 def folder(tmp_path, monkeypatch):
     """A folder with good and broken files, where whatever takes long is not begun."""
     from meshwright.hardware.load import DATA
-    from meshwright.planner import library, search, serving
+    from meshwright.planner import search, serving
 
     assert main(["plan", "tiny", "--on", "cpu:8", "--batch", "16", "-o", str(tmp_path / "plan.yaml")]) == 0
     for place in LONG:
         monkeypatch.setattr(place, reach)
-    for module, name in ((library, "rank"), (search, "rank"), (serving, "rank_serving")):
+    for module, name in ((search, "rank_space"), (serving, "rank_serving")):
         real = getattr(module, name)
 
-        def small(workload, system, *args, real=real, **options):
-            return real(workload, system, *args, **options) if system.num_devices <= 16 else reach()
+        def small(space, *args, real=real, **options):
+            system = getattr(space, "system", None) or args[0]
+            return real(space, *args, **options) if system.num_devices <= 16 else reach()
 
-        monkeypatch.setattr(module, name, small)
-    monkeypatch.setattr("meshwright.cli.plan_serving.rank_serving", serving.rank_serving)
+        for place in list(sys.modules.values()):  # Wherever it was imported.
+            if place.__name__.startswith("meshwright.") and getattr(place, name, None) is real:
+                monkeypatch.setattr(place, name, small)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     files = {
