@@ -18,7 +18,7 @@ MISTAKES = [
     ([*FSDP[:5], "B=65536,D=8191,F=32768", *FSDP[6:]], ["8191"]),
     ([*FSDP[:7], "v5p:2x2x1"], ["8", "4"]),
     ([*GATHER[:5], "Z", *GATHER[6:]], ["'Z' is not on the mesh", "X"]),
-    ([*GATHER[:9], "64Q"], ["'64Q' is not a whole number"]),
+    ([*GATHER[:9], "64Q"], ["--bytes is '64Q'"]),
 ]
 
 

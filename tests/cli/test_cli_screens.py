@@ -46,7 +46,6 @@ WORK = [
     "meshwright.cli.plan_sweep.run_sweep",
     "meshwright.cli.plan_serving.rank_serving",
     "meshwright.cli.plan_screen.nearby",
-    "meshwright.cli.plan_screen.rank",
     "meshwright.cli.plan_screen.ways_to_fit",
     "meshwright.verification.verify_plan",
 ]

@@ -67,6 +67,7 @@ VALUES = {
     "--run": "runs/none", "--schedule": "gpipe", "--seq-len": "128", "--serve": "prefill", "--sp-method": "ring",
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
+    "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

@@ -28,6 +28,9 @@ KINDS: dict[str, Kind] = {
     "permute": "collective-permute",
 }
 
+MOST_BYTES = 10**15
+"""The largest array: more than any system has."""
+
 COUNTED: dict[Kind, str] = {
     "all-gather": "the gathered array",
     "reduce-scatter": "the array to be summed",
@@ -73,7 +76,7 @@ class Args:
 def run(args: Args) -> int:
     """Price the collective; show or time it where that is asked for."""
     degrees, axes = parse_numbers(args.mesh), tuple(axis.strip() for axis in args.axis.split(","))
-    system, nbytes = parse_system(args.on), parse_count(args.bytes)
+    system, nbytes = parse_system(args.on), _read_bytes(args.bytes)
     if len(set(axes)) < len(axes):
         raise MeshwrightError(f"--axis {args.axis} names an axis twice; a collective runs over each once")
     as_json, is_bench = args.json, args.bench
@@ -92,6 +95,17 @@ def run(args: Args) -> int:
     if is_shown:
         _show(args.kind, placement.degree)
     return 0
+
+
+def _read_bytes(text: str) -> int:
+    """The bytes that a text means."""
+    try:
+        found = parse_count(text)
+    except MeshwrightError:
+        found = 0
+    if not 0 < found <= MOST_BYTES:
+        raise MeshwrightError(f"--bytes is {text!r}; it is a whole number from 1 to 1,000T, as 64k, 64Mi or 4G")
+    return found
 
 
 def _data(found: CollectiveTime, placement: Placement, measured: float | None) -> dict[str, Any]:

@@ -14,9 +14,11 @@ import tyro
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.inspect_screen import print_buffers, print_screen
+from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.files import check_output
+from meshwright.hardware import parse_system
 from meshwright.mesh import parse_axes
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class Args:
 
 def run(args: Args) -> int:
     """Compile or read, print; 1 where there is a finding and findings are checked for, or it does not fit."""
-    for file in (args.html, args.trace):
+    page, trace, as_json, is_check, memory = args.html, args.trace, args.json, args.check, args.memory
+    for file in (page, trace):
         if file is not None:
             check_output(file)
     try:
@@ -74,18 +77,17 @@ def run(args: Args) -> int:
     except DoesNotFitError as error:
         _print_what_does_not_fit(error)
         return 1
-    memory = args.memory
     if memory and not found.buffers:
         raise MeshwrightError(f"{found.name} has no schedule, so nothing tells its buffers; leave --memory out")
-    if args.html is not None:
-        found.html(args.html)
-    if args.trace is not None:
-        found.trace(args.trace)
-    if args.json:
+    if page is not None:
+        found.html(page)
+    if trace is not None:
+        found.trace(trace)
+    if as_json:
         print(json.dumps(_json(found, memory=memory), indent=2))
     else:
         print_screen(found, memory=memory)
-    return int(args.check and bool(found.findings))
+    return int(is_check and bool(found.findings))
 
 
 def _print_what_does_not_fit(error: DoesNotFitError) -> None:
@@ -110,15 +112,24 @@ def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
 def _inspection(args: Args) -> Inspection:
     """The inspection that the arguments mean."""
     mesh = parse_axes(args.mesh)
-    if not Path(args.subject).is_file():
+    is_dump = Path(args.subject).is_file()
+    if not is_dump:
         if ":" not in args.subject:
             raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    from meshwright.inspection import inspect
-
-    on = args.on or (None if Path(args.subject).is_file() else f"cpu:{math.prod(mesh.values())}")
+    on = args.on or (None if is_dump else f"cpu:{math.prod(mesh.values())}")
     if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
         raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")
+    if is_dump:  # It is compiled already.
+        check_all_read(args, "of a dump, which is compiled already")
+        from meshwright.inspection import inspect
+
+        return inspect(args.subject, mesh=mesh, on=on)
+    types = args.axes
+    effort = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
+    check_all_read(args, f"on {on}")
     with waiting(f"compiling {args.subject} for {on}"):
-        return inspect(args.subject, mesh=mesh, on=on, types=args.axes, effort=args.effort)
+        from meshwright.inspection import inspect
+
+        return inspect(args.subject, mesh=mesh, on=on, types=types, effort=effort)

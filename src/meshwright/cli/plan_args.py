@@ -188,4 +188,4 @@ def args_of(words: list[str]) -> type:
     """The kind of plan that some words ask for: --serve is serving, the name of a ResNet images, all else training."""
     if any(word.split("=")[0] == "--serve" for word in words):
         return ServeArgs
-    return ImageArgs if set(words) & set(RESNETS) else Args
+    return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args

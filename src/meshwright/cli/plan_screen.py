@@ -198,7 +198,7 @@ def _print_candidates(ranking: Ranking) -> None:
     show(console(), table(columns, rows, left=(1, 2, 6)))
     if ranking.num_tied > 1:
         within = f"they differ by less than {show_percent(RATIO_ERROR)}, the error of such a comparison"
-        print(f"  1 to {ranking.num_tied} tie: {within}; the simplest is first")
+        print(folded(f"1 to {ranking.num_tied} tie: {within}; the simplest is first"))
     if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
         print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     print()

@@ -12,6 +12,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
@@ -34,6 +35,9 @@ NEW_NAMES = {
 }
 """Options of before, and what says it today."""
 
+SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}
+"""How the names of files end that hold one kind of data, where they have an ending."""
+
 _OPTION = re.compile(r"(-[A-Za-z]|--[A-Za-z][\w-]*)(=.*)?", re.DOTALL)
 _WHOLE = re.compile(r"-?\d{1,18}")
 _POSITIONAL = get_args(Positional[str])[1]
@@ -54,6 +58,12 @@ class Option:
         """A value as tyro takes it. Raises where it is not of the option's type, or not one of its choices."""
         if self.choices and value not in self.choices:
             raise MeshwrightError(not_a_choice(self.name, value, self.choices))
+        suffix = PurePath(value).suffix.lower()
+        if suffix and self.name in SUFFIXES and suffix not in SUFFIXES[self.name]:
+            raise MeshwrightError(
+                f"{self.name} is {value!r}; it writes {self.name[2:].upper()}, to a name that ends in"
+                f" {SUFFIXES[self.name][0]}"
+            )
         if self.type is int and not _WHOLE.fullmatch(value):
             try:
                 return str(parse_count(value))

@@ -6,7 +6,6 @@ A family honours a field by reading it from `Fields`. What it has not read then 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -59,6 +58,12 @@ SCALING_FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds of rope scaling that are known, and the fields of each."""
 
+MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
+"""The most that some fields may be; all others 10^9. A search over more would not end."""
+
+LARGEST_NUMBER = 1e300
+"""What a number may be; NaN and infinity are above it."""
+
 _MISSING = object()
 
 
@@ -90,9 +95,11 @@ class Fields:
     def whole(self, field: str, default: Any = _MISSING, *, least: int = 1) -> Any:
         """A whole number from `least`."""
         found = self.value(field, default)
-        if found is default or (isinstance(found, int) and not isinstance(found, bool) and found >= least):
+        if found is default:
             return found
-        raise self.refusal(field, f"it takes a whole number from {least}")
+        if isinstance(found, int) and not isinstance(found, bool) and least <= found <= MOST.get(field, 10**9):
+            return found
+        raise self.refusal(field, f"it takes a whole number from {least} to {MOST.get(field, 10**9):,}")
 
     def positive(self, field: str, default: Any = _MISSING) -> Any:
         """A finite number above 0, as a float."""
@@ -109,7 +116,7 @@ class Fields:
     def activation(self, field: str, default: str) -> Activation:
         """An activation function."""
         found = self.value(field, default)
-        if found not in ACTIVATIONS:
+        if not isinstance(found, str) or found not in ACTIVATIONS:
             raise MeshwrightError(
                 f"the config.json of {self._name} has the activation {found!r}; those read are {', '.join(ACTIVATIONS)}"
             )
@@ -133,7 +140,10 @@ class Fields:
         """
         given = self._mapping("rope_parameters")
         if layer_type in given:
-            given = given[layer_type]
+            own = given[layer_type]
+            if not isinstance(own, Mapping):
+                raise self.refusal("rope_parameters", f"it takes an object for {layer_type}")
+            given = dict[str, Any](own)
         found = self._mapping("rope_scaling") | given
         theta = self.positive(theta_field, theta)
         kind = found.pop("rope_type", found.pop("type", "default"))
@@ -152,6 +162,8 @@ class Fields:
         """
         window = self.whole("sliding_window", None, least=0) or None
         types = self.value("layer_types", None)
+        if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
+            raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
             window = window if is_on else None
             return {"sliding_window": window, "full_attention_every": every if window else 0}
@@ -185,13 +197,13 @@ class Fields:
         return dict(found)
 
     def _positive(self, field: str, found: Any) -> float:
-        if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) and found > 0:
+        if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_NUMBER:
             return float(found)
         raise MeshwrightError(f"the config.json of {self._name} has {field}={found!r}; it takes a number above 0")
 
     def _scaling(self, kind: str, found: dict[str, Any]) -> RopeScaling | LinearRopeScaling | None:
         """The scaling of rotary frequencies; `found` are its fields."""
-        if kind not in SCALING_FIELDS:
+        if not isinstance(kind, str) or kind not in SCALING_FIELDS:
             raise MeshwrightError(
                 f"the config.json of {self._name} has rope_scaling of type {kind!r};"
                 f" {_listed(SCALING_FIELDS)} are known"

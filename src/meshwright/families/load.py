@@ -36,7 +36,9 @@ def usual_seq_len(model: ModelConfig) -> int:
 
 
 def load_model(name: str) -> ModelConfig:
-    """The model of a preset's name, or of a path to a `config.json` (or to the folder that holds one)."""
+    """The model of a preset's name, in any case, or of a path to a `config.json` (or to the folder that holds one)."""
+    if not Path(name).exists() and name.lower() in (*PRESETS, *RESNETS):
+        name = name.lower()
     if name in PRESETS:
         return PRESETS[name]
     if name in RESNETS:
@@ -48,7 +50,7 @@ def load_model(name: str) -> ModelConfig:
         path /= "config.json"
     if path.is_file():
         return _read_config(path)
-    near = difflib.get_close_matches(name, [*PRESETS, *RESNETS], n=1)
+    near = difflib.get_close_matches(name.lower(), [*PRESETS, *RESNETS], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise MeshwrightError(
         f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json;"
@@ -60,6 +62,10 @@ def _read_config(path: Path) -> ModelConfig:
     """The model of a file."""
     try:
         data = json.loads(path.read_text())
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except RecursionError:
+        raise MeshwrightError(f"{path} is not a config.json: its values are nested too deeply") from None
     except ValueError as error:
         raise MeshwrightError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):

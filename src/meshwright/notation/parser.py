@@ -25,6 +25,7 @@ from meshwright.notation.expression import Chain, Expression, Product, Stage, ch
 from meshwright.notation.moves import exchanged, gathered, reduced, scattered
 from meshwright.notation.tokens import Reader, Token
 from meshwright.record import Kind
+from meshwright.units import parse_count
 
 _KINDS: dict[str, Kind] = {**SHORT_NAMES, **FUNCTION_NAMES}
 
@@ -57,9 +58,17 @@ def parse_numbers(text: str) -> dict[str, int]:
             raise reader.mistake(f"{name.text} stands twice", name.position)
         reader.expect("=", f"= and a number after {name.text}")
         number = reader.expect("number", "a whole number")
-        if int(number.text) < 1:
-            raise reader.mistake(f"{name.text}={number.text}; it is a whole number from 1", number.position)
-        numbers[name.text] = int(number.text)
+        # `8k` and `8Ki` are a number and the word right after it.
+        end = number.position + len(number.text)
+        unit = reader.take().text if reader.token.kind == "word" and reader.token.position == end else ""
+        try:
+            value = parse_count(number.text + unit)
+        except MeshwrightError:
+            value = 0
+        if not 1 <= value <= 10**18:
+            wrong = f"{name.text}={number.text}{unit}; it is a whole number from 1, as 4096, 8k or 8Ki"
+            raise reader.mistake(wrong, number.position)
+        numbers[name.text] = value
         if not reader.accept(","):
             reader.expect("end", ", or the end")
             return numbers

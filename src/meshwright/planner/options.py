@@ -304,7 +304,9 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
     if "batch" not in said:
         raise MeshwrightError(f"{model} needs --batch (batch=…), its images over all devices, as 256")
     dtype = said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16")
-    workload = ImageWorkload(model=RESNETS[model], batch=read_count("batch", said["batch"]), compute_dtype=dtype)
+    workload = ImageWorkload(
+        model=RESNETS[model.lower()], batch=read_count("batch", said["batch"]), compute_dtype=dtype
+    )
     return workload, system
 
 

@@ -1,0 +1,137 @@
+"""What a new user types at matmul, collective, show, chips, verify and completion; see `battery_plan`."""
+
+CALLS = """
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | together
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8k,J=8Ki,K=8 --on v5e:2x2               | together
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v4-8                     | TensorCores
+0 | matmul 'A[I, J_X] @ B[J_X, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                | case 3
+0 | matmul 'A[I_X, J] -> A[I, J]' --mesh X=4 --dims I=8,J=8 --on v5e:2x2                     | resharding
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --json           | alternatives
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --dtype int8     | int8
+2 | matmul                                                                                   | PRODUCT is missing
+2 | matmul 'A[I_X, J] @ B[J, K]'                                                             | --mesh is missing
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8                               | --on is missing
+2 | matmul '' --mesh X=4 --dims I=8 --on v5e:2x2                                             | PRODUCT is empty
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8,Q=7 --on v5e:2x2              | Q
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8 --on v5e:2x2                      | K
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=0 --on v5e:2x2                  | whole number from 1
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=x --on v5e:2x2                  | whole number
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=3 --dims I=8,J=8,K=8 --on v5e:2x2                  | X
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh Y=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | no axis X
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4,X=2 --dims I=8,J=8,K=8 --on v5e:2x2              | stands twice
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=8 --dims I=8,J=8,K=8 --on v5e:2x2                  | 8
+2 | matmul 'A[I_X, J @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                   | expected
+2 | matmul 'A[I_X, J_X] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                | X
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --dtype f12      | not known
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --top 0          | whole number from 1
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --top -1         | whole number from 1
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --json --top 2   | --top changes nothing
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --batch 8        | no option --batch
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=128 --dims I=128,J=8,K=8 --on v5e:8x16 --run       | --run simulates up to 64
+0 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M                       | 64.0 MB
+0 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64Mi                      | 67.1 MB
+0 | collective reduce-scatter --mesh X=4,Y=4 --axis X,Y --on v5e:4x4 --bytes 64M             | links
+0 | collective all-reduce --mesh X=8 --axis X --on h100:8 --bytes 1G                         | node
+0 | collective permute --mesh X=4 --axis X --on v5e:4x4 --bytes 1k --json                    | seconds
+2 | collective                                                                               | KIND is missing
+2 | collective gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M                           | did you mean all-gather
+2 | collective all-gather --mesh X=4 --axis Y --on v5e:4x4 --bytes 64M                       | Y
+2 | collective all-gather --mesh X=4 --axis X,X --on v5e:4x4 --bytes 64M                     | twice
+2 | collective all-gather --mesh X=4 --axis '' --on v5e:4x4 --bytes 64M                      | --axis needs a value
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 0                         | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes -1                        | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64X                       | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes nan                       | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4                                   | --bytes is missing
+2 | collective all-gather --mesh X=32 --axis X --on v5e:4x4 --bytes 64M                      | 16
+2 | collective all-gather --mesh X=0 --axis X --on v5e:4x4 --bytes 64M                       | whole number from 1
+2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M --json --run          | --run changes nothing beside --json
+2 | collective all-gather --mesh X=16 --axis X --on v5e:4x4 --bytes 64M --run                | up to 8 devices
+0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8                                         | device
+0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 --all                                   | next
+0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8k,J=8 --json                                 | holds
+0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 -o a.svg                                | wrote
+2 | show                                                                                     | ARRAY is missing
+2 | show 'A[I_X, J_Y]' --mesh X=2 --dims I=8,J=8                                             | Y
+2 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8                                             | J
+2 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8,Q=7                                     | Q
+2 | show 'A[I_X, J_Y]' --mesh X=3,Y=2 --dims I=8,J=8                                         | 3
+2 | show 'A[I_X, J_X]' --mesh X=2 --dims I=8,J=8                                             | X
+2 | show 'A[I_X' --mesh X=2 --dims I=8                                                       | expected
+2 | show 'A[I_X]' --mesh X=2 --dims I=8 --svg a.png                                          | .svg
+2 | show 'A[I_X]' --mesh X=2 --dims I=8 --svg none/a.svg                                     | none
+2 | show 'A[I_X]' --mesh X=2 --dims I=8 --svg dir                                            | dir
+2 | show 'A[I_X]' --mesh X=2 --dims I=8 --on v5e                                             | a chip and a shape or count
+2 | show 'A[I_X]' --mesh X=2 --dims I=8 --dtype f12                                          | not known
+0 | show pipeline --stages 4 --microbatches 8                                                | idle
+0 | show pipeline --stages 2 --microbatches 4 --json                                         | bubble
+2 | show pipeline                                                                            | --stages is missing
+2 | show pipeline --stages 4                                                                 | --microbatches is missing
+2 | show pipeline --stages 0 --microbatches 8                                                | 0 stages
+2 | show pipeline --stages -4 --microbatches 8                                               | stages
+2 | show pipeline --stages 4.5 --microbatches 8                                              | whole number
+2 | show pipeline --stages 4 --microbatches 0                                                | microbatches
+2 | show pipeline --stages 1000 --microbatches 100000                                        | too many
+2 | show pipeline --stages 4 --microbatches 8 --schedule zb                                  | it is one of
+2 | show pipeline --stages 4 --microbatches 8 --svg a.png                                    | .svg
+2 | show pipeline --stages 4 --microbatches 8 extra                                          | no place for 'extra'
+0 | chips                                                                                    | v5p
+0 | chips H100                                                                               | source:
+0 | chips tpu_v5p                                                                            | torus
+0 | chips --json                                                                             | chips
+0 | chips --hardware mine.toml                                                               | mine
+2 | chips v5x                                                                                | did you mean
+2 | chips v5e v5p                                                                            | no place for 'v5p'
+2 | chips v5e --hardware mine.toml                                                           | chip of its own
+2 | chips --hardware none.toml                                                               | cannot read
+2 | chips --hardware bad.toml                                                                | bad.toml
+2 | chips --top 3                                                                            | no option --top
+2 | verify                                                                                   | MODEL is missing
+2 | verify none.yaml                                                                         | no plan 'none.yaml'
+2 | verify tiny                                                                              | --on
+2 | verify tiny --on cpu:8 --batch 16 --tolerance nan                                        | --tolerance
+2 | verify tiny --on cpu:8 --batch 16 --tolerance inf                                        | --tolerance
+2 | verify tiny --on cpu:8 --batch 16 --tolerance -1                                         | --tolerance
+2 | verify tiny --on cpu:8 --batch 16 --tolerance x                                          | --tolerance
+2 | verify tiny --on cpu:8 --batch 16 --effort default                                       | --effort changes nothing on cpu:8
+2 | verify tiny --on cpu:8 --batch 16 --effort slow                                          | it is one of
+2 | verify tiny --on cpu:8 --batch 16 --mesh dp=3                                            | wants 3 devices
+2 | verify tiny --on cpu:8 --batch 16 --mesh pp=8                                            | pp=8
+2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --zero-stage 1                             | would change nothing
+2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --dropout 2                                | dropout
+2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --dropout nan                              | --dropout
+2 | verify tiny --on cpu:8 --batch 16 --html none/x.html                                     | none
+2 | verify tiny --on cpu:8 --batch 16 --run none                                             | no run in 'none'
+2 | verify plan.yaml --batch 16                                                              | batch
+2 | verify plan.yaml --remat none                                                            | remat
+2 | verify plan.yaml --hardware mine.toml                                                    | hardware
+2 | verify plan.yaml --mesh dp=8                                                             | mesh
+2 | verify plan.yaml --on cpu:4                                                              | on
+2 | verify plan.yaml --run run                                                               | run
+2 | verify cut.yaml                                                                          | cut.yaml
+2 | verify empty                                                                             | empty
+2 | verify bytes.yaml                                                                        | bytes.yaml
+2 | verify list.yaml                                                                         | list.yaml
+2 | verify run                                                                               | run
+2 | verify dir                                                                               | dir
+2 | verify tiny --on v5e:2x2 --batch 16 --mesh fsdp=4 --collective-matmul                    | would change nothing
+0 | completion bash --print                                                                  | complete
+0 | completion fish --print                                                                  | complete
+0 | completion zsh                                                                           | wrote
+2 | completion                                                                               | SHELL is missing
+2 | completion csh                                                                           | it is one of
+2 | inspect                                                                                  | is missing
+2 | inspect :f --mesh dp=8                                                                   | is not module:function
+2 | inspect f: --mesh dp=8                                                                   | is not module:function
+2 | inspect os:getcwd --mesh dp=1000000                                                      | too many to simulate
+2 | inspect nowhere:f --mesh dp=8                                                            | nowhere
+2 | inspect list.json --mesh dp=8                                                            | not HLO text
+2 | inspect list.json --mesh dp=8 --axes auto                                                | --axes changes nothing
+2 | inspect os:getcwd --mesh dp                                                              | dp
+2 | train                                                                                    | MODEL is missing
+2 | train tiny                                                                               | --on
+2 | train tiny --on cpu:8 --batch 16 --mesh dp=3                                             | wants 3 devices
+2 | generate                                                                                 | RUN is missing
+2 | generate nowhere                                                                         | nowhere
+2 | demo extra                                                                               | no place for 'extra'
+"""
