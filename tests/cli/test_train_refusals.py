@@ -171,7 +171,7 @@ def interrupt(process, *, after, number=signal.SIGINT, wait=0.0):
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_run_says_where_it_stopped_and_how_it_goes_on(tmp_path):
     begun = train(tmp_path, *TINY, "--num-layers", "1", "--steps", "2000", "-o", "run")
-    said, seconds = interrupt(begun, after="compiling", wait=4.0)
+    said, seconds = interrupt(begun, after="compiling", wait=0.5)
     assert begun.returncode == 130
     assert seconds < 5  # Python and the compiler may be in one another's way for a moment.
     assert said.endswith("stopped before the first step\n")

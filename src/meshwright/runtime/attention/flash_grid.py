@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -81,8 +81,8 @@ class Grid:
         """Inside a kernel: the current step, and whether it is the first and the last of its output block."""
         ids = [pl.program_id(level) for level in range(len(self.steps))]
         inner = list(zip(ids, self.steps, strict=True))[3:]
-        is_first = math.prod(place == 0 for place, _ in inner)
-        is_last = math.prod(place == count - 1 for place, count in inner)
+        is_first = reduce(jnp.logical_and, [place == 0 for place, _ in inner])
+        is_last = reduce(jnp.logical_and, [place == count - 1 for place, count in inner])
         return self.step(ids), is_first, is_last
 
     def call(
