@@ -1,0 +1,36 @@
+"""What `plan` writes, `verify` compiles and `train` runs: the commands that each screen names next."""
+
+import pytest
+
+from meshwright.cli.main import main
+
+PLANNED = [
+    ("tiny", "cpu:8", ["--batch", "16", "--seq-len", "64"]),
+    pytest.param("tiny-moe", "cpu:8", ["--batch", "16", "--seq-len", "64"], marks=pytest.mark.matrix),
+    pytest.param("tiny-gemma3", "cpu:4", ["--batch", "8", "--seq-len", "64"], marks=pytest.mark.matrix),
+    *(
+        pytest.param(model, hardware, more, marks=pytest.mark.matrix)
+        for model, hardware, more in (
+            ("llama3-8b", "h100:8", ["--num-layers", "2", "--batch", "16", "--seq-len", "4096"]),
+            ("mixtral-8x7b", "h100:16", ["--num-layers", "2", "--batch", "32", "--seq-len", "2048"]),
+            ("gemma2-9b", "h100:16", ["--num-layers", "2", "--batch", "16", "--seq-len", "2048"]),
+            ("llama3-70b", "h100:64", ["--num-layers", "2", "--batch", "128", "--seq-len", "4096"]),
+            ("llama3-8b", "v5e:2x4", ["--num-layers", "2", "--batch", "16", "--seq-len", "2048"]),
+        )
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "hardware", "more"), PLANNED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_the_best_plan_is_verified_and_trained(model, hardware, more, tmp_path, capsys):
+    plan, run = str(tmp_path / "plan.yaml"), str(tmp_path / "run")
+    assert main(["plan", model, "--on", hardware, *more, "-o", plan]) == 0
+    assert f"meshwright verify {plan}" in capsys.readouterr().out
+    assert main(["verify", plan]) == 0
+    assert "another program than planned" not in " ".join(capsys.readouterr().out.split())
+    if hardware.startswith("cpu"):
+        assert main(["train", plan, "--steps", "2", "--out", run]) == 0
+        assert main(["generate", run, "--num-tokens", "4"]) == 0
