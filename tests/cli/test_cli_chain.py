@@ -7,7 +7,7 @@ from meshwright.cli.main import main
 PLANNED = [
     ("tiny", "cpu:8", ["--batch", "16", "--seq-len", "64"]),
     pytest.param("tiny-moe", "cpu:8", ["--batch", "16", "--seq-len", "64"], marks=pytest.mark.matrix),
-    pytest.param("tiny-gemma3", "cpu:4", ["--batch", "8", "--seq-len", "64"], marks=pytest.mark.matrix),
+    pytest.param("tiny-gemma3", "cpu:8", ["--batch", "16", "--seq-len", "64"], marks=pytest.mark.matrix),
     *(
         pytest.param(model, hardware, more, marks=pytest.mark.matrix)
         for model, hardware, more in (
