@@ -280,3 +280,14 @@ def test_a_plan_says_what_gpus_multiply_more_than_it_prices():
         (bounded, MeshShape(fsdp=8), "h100:8", False),
     ):
         assert any("grouped products" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
+
+
+def test_a_faster_plan_ties_only_within_the_error_of_a_comparison():
+    best = find_best(LLAMA, V5P)
+
+    def faster(share):
+        seconds = (best.predicted.step_seconds or 0.0) * (1 - share)
+        return replace(best, predicted=replace(best.predicted, step_seconds=seconds))
+
+    assert say(gap_to(faster(0.02), best)).startswith("a tie: ")
+    assert say(gap_to(faster(0.2), best)).startswith("faster by ")

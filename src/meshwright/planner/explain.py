@@ -20,7 +20,7 @@ from meshwright.planner.facts import (
     WhyFact,
 )
 from meshwright.planner.plan import Plan
-from meshwright.planner.ties import num_parts
+from meshwright.planner.ties import num_parts, ties
 from meshwright.record import Record
 from meshwright.step import token_axes
 
@@ -77,9 +77,9 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
     gaps = {name: time - least.get(name, 0.0) for name, time in spent.items()}
     slowest = max(gaps, key=gaps.__getitem__)
     seconds = gaps[slowest]
-    if (record.step_seconds or 0.0) < (best.predicted.step_seconds or 0.0):
-        saved = (best.predicted.step_seconds or 0.0) - (record.step_seconds or 0.0)
-        return Gap(GapKind.TIED, seconds=saved, parts=num_parts(plan) - num_parts(best))
+    if (saved := (best.predicted.step_seconds or 0.0) - (record.step_seconds or 0.0)) > 0:
+        kind = GapKind.TIED if ties(best, plan) else GapKind.FASTER
+        return Gap(kind, seconds=saved, parts=num_parts(plan) - num_parts(best))
     if seconds <= 0:
         return Gap(GapKind.EQUAL)
     if slowest == "recompute" and plan.workload.remat != best.workload.remat:

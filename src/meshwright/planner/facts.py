@@ -104,6 +104,7 @@ class GapKind(StrEnum):
     MEMORY = "does not fit"
     EQUAL = "as fast, with less memory left"
     TIED = "tied"
+    FASTER = "faster"
     RECOMPUTE = "recompute"
     COMMUNICATION = "communication"
     TERM = "term"

@@ -139,6 +139,8 @@ def _(fact: Gap) -> str:
         case GapKind.TIED:
             more = f", {fact.parts} more to set up" if fact.parts > 0 else ""
             return f"a tie: {show_seconds(fact.seconds)} less{more}"
+        case GapKind.FASTER:
+            return f"faster by {show_seconds(fact.seconds)}"
         case GapKind.RECOMPUTE:
             return f"needs remat {fact.remat}: +{show_seconds(fact.seconds)}"
         case GapKind.COMMUNICATION:

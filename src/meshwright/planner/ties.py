@@ -13,16 +13,20 @@ The 157 pairs of one rank group on the same chips (`benchmarks/published_runs.py
 """
 
 
-def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
-    """The plans with the simplest of those first that tie with the fastest, and how many tie.
+def ties(plan: Plan, faster: Plan) -> bool:
+    """Whether a plan's step is longer than a faster one's by no more than `RATIO_ERROR`."""
+    return (plan.predicted.step_seconds or 0.0) <= (1 + RATIO_ERROR) * (faster.predicted.step_seconds or 0.0)
 
-    A plan ties where it fits and its step is longer by no more than `RATIO_ERROR`. plans: fastest first.
+
+def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
+    """The plans with the simplest of those first that fit and tie with the fastest, and how many tie.
+
+    plans: those that fit, fastest first, then those that do not.
     """
-    longest = (1 + RATIO_ERROR) * (plans[0].predicted.step_seconds or 0.0)
-    fits = plans[0].predicted.fits
-    tied = [plan for plan in plans if fits and plan.predicted.fits and (plan.predicted.step_seconds or 0.0) <= longest]
+    tied = [plan for plan in plans if plan.predicted.fits and ties(plan, plans[0])]
+    others = plans[len(tied) :]
     tied.sort(key=lambda plan: (num_parts(plan), plan.predicted.step_seconds))
-    return (*tied, *(plan for plan in plans if plan not in tied)), len(tied)
+    return (*tied, *others), len(tied)
 
 
 def num_parts(plan: Plan) -> int:
