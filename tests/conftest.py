@@ -1,6 +1,7 @@
 """Every test sees 8 simulated CPU devices; no test may find a real accelerator."""
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -17,6 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
 import jax
+import pytest
 
 # Started here, before a command under test can ask for another number of devices.
 assert len(jax.devices()) == 8
@@ -25,3 +27,15 @@ assert len(jax.devices()) == 8
 # Set here and not in the environment: child processes run as a user's do.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+FOREIGN = ("hlo", "inspection")
+"""The tests of programs that are inspected: they are other people's, which mix dtypes and ranks as JAX allows."""
+
+
+@pytest.fixture(autouse=True)
+def foreign_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.path.parent.name not in FOREIGN:
+        yield
+        return
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

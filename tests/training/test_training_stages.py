@@ -15,7 +15,7 @@ from meshwright.step import Strategy, Workload, check_runnable, leaves, rules_of
 from meshwright.step.passes.schedule import slot_layers
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
 from meshwright.training.generate import generate
-from meshwright.training.slots import in_order, to_order, to_slots
+from meshwright.training.slots import in_order, to_order, to_stage_layout
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")
@@ -64,7 +64,7 @@ def test_a_state_in_order_is_that_of_one_device_and_comes_back(shape, strategy, 
     with jax.set_mesh(mesh):
         wanted, slotted = (abstract_state(WORKLOAD, one, OPTIMIZER, mesh, strategy) for one in (lies, layout))
         kept = jax.jit(lambda state: to_order(state, wanted, MODEL, layout, strategy))(state)
-        back = jax.jit(lambda state: to_slots(state, slotted, MODEL, layout, strategy))(kept)
+        back = jax.jit(lambda state: to_stage_layout(state, slotted, MODEL, layout, strategy))(kept)
     for (path, whole), (_, array) in zip(leaves(alone), leaves(kept["params"]), strict=True):
         assert np.array_equal(np.asarray(array), whole), path
     assert jax.tree.map(lambda array: array.sharding, back) == jax.tree.map(lambda leaf: leaf.sharding, slotted)

@@ -25,7 +25,7 @@ def load_function(name: str) -> Any:
         raise MeshwrightError(f"importing {module} fails: {error} ({frame})") from error
     except SyntaxError as error:
         raise MeshwrightError(f"{error.filename}:{error.lineno} does not parse: {error.msg}") from None
-    except Exception as error:
+    except Exception as error:  # A user's module may raise anything while it is imported.
         said = str(error).strip().partition("\n")[0]
         raise MeshwrightError(
             f"importing {module} fails: {type(error).__name__}: {said} ({_last_frame(error)})"

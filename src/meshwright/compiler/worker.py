@@ -97,7 +97,7 @@ def compile_lowered(
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
         try:
             compiled = program.lowered.compile(compiler_options=options | dump_options(directory))
-        except Exception as error:
+        except Exception as error:  # XLA raises what it likes; whatever it is, the dump may say what did not fit.
             raise CompileError(read_optimized_dump(directory)) from error
         dumps = read_dumps(directory)
     seconds = time.perf_counter() - start

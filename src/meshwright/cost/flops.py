@@ -133,10 +133,13 @@ def dropless_padding_flops(
         return 0.0
     step = train_step(workload, mesh, strategy)
     room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
-    of_rows, of_weights = room * (1 if has_ragged else padding) - 1, room * padding - 1
+    row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1
     ops = [op for op in step.ops.matmuls if op.experts]
     rows = _matmuls(step, (op for op in ops if op.role != "weight_gradient"), _mean).total
-    return of_rows * rows + of_weights * _matmuls(step, (op for op in ops if op.role == "weight_gradient"), _mean).total
+    return (
+        row_share * rows
+        + weight_share * _matmuls(step, (op for op in ops if op.role == "weight_gradient"), _mean).total
+    )
 
 
 def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:

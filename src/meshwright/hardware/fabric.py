@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.assign import assign
-from meshwright.hardware.by_hand import by_hand
 from meshwright.hardware.chip import Torus
+from meshwright.hardware.jax_device_order import jax_device_order
 from meshwright.hardware.system import System, units_of
 
 IDLE = "(idle)"
@@ -186,7 +186,7 @@ def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Pie
     the order that JAX has by hand, if it has one."""
     over_slices, inside = _divide_slices(system, degrees)
     outer = _nested(list(over_slices.items()), _SLICE)
-    made = None if IDLE in degrees else by_hand(system, tuple(inside.values()))
+    made = None if IDLE in degrees else jax_device_order(system, tuple(inside.values()))
     if made:
         return (*outer, *_in_order(made.dims, inside)), False, made.order
     cores = {_CORE: system.devices_per_chip} if system.devices_per_chip > 1 else {}

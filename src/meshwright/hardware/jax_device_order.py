@@ -19,7 +19,7 @@ _RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
 
 
 @dataclass(frozen=True)
-class ByHand:
+class DeviceOrder:
     """An order of the devices of a slice, as JAX numbers them, in the order of the mesh.
 
     dims: what a mesh runs over in that order, outermost first, each with its size: `xy` (`xyz`) is a ring of neighbours
@@ -30,7 +30,7 @@ class ByHand:
     dims: tuple[tuple[str, int], ...]
 
 
-def by_hand(system: System, degrees: tuple[int, ...]) -> ByHand | None:
+def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | None:
     """The order by hand of a slice for a mesh of all its devices; None where the mesh follows the torus.
 
     degrees: those of the mesh axes inside a slice, outermost first. The order of v5e:2x4 is a ring of neighbours of a
@@ -40,18 +40,18 @@ def by_hand(system: System, degrees: tuple[int, ...]) -> ByHand | None:
     count = math.prod(shape) * system.devices_per_chip
     if chip in ("v5e", "v6e"):
         if count == 16 and shape == (4, 4) and max(degrees) == 16:
-            return ByHand(_RING_OF_16, (("xy", 16),))
+            return DeviceOrder(_RING_OF_16, (("xy", 16),))
         order = {4: _RING_OF_4, 8: _RING_OF_8}.get(count)
-        return ByHand(order, (("xy", count),)) if order else None
+        return DeviceOrder(order, (("xy", count),)) if order else None
     if chip == "v5p" and shape == (2, 2, 2):
-        return ByHand(_RING_OF_CUBE, (("xyz", 8),))
+        return DeviceOrder(_RING_OF_CUBE, (("xyz", 8),))
     if chip == "tpu7x" and max(shape[:2]) <= 2 and count % 8 == 0 and count <= 32:
-        return ByHand(_repeated(count), (("z", count // 8), ("xy", 4), ("core", 2)))
+        return DeviceOrder(_repeated(count), (("z", count // 8), ("xy", 4), ("core", 2)))
     if chip == "v3":
         if count == 8:
-            return ByHand(_repeated(count), (("xy", 4), ("core", 2)))
+            return DeviceOrder(_repeated(count), (("xy", 4), ("core", 2)))
         order = _repeated(count) if degrees[-1] == 8 else tuple(range(count))
-        return ByHand(order, (("y", shape[1]), ("x", shape[0]), ("core", 2)))
+        return DeviceOrder(order, (("y", shape[1]), ("x", shape[0]), ("core", 2)))
     return None
 
 

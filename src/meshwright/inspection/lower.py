@@ -71,7 +71,7 @@ def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredP
             program = lower()
         except MeshwrightError:
             raise
-        except Exception as error:  # of the user's function
+        except Exception as error:  # A user's function may raise anything; another way may lower.
             failed.append((words, _first_line(error_text(error)), error))
             continue
         note = tuple(f"lowered {words}; {before}: {said}" for before, said, _ in failed)

@@ -36,9 +36,9 @@ def _forward(formats: Formats, rows: Array, weights: Array, sizes: Array | None)
 
 def _backward(formats: Formats, kept: tuple[Any, ...], cotangent: Array) -> tuple[Array, Array, None]:
     rows, weights, sizes = kept
-    of_rows = _product(cotangent, jnp.swapaxes(weights, 1, 2), sizes, formats.of_x)
-    of_weights = _over_rows(rows, cotangent, sizes, formats.of_weight, weights.dtype)
-    return of_rows, of_weights, None
+    row_gradient = _product(cotangent, jnp.swapaxes(weights, 1, 2), sizes, formats.of_x)
+    weight_gradient = _over_rows(rows, cotangent, sizes, formats.of_weight, weights.dtype)
+    return row_gradient, weight_gradient, None
 
 
 _expert_product.defvjp(_forward, _backward)

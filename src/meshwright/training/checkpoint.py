@@ -98,7 +98,7 @@ class Checkpoints:
             manager.wait_until_finished()
             manager.check_for_errors()
             write_checksums(self._path(step), part=jax.process_index(), parts=jax.process_count())
-        except Exception as error:
+        except Exception as error:  # Of another thread: `check` and `wait` raise it in the training's own.
             self._failure = error
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.resume import config_conflict
 from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, begin_run, read_metrics
-from meshwright.training.slots import in_order, to_order, to_slots
+from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state, train_step
 
 
@@ -232,7 +232,7 @@ def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: 
     if (saved := _saved_layout(config, layout)) == layout:
         return checkpoints.restore(start, wanted)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    back = jax.jit(lambda state: to_slots(state, wanted, config.workload.config, layout, config.strategy))
+    back = jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))
     return back(checkpoints.restore(start, kept))
 
 

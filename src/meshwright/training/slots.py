@@ -40,7 +40,7 @@ def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) ->
     return replace(layout, rules=rules)
 
 
-def to_slots(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
+def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
     """A state with its layers in the slots of a layout, laid as `wanted`, from one that lies as `in_order` says.
 
     Empty slots are zeros. To be called under `jax.jit`.

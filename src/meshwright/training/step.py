@@ -33,7 +33,7 @@ from meshwright.step import (
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
-from meshwright.training.slots import in_order, to_slots
+from meshwright.training.slots import in_order, to_stage_layout
 
 State = dict[str, Any]
 """`params`, `optimizer` and, where it updates float32 copies of narrower parameters, `master`: trees of arrays."""
@@ -93,7 +93,7 @@ def initial_state(
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
-        drawn = to_slots(drawn, wanted["params"], model, layout, strategy)
+        drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
         state = {"params": drawn, "optimizer": optimizer.build(strategy).init(drawn)}
         state |= {"master": drawn} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)

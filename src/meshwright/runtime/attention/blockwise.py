@@ -20,7 +20,7 @@ from meshwright.step import BLOCK
 
 Tree = TypeVar("Tree")
 
-ATTENTION_RESIDUALS = "attended"
+ATTENTION_RESIDUALS = "attention_residuals"
 """Checkpoint name of what attention's backward reads: keys and values, the output and the log-normalizer."""
 
 
