@@ -1,5 +1,6 @@
 """Small programs to compile: each function takes a mesh and plain arguments and returns a `jax.stages.Lowered`."""
 
+import re
 from typing import Any
 
 import jax
@@ -103,3 +104,13 @@ def per_device(
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(function, in_specs=tuple(specs), out_specs=out, check_vma=False)
         return jax.jit(mapped).lower(*arrays)
+
+
+def unrolled(text: str, nbytes: int) -> str:
+    """The HLO text of a program with its computations repeated under names of their own, at least nbytes long."""
+    head, _, rest = text.partition("\n%")
+    computations, entry = ("%" + rest).split("\nENTRY", 1)
+    names = "|".join(re.escape(name) for name in re.findall(r"^%([\w.\-]+) \(", computations, re.MULTILINE))
+    defined = re.compile(rf"%({names})\b")
+    bodies = [defined.sub(rf"%\1_copy{i}", computations) for i in range(1 + nbytes // len(computations))]
+    return "\n".join([head, computations, *bodies, "ENTRY" + entry])

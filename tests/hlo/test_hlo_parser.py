@@ -1,5 +1,4 @@
 # ruff: noqa: E501 - HLO prints an instruction in a line
-import time
 
 import pytest
 
@@ -194,16 +193,16 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.usefixtures("no_hang")
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_of_a_megabyte_is_refused_in_a_moment(text):
-    start = time.process_time()
+def test_hostile_text_of_a_megabyte_is_refused(text):
     with pytest.raises(MeshwrightError):
         parse_hlo(text)
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.slow
-def test_twenty_megabytes_are_read_in_under_ten_seconds():
+@pytest.mark.usefixtures("no_hang")
+def test_twenty_megabytes_are_read():
     lines = BODY.index("  %all-reduce.1"), BODY.index("  ROOT %out")
     block = BODY[lines[0] : lines[1]]
     start, end = BODY[: lines[0]], BODY[lines[1] :]
@@ -218,7 +217,5 @@ def test_twenty_megabytes_are_read_in_under_ten_seconds():
     ending = end.replace("%total", "%total.0").replace("%vector", "%vector.0")
     text = HEADER + start + "".join(copies) + ending
     assert len(text) > 19_000_000
-    began = time.process_time()
     module = parse_hlo(text)
-    assert time.process_time() - began < 10
     assert len(module.computations["main"].instructions) == 5 + 4 * len(copies)
