@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/hlo_reading.py [--megabytes N] [--json]
 
-The text is a small train step compiled for 8 simulated devices whose loop bodies stand in it many times under names of their
-own, as they do for a model whose layers are not scanned. Seconds are the process's own.
+The text is a small train step compiled for 8 simulated devices with its loop bodies repeated under names of their own,
+as a model whose layers are not scanned has them. Seconds are the process's own.
 """
 
 import argparse
@@ -50,9 +50,8 @@ def main() -> None:
         print(json.dumps({"bytes": len(text), **figures}))
         return
     for name, taken in figures.items():
-        print(
-            f"{name:<20}{taken:6.2f} s  {taken / figures['regular expression']:5.1f}x  {len(text) / taken / 1e6:6.1f} MB/s"
-        )
+        ratio = taken / figures["regular expression"]
+        print(f"{name:<20}{taken:6.2f} s  {ratio:5.1f}x  {len(text) / taken / 1e6:6.1f} MB/s")
 
 
 if __name__ == "__main__":
