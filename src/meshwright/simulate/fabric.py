@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost import achieved_seconds
 from meshwright.hardware import MeshPlacement, Placement, System, lay_mesh
-from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of, scope_of
+from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of
 from meshwright.hlo.collectives import collective_entries
 from meshwright.hlo.groups import Axes, Groups
 from meshwright.record import Phase
@@ -156,7 +156,7 @@ class Fabric:
             seconds=seconds,
             num_bytes=num_bytes,
             phase=said.phase,
-            scope=scope_of(said.op_name),
+            scope=said.scope,
             source=said.source,
         )
 

@@ -13,6 +13,7 @@ from meshwright.cost import contention_seconds, straggling_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.hlo import Module, contradictions_as_errors, count_flops
+from meshwright.hlo.phases import source_and_scope
 from meshwright.record import KINDS, PHASES, Collective
 from meshwright.simulate.events import COMPUTE, Event
 from meshwright.simulate.fabric import Fabric
@@ -141,7 +142,6 @@ def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> d
 def _collective(events: list[Event]) -> Collective:
     """The executions of one collective as an entry of a record."""
     first = events[0]
-    place = " ".join(filter(None, (first.source, f"({first.scope})" if first.scope else "")))
     return Collective(
         kind=next(kind for kind in KINDS if kind == first.kind),
         axes=first.axes,
@@ -150,6 +150,6 @@ def _collective(events: list[Event]) -> Collective:
         count=sum(event.count for event in events),
         seconds=math.fsum(event.total_seconds for event in events),
         exposed_seconds=math.fsum(event.exposed_seconds * event.count for event in events),
-        source=place,
+        source=source_and_scope(first.source, first.scope),
         note=first.note,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.hlo import Instruction, describe, scope_of
+from meshwright.hlo import Instruction, describe
 from meshwright.hlo.loops import trip_count
 from meshwright.simulate.events import COMPUTE, Event, Repeat
 from meshwright.simulate.fabric import Fabric, Transfer
@@ -92,7 +92,7 @@ class _Walker:
                 start_seconds=self.now,
                 seconds=op.seconds,
                 phase=said.phase,
-                scope=scope_of(said.op_name),
+                scope=said.scope,
                 source=said.source,
                 basis=op.basis,
             )
@@ -174,7 +174,7 @@ class _Walker:
                 start_seconds=begin,
                 seconds=self.now - begin,
                 phase=said.phase,
-                scope=scope_of(said.op_name),
+                scope=said.scope,
                 source=said.source,
                 note=note,
             )
@@ -183,10 +183,9 @@ class _Walker:
 
     def longest_branch(self, conditional: Instruction) -> None:
         """Run the branch of a conditional that takes longest."""
-        branches = conditional.called("branch_computations", "true_computation", "false_computation")
         self.notes.append(f"conditional {conditional.op_name or conditional.name}: the longest branch taken")
         before, best = self.state(), None
-        for branch in branches:
+        for branch in conditional.branches:
             self.restore(before)
             self.computation(branch)
             if best is None or self.now > best[0]:
