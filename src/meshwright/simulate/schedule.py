@@ -46,11 +46,6 @@ class Schedule:
         return math.fsum(self.breakdown_seconds.values())
 
     @property
-    def compute_seconds(self) -> float:
-        """The time in which ops run."""
-        return math.fsum(self.breakdown_seconds[phase] for phase in PHASES)
-
-    @property
     def hfu(self) -> float:
         """Executed flops, including recomputation, over time and peak."""
         return self.flops / (self.step_seconds * self.peak_flops_per_second)
@@ -121,7 +116,7 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
 
 
 def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> dict[str, float]:
-    """The parts of a step; zero parts other than phases are left out."""
+    """The parts of a step: each phase, and exposed waits that are not zero."""
     parts: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     waits: dict[str, float] = dict.fromkeys((EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS), 0.0)
     hidden = 0.0

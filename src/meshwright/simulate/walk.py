@@ -12,11 +12,10 @@ from meshwright.simulate.op_seconds import OpSeconds, op_seconds
 from meshwright.simulate.steps import TransferPart, transfer_parts
 
 _MOST_TRIPS = 4
-"""Iterations of a loop that are simulated.
+"""Iterations of a loop that are simulated at most.
 
-An iteration differs from the one before only in how long links are busy at its start.
-
-If they still differ after so many, a transfer outside the loop takes very long; the last iteration stands for the rest.
+Iterations differ only in how long links are busy at their start. If they still differ after so many, a transfer outside
+the loop takes very long, and the last iteration is repeated for the rest.
 """
 
 _SAME_SECONDS = 1e-12
@@ -77,12 +76,13 @@ class _Walker:
             steps = transfer_parts(self.fabric, instruction)
             moves_only = any(step.transfer is not None or step.part == "done" for step in steps)
             op = op_seconds(self.fabric.module, instruction, self.fabric.system)
-            # The memory traffic of a collective is part of its own time; only the compiler tells of an op beside it.
+            # The memory traffic of a collective is part of its own time. Only the compiler's estimate shows an op that
+            # computes at the same time.
             self.known[key] = (OpSeconds(0.0, op.basis) if moves_only and op.basis != "compiler" else op, steps)
         return self.known[key]
 
     def run(self, instruction: Instruction, op: OpSeconds) -> None:
-        """Run an op; nothing else computes meanwhile."""
+        """Run an op: record its event and advance the time."""
         said = describe(self.fabric.module, instruction)[0]
         self.events.append(
             Event(
@@ -194,13 +194,13 @@ class _Walker:
             self.restore(best)
 
     def state(self) -> tuple[float, dict[str, float], dict[str, int], list[Event]]:
-        """What a branch changes."""
+        """A copy of everything that running a branch changes."""
         return self.now, dict(self.busy_until), dict(self.in_flight), list(self.events)
 
     def restore(self, state: tuple[float, dict[str, float], dict[str, int], list[Event]]) -> None:
         """Go back to a state."""
-        self.now, busy, way, events = state
-        self.busy_until, self.in_flight, self.events = dict(busy), dict(way), list(events)
+        self.now, busy_until, in_flight, events = state
+        self.busy_until, self.in_flight, self.events = dict(busy_until), dict(in_flight), list(events)
 
     def remaining_busy_seconds(self) -> dict[str, float]:
         """How long each busy link stays busy."""
