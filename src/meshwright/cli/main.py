@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TextIO
+from typing import Any, TextIO
 
 from meshwright.errors import MeshwrightError
 
@@ -92,8 +92,6 @@ def _main(words: list[str]) -> int:
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
     """Read the command's arguments as its dataclass declares them, and run it."""
-    import tyro
-
     from meshwright.cli.typed import check_all_read, watch
     from meshwright.cli.words import canonical, read_words
 
@@ -104,23 +102,34 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         args, kinds = args_of(words), KINDS
         hints = HINTS.get(args, {})
-    words, typed = read_words(words, args, kinds=kinds, hints=hints)
+    if {"-h", "--help"} & set(words):
+        _show_help(args, name, module.EXAMPLES)
+        return 0
+    read, typed = read_words(words, args, kinds=kinds, hints=hints)
     if "on" in typed:
-        _say_cores(words)
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    printed = _Captured(sys.stdout)
-    try:
-        with contextlib.redirect_stdout(printed):
-            read = tyro.cli(args, args=words, prog=f"meshwright {name}", config=config)
-    except SystemExit as left:
-        if left.code:
-            raise MeshwrightError(f"cannot read {' '.join(words)!r}; meshwright {name} --help has examples") from None
-        print(_command_help(args, printed.getvalue(), module.EXAMPLES))
-        raise
+        _say_cores(read)
     watched = watch(read, typed)
     code = module.run(watched)
     check_all_read(watched)
     return code
+
+
+def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
+    """Print what a command's dataclass says of its options, as tyro lays it out, and examples."""
+    import tyro
+
+    from meshwright.cli.text import wrap
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    printed = _Captured(sys.stdout)
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        tyro.cli(args, args=["--help"], prog=f"meshwright {name}", config=config)
+    # tyro breaks no line above the options.
+    text, what = printed.getvalue(), inspect.cleandoc(args.__doc__ or "").splitlines()
+    usage = re.sub(r"\x1b\[[\d;]*m", "", text.split("\n", 1)[0]).replace(" ]", "]")
+    options = text.split(what[-1], 1)[1].strip("\n")
+    lines = [*wrap(usage, then=" " * 7), "", *(line for paragraph in what for line in wrap(paragraph) or [""]), ""]
+    print("\n".join([*lines, options.rstrip(), "", "examples", *(f"  {line}" for line in examples)]))
 
 
 class _Captured(io.StringIO):
@@ -138,11 +147,11 @@ class _Captured(io.StringIO):
         return self._out.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _say_cores(words: Sequence[str]) -> None:
+def _say_cores(args: Any) -> None:
     """Say how many chips a Cloud name is, where it counts cores."""
     from meshwright.hardware import cloud_note
 
-    text = next(word.partition("=")[2] for word in words if word.startswith("--on="))
+    text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
     if note := cloud_note(text):
         print(f"note: {note}", file=sys.stderr)
 
@@ -168,17 +177,6 @@ def _help() -> str:
     )
     last = "meshwright COMMAND --help says what a command takes."
     return "\n".join(["usage: meshwright COMMAND …", "", *lines, "", "exit codes", *codes, "", *counts, last])
-
-
-def _command_help(args: type, text: str, examples: Sequence[str]) -> str:
-    """The help of a command as tyro wrote it, its first lines broken where they are too long, and examples."""
-    from meshwright.cli.text import wrap
-
-    what = inspect.cleandoc(args.__doc__ or "").splitlines()
-    usage = re.sub(r"\x1b\[[\d;]*m", "", text.split("\n", 1)[0]).replace(" ]", "]")
-    options = text.split(what[-1], 1)[1].strip("\n")
-    first = [*wrap(usage, then=" " * 7), "", *(line for paragraph in what for line in wrap(paragraph) or [""]), ""]
-    return "\n".join([*first, options.rstrip(), "", "examples", *(f"  {line}" for line in examples)])
 
 
 def _fail(line: str, code: int) -> int:

@@ -29,7 +29,8 @@ def verify(
         what: a plan or its file; a model's name or a ModelConfig, with at least `on` and `batch` among the options; or
             the directory of a run, whose measured record is then compared too.
         effort: `fast` gives counts and bytes, `default` the schedule that will run (TPUs).
-        run: the directory of a run of the same step; or measured, its record.
+        run: the directory of a run of the same step.
+        measured: the record of a run, instead of its directory.
         options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
 
     Raises:
