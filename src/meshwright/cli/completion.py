@@ -83,7 +83,7 @@ def _words() -> Iterator[tuple[str, dict[str, Option]]]:
 
 def _choices(options: dict[str, Option]) -> dict[str, tuple[str, ...]]:
     """The choices of the options that have some."""
-    return {name: option.choices for name, option in options.items() if option.choices}
+    return {name: tuple(option.choices) for name, option in options.items() if option.choices}
 
 
 _BASH = """\

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 
@@ -88,8 +89,6 @@ def _main(words: list[str]) -> int:
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
     """Read the command's arguments as its dataclass declares them, and run it."""
-    import tyro
-
     from meshwright.cli.typed import check_all_read, watch
     from meshwright.cli.words import canonical, read_words
 
@@ -100,28 +99,33 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         args, kinds = args_of(words), KINDS
         hints = HINTS.get(args, {})
-    words, typed = read_words(words, args, kinds=kinds, hints=hints)
+    if {"-h", "--help"} & set(words):
+        _show_help(args, name, module.EXAMPLES)
+        return 0
+    read, typed = read_words(words, args, kinds=kinds, hints=hints)
     if "on" in typed:
-        _say_cores(words)
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    try:
-        read = tyro.cli(args, args=words, prog=f"meshwright {name}", config=config)
-    except SystemExit as left:
-        if left.code:
-            raise MeshwrightError(f"cannot read {' '.join(words)!r}; meshwright {name} --help has examples") from None
-        print("\n".join(["", "examples", *(f"  {line}" for line in module.EXAMPLES)]))
-        raise
+        _say_cores(read)
     watched = watch(read, typed)
     code = module.run(watched)
     check_all_read(watched)
     return code
 
 
-def _say_cores(words: Sequence[str]) -> None:
+def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
+    """Print what a command's dataclass says of its options, and examples."""
+    import tyro
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    with contextlib.suppress(SystemExit):
+        tyro.cli(args, args=["--help"], prog=f"meshwright {name}", config=config)
+    print("\n".join(["", "examples", *(f"  {line}" for line in examples)]))
+
+
+def _say_cores(args: Any) -> None:
     """Say how many chips a Cloud name is, where it counts cores."""
     from meshwright.hardware import cloud_note
 
-    text = next(word.partition("=")[2] for word in words if word.startswith("--on="))
+    text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
     if note := cloud_note(text):
         print(f"note: {note}", file=sys.stderr)
 
