@@ -12,7 +12,7 @@ from meshwright.compiler import CompiledProgram, read_optimized
 from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
-from meshwright.hardware import System, lay_mesh
+from meshwright.hardware import System, across_slices, lay_mesh, within_slice
 from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
@@ -20,7 +20,6 @@ from meshwright.inspection.run_checks import run_checks
 from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
-from meshwright.runtime import within_slice
 from meshwright.simulate import Buffer, Schedule, read_buffers, simulate, write_trace
 from meshwright.units import show_flops, show_seconds
 
@@ -145,9 +144,8 @@ def read_inspection(
       expected: see `ProgramContext`.
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
-    within = within_slice(system, mesh) if system else dict(mesh)
-    is_split = system is not None and system.num_slices > 1
-    across = {axis: degree // within[axis] for axis, degree in mesh.items()} if is_split else None
+    within = within_slice(mesh, system.num_slices) if system else dict(mesh)
+    across = across_slices(mesh, system.num_slices) if system and system.num_slices > 1 else None
     record = read_module(module, within, hardware=hardware, across=across)
     schedule = simulate(module, mesh, system) if system and is_scheduled else None
     context = ProgramContext(
