@@ -13,6 +13,7 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.jax_device_order import jax_device_order
 from meshwright.hardware.slices import across_slices, within_slice
 from meshwright.hardware.system import System, units_of
+from meshwright.units import show_degrees
 
 IDLE = "(idle)"
 """The axis of devices left idle by a smaller mesh. It is outermost, so that the mesh uses neighbours."""
@@ -178,8 +179,8 @@ def _slices_note(axis: str, num_slices: int) -> str:
 
 
 def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str:
-    mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
     advice = "" if torus.splits_axes else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
+    mesh = show_degrees(degrees)
     return f"{mesh} does not take whole physical axes of {system}, so links are shared and some rings open{advice}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.chip import Chip, Torus
+from meshwright.units import show_degrees
 
 
 def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
@@ -64,8 +65,7 @@ def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]
         across[axis] = math.gcd(degree, left)
         left //= across[axis]
     if left > 1:
-        shown = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-        raise MeshwrightError(f"{num_slices} slices do not divide the axes of mesh {shown}")
+        raise MeshwrightError(f"{num_slices} slices do not divide the axes of mesh {show_degrees(degrees)}")
     return across
 
 

@@ -21,7 +21,7 @@ from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
 from meshwright.simulate import Buffer, Schedule, read_buffers, simulate, write_trace
-from meshwright.units import show_flops, show_seconds
+from meshwright.units import show_degrees, show_flops, show_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +71,14 @@ class Inspection:
 
     def __repr__(self) -> str:
         """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.record.mesh.items() if degree > 1) or "one device"
-        kinds = ", ".join(finding.kind for finding in self.findings[:3])
+        mesh, kinds = show_degrees(self.record.mesh), ", ".join(finding.kind for finding in self.findings[:3])
         found = f"{len(self.findings)} findings: {kinds}" if self.findings else "no finding"
         return f"<Inspection of {self.name} on {mesh}: {len(self.collectives)} collectives, {found}>"
 
     def _repr_html_(self) -> str:
         """The inspection in a notebook: the findings, then collectives, memory and flops by scope."""
         record, count = self.record, len(self.findings)
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
+        mesh = show_degrees(record.mesh)
         found = [
             (finding.kind, show_seconds(finding.seconds) if finding.seconds else "", evidence(finding), fix(finding))
             for finding in self.findings[:MOST_SHOWN]

@@ -9,7 +9,7 @@ from meshwright.hardware import parse_system
 from meshwright.inspection import Finding, Inspection
 from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
-from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
+from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 from meshwright.verification import Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.sections import collectives_section, memory_section, timeline_section
@@ -43,7 +43,7 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 def inspection_page(found: Inspection) -> str:
     """The page of an inspection: findings first, then memory, collectives by axes, flops and the timeline."""
     record, program = found.record, found.program
-    mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
+    mesh = show_degrees(record.mesh)
     lines = [f"{show_flops(found.flops)} a device and step, in products"]
     if program is not None:
         lines.append(f"compiled by {program.compiler}")
