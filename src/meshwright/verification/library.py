@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
@@ -52,7 +53,9 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
     ran, record = _of_run(Path(run))
     for part in ("workload", "mesh", "hardware"):
         if getattr(ran, part) != getattr(plan, part):
-            raise MeshwrightError(f"{run} is a run of another {part}; `meshwright verify {run}` is of its own")
+            raise MeshwrightError(
+                f"{run} is a run of another {part}; `meshwright verify {shlex.quote(str(run))}` is of its own"
+            )
     return plan, record
 
 
