@@ -121,8 +121,8 @@ class Product:
 class Weight:
     """A parameter on its way from where it is stored to its use, and its gradient on the way back.
 
-    Equal only to itself, so that what is cached by it is found fast. pending: the axes over which each device has a part
-    of the gradient: those that split the tokens it works on.
+    Equal only to itself, so that what is cached by it is found fast. pending: the axes over which each device has a
+    part of the gradient: those that split the tokens it works on.
     """
 
     name: str
