@@ -14,7 +14,7 @@ from meshwright.verification import Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.rows import answer, costs, short_path
 from meshwright.viz.sections import buffers_section, collectives_section, memory_section, timeline_section
-from meshwright.viz.words import row_cells
+from meshwright.viz.words import row_tables
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
@@ -28,13 +28,13 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
         f"compiled by {program.compiler} in {show_seconds(program.compile_seconds)}",
     )
     usable = plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None
-    ran = any(row.measured is not None for row in found.rows)
-    columns = ("quantity", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), "")
-    rows = [row_cells(row, with_measured=ran) for row in found.rows]
-    differs = [not row.is_equal for row in found.rows]
-    lines = (*lines, f"{differs.count(False)} of {len(rows)} quantities are equal")
+    tables = [
+        html_table(columns, cells, text=(0, len(columns) - 1), differs=differs)
+        for columns, cells, differs in row_tables(found.rows)
+    ]
+    lines = (*lines, f"{sum(row.is_equal for row in found.rows)} of {len(found.rows)} quantities are equal")
     sections = (
-        Section("Predicted and compiled", html_table(columns, rows, text=(0, len(columns) - 1), differs=differs)),
+        Section("Predicted and compiled", "<br>\n".join(tables)),
         memory_section(records, usable),
         collectives_section(found.compiled),
         timeline_section(found.schedule),
