@@ -97,6 +97,21 @@ class Space:
         """The strategies of a mesh with so many microbatches, those that want least memory first."""
         return _with_microbatches(self._forms(mesh, parts, remat), parts)
 
+    def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
+        """The policies in groups with the same strategies on a mesh, in each of which those that keep more come first.
+
+        What other frameworks keep is neither more nor less than a policy here.
+        """
+        if self._is_by_remat(mesh):
+            return tuple((remat,) for remat in self.remats)
+        nested: tuple[Remat, ...] = tuple(remat for remat in REMATS if remat in self.remats)
+        others = tuple((remat,) for remat in self.remats if remat not in nested)
+        return (nested, *others) if nested else others
+
+    def _is_by_remat(self, mesh: MeshShape) -> bool:
+        """Whether the strategies of a mesh depend on the policy: the schedules that run keep different things."""
+        return self.is_runnable and mesh.pp > 1
+
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
         """The strategies of a mesh, whose microbatches are still to be set; they depend on whether a round is whole."""
         is_whole = parts % mesh.pp == 0
@@ -104,7 +119,7 @@ class Space:
             found = (self._of_base(base, mesh, is_whole) for base in self.bases)
             self._known_forms[mesh, is_whole] = next(filter(None, found), ())
         forms = self._known_forms[mesh, is_whole]
-        if mesh.pp == 1 or not self.is_runnable:
+        if not self._is_by_remat(mesh):
             return forms
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
 
