@@ -57,7 +57,8 @@ class Args:
 def run(args: Args) -> int:
     """Print the texts, a single one as it is written."""
     _check(args)
-    from meshwright.training import check_seed, read_config
+    with waiting("loading JAX"):
+        from meshwright.training import check_seed, read_config
 
     if args.temperature > 0:
         check_seed(args.seed)
@@ -72,10 +73,11 @@ def run(args: Args) -> int:
     _check_size(args, config, len(prompt), system.usable_bytes * system.num_devices)
     seed, as_json = args.seed if args.temperature > 0 else 0, args.json
     check_all_read(args, "at --temperature 0")
-    from meshwright.runtime import claim_devices
+    with waiting(f"starting {system}"):
+        from meshwright.runtime import claim_devices
 
-    claim_devices(system)
-    from meshwright.training.generate import generate
+        claim_devices(system)
+        from meshwright.training.generate import generate
 
     pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

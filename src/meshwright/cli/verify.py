@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,13 @@ import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, show, table
-from meshwright.cli.text import folded
+from meshwright.cli.text import folded, next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
 from meshwright.planner import Plan, plan_to_run
+from meshwright.planner.plan import is_plan_file
 from meshwright.record import Record
 from meshwright.units import show_seconds
 
@@ -88,6 +90,8 @@ def run(args: Args) -> int:
         print(json.dumps(_json(found, measured), indent=2))
     else:
         _print(found)
+        if is_plan_file(args.model):
+            print(next_line(f"meshwright train {shlex.quote(args.model)}", note=f"on {plan.hardware}"))
     beyond = [] if tolerance is None else [row for row in found.rows if row.exceeds(tolerance)]
     if beyond and tolerance is not None:
         names = ", ".join(row.quantity for row in beyond)
@@ -115,20 +119,19 @@ def _write_page(path: Path, found: Verification, measured: Record | None) -> Non
 
 
 def _print(found: Verification) -> None:
-    """The table, with a column for what was measured where there is anything."""
-    from meshwright.viz.words import row_cells
+    """The table, and one of what a run measured beside it."""
+    from meshwright.viz.words import row_tables
 
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     show(console(), headline(plan.workload, plan.hardware))
     show(console(), f"mesh {plan.mesh} · compiled by {program.compiler} {took}")
     print()
-    ran = any(row.measured is not None for row in rows)
-    columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), ""]
-    cells = [row_cells(row, with_measured=ran) for row in rows]
-    styles = ["" if row.is_equal else "yellow" for row in rows]
-    show(console(), table(columns, cells, left=(0, len(columns) - 1), folds=-1, styles=styles))
+    for columns, cells, differs in row_tables(rows):
+        styles = ["yellow" if is_marked else "" for is_marked in differs]
+        show(console(), table(columns, cells, left=(0, -1), folds=-1, styles=styles))
+        print()
     different = sum(not row.is_equal for row in rows)
-    print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
+    print(f" {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):
         print(folded(f"note: {note}"))

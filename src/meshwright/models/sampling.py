@@ -1,4 +1,4 @@
-"""Text from a trained model, a token at a time, with the keys and values of what was read kept in a cache."""
+"""Sample tokens from a model one at a time, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")
 
 
 def sampling_layout(mesh: MeshShape, num_samples: int) -> ShardingContext:
-    """The layout of decoding: weights and cache split as in training, the sequence, which is one token long, not.
+    """The layout of decoding: weights and cache sharded as in training, the sequence of one token replicated.
 
-    Samples are split over dp and fsdp where these divide them; otherwise every device of those axes works on all.
+    Samples are sharded over dp and fsdp if these divide them, else replicated.
     """
-    splits_batch = num_samples % mesh.degree(RULES["batch"]) == 0
-    whole = {"sequence": (), "residual_sequence": ()} | ({} if splits_batch else {"batch": ()})
-    return ShardingContext(mesh, {**RULES, **whole})
+    is_divisible = num_samples % mesh.degree(RULES["batch"]) == 0
+    replicated = {"sequence": (), "residual_sequence": ()} | ({} if is_divisible else {"batch": ()})
+    return ShardingContext(mesh, {**RULES, **replicated})
 
 
 def sample(
@@ -43,9 +43,9 @@ def sample(
     dtype: Any,
     seed: int = 0,
 ) -> Iterator[np.ndarray]:
-    """The next token of each prompt [samples, length], `num_tokens` times over, as arrays [samples].
+    """Yield `num_tokens` arrays [samples]: the next token of each prompt [samples, length].
 
-    temperature 0 takes the likeliest token. To be called under `jax.set_mesh`.
+    temperature: 0 for the most likely token. Called under `jax.set_mesh`.
     """
     samples, length = prompts.shape
     shape = (model.num_layers, samples, length + num_tokens, model.num_kv_heads, model.head_dim)
@@ -53,7 +53,7 @@ def sample(
 
     @jax.jit(donate_argnums=2)
     def step(params: Any, tokens: Array, cache: Cache, start: Array, key: Array) -> tuple[Array, Cache]:
-        """The token after `tokens` [samples, length], which stand at `start`, and the cache with them."""
+        """The next token after `tokens` [samples, length] from position `start`, and the extended cache."""
         scores, cache = _forward(params, tokens, cache, start, model, layout, dtype)
         scores = jax.reshard(scores[:, -1], layout.spec("batch", "activation"))
         if temperature == 0:
@@ -77,15 +77,15 @@ def _forward(
     layout: ShardingContext,
     dtype: Any,
 ) -> tuple[Array, Cache]:
-    """The logits [samples, length, vocab] of `tokens` from position `start` on, and the cache with them."""
+    """The logits [samples, 1, vocab] after `tokens` from position `start`, and the extended cache."""
     positions = position_info(start + jnp.arange(tokens.shape[1]), model)
     x, table = embed(params, tokens, positions, model, layout, dtype)
     first, parts = 0, []
     for stack in layers(model):
 
         def layer(x: Array, own: tuple[Any, Cache, Array], stack: Stack = stack) -> tuple[Array, Cache]:
-            weights, seen, number = own
-            context = LayerContext(positions=positions, layout=layout, layer=number, cache=seen)
+            weights, layer_cache, number = own
+            context = LayerContext(positions=positions, layout=layout, layer=number, cache=layer_cache)
             result = run_layer(stack, x, weights, context)
             assert result.cache is not None, "a layer without attention"
             return result.stream, result.cache

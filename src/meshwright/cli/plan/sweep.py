@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.plan_screen import run_as
+from meshwright.cli.plan.screen import run_as
 from meshwright.cli.tables import console, mesh_name, show, table
 from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting
@@ -42,7 +42,8 @@ def plan_sweep(
         raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
     code = 0 if any(point.record and point.record.fits for point in points) else 1
     if plot is not None:
-        _plot(points, plot, workload, system, sweep.key)
+        with waiting(f"drawing {plot}"):
+            _plot(points, plot, workload, system, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
