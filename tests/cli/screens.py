@@ -93,10 +93,11 @@ ROWS = [
 ]  # fmt: skip
 """What a run of 20 steps measured."""
 
-TIMED = ["meshwright.cli.plan.find_meshes", "meshwright.cli.plan.find_beyond", "meshwright.cli.plan.plan_one_mesh",
-         "meshwright.cli.plan_sweep.run_sweep", "meshwright.cli.plan_serving.rank_serving",
-         "meshwright.cli.plan_screen.nearby", "meshwright.cli.plan_screen.ways_to_fit",
-         "meshwright.cli.plan_screen.chips_that_fit", "meshwright.cli.matmul._execute",
+TIMED = ["meshwright.cli.plan.command.find_meshes", "meshwright.cli.plan.command.find_beyond",
+         "meshwright.cli.plan.command.plan_one_mesh",
+         "meshwright.cli.plan.sweep.run_sweep", "meshwright.cli.plan.serving.rank_serving",
+         "meshwright.cli.plan.screen.nearby", "meshwright.cli.plan.screen.ways_to_fit",
+         "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul._execute",
          "meshwright.verification.verify_plan", "meshwright.inspection.inspect"]  # fmt: skip
 """What takes time, and is the same at every width."""
 
