@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -87,10 +87,12 @@ def run(args: Args) -> int:
         temperature=args.temperature, seed=seed, on_note=_note,
     )  # fmt: skip
     with waiting("reading the checkpoint, compiling"):
-        first = next(chosen)
+        first = list(
+            itertools.islice(chosen, 2)
+        )  # The prompt is read by one program, and bytes are written by another.
     if streams:
         print(args.prompt, end="", flush=True)
-    for bytes_ in _from(first, chosen):
+    for bytes_ in itertools.chain(first, chosen):
         for piece, byte in zip(pieces, bytes_, strict=True):
             piece.append(byte)
         if streams:
@@ -98,12 +100,6 @@ def run(args: Args) -> int:
     texts = [args.prompt + piece.decode(errors="replace") for piece in pieces]
     _finish(args, texts, streams=streams)
     return 0
-
-
-def _from(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    """An iterator whose first item was taken already."""
-    yield first
-    yield from rest
 
 
 def _note(line: str) -> None:

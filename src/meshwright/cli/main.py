@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     """Run the command that some words name."""
+    from meshwright.cli.waiting import waiting
     from meshwright.encoding import write_ascii_where_needed
 
     write_ascii_where_needed()
@@ -93,7 +94,8 @@ def _main(words: list[str]) -> int:
     if name not in COMMANDS:
         raise MeshwrightError(_no_command(name))
     # Only the command's own file is imported: `plan` answers before JAX would have loaded.
-    module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
+    with waiting(f"loading {name}"):
+        module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
     return _run(module, name, rest)
 
 
