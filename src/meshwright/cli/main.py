@@ -11,9 +11,11 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 from meshwright.errors import MeshwrightError
@@ -41,12 +43,53 @@ EXIT_CODES = {
     1: "a check failed: a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN",
     2: "wrong input: one line on stderr says what is wrong, and what would be right",
     130: "interrupted with Ctrl-C",
+    143: "ended by SIGTERM",
 }
 """What the exit codes of every command mean."""
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: an interruption too, so that whatever a command began is ended, as a process that compiles."""
+
+
+_ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
+    signal.SIGINT: (KeyboardInterrupt, 130, "interrupted; the same command begins again"),
+    signal.SIGTERM: (_Terminated, 143, "ended by SIGTERM; the same command begins again"),
+}
+"""What each signal raises, the exit code it leads to, and the line that says so."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise where a command can end what it began; end the process at once while it imports, as nothing has begun.
+
+    An extension that is interrupted while it is imported aborts the process, or has the interruption fall away.
+    """
+    kind, code, line = _ENDS[number]
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, f"{line}\n".encode())
+            os._exit(code)
+        frame = frame.f_back
+    raise kind
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is one of `EXIT_CODES`."""
+    if threading.current_thread() is not threading.main_thread():
+        return _guarded(argv)
+    # What is ignored stays so, as nohup wants it.
+    before = {number: handler for number in _ENDS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _interrupt)
+    try:
+        return _guarded(argv)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _guarded(argv: Sequence[str] | None) -> int:
+    """Run one command, whatever ends it told in one line."""
     # A result is printed at the end; where stdout cannot take it, that is known only when it is flushed.
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
@@ -55,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MeshwrightError as error:
         return _fail(f"error: {error}", 2)
     except KeyboardInterrupt as interrupt:
-        return _fail(str(interrupt) or "interrupted; the same command begins again", 130)
+        _, code, line = _ENDS[signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT]
+        return _fail(line, code)
     except BrokenPipeError:
         _drop_output()
         return 0  # The reader of a pipe has seen enough.

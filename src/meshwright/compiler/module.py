@@ -15,14 +15,24 @@ from jax.interpreters import mlir, pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshwright.compiler.program import LoweredProgram, UnusedConstraint
+from meshwright.errors import MeshwrightError
 
 LOAD_MODULE = "meshwright.compiler.module:load_module"
 
 
 def pack_module(program: LoweredProgram) -> dict[str, Any]:
-    """A lowered program as plain data, for `load_module`."""
-    lowering = program.lowered._lowering
-    known = lowering.compile_args
+    """A lowered program as plain data, for `load_module`.
+
+    What its arguments' shardings are is in no public attribute of JAX 0.10 and 0.11.
+    """
+    lowering = getattr(program.lowered, "_lowering", None)
+    known = getattr(lowering, "compile_args", {})
+    if missing := [name for name in ("ordered_effects", "in_shardings", "out_shardings") if name not in known]:
+        raise MeshwrightError(
+            f"JAX {jax.__version__} keeps no {missing[0]} with a lowered program, which another process needs to"
+            f" compile it; inspect it without on=, or take JAX 0.10 or 0.11"
+        )
+    assert lowering is not None
     tokens = [False] * len(known["ordered_effects"])
     bytecode = mlir.module_to_bytecode(lowering.stablehlo())
     return {

@@ -34,7 +34,7 @@ class CompileProcess:
         variables = environment(system, os.environ)
         # The child imports from the same paths: the function may be in a file beside a test or a notebook.
         variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command = [sys.executable, "-m", "meshwright.compiler.worker", str(asked), str(self.answered)]
+        command = [sys.executable, "-m", "meshwright.compiler.worker", str(asked), str(self.answered), str(os.getpid())]
         with self.said.open("wb") as log:
             self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
 

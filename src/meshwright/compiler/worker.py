@@ -1,13 +1,16 @@
-"""The process that compiles one program: `python -m meshwright.compiler.worker REQUEST RESPONSE`, two JSON files.
+"""The process that compiles one program: `python -m meshwright.compiler.worker REQUEST RESPONSE PARENT`.
 
-`process.CompileProcess` starts it with the environment of the target's compiler. The response is {"program": ...} or
+REQUEST and RESPONSE are JSON files. `process.CompileProcess` starts it with the environment of the target's compiler. The response is {"program": ...} or
 {"error": ...}, the fields of `Failure`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +47,9 @@ _DUMPS = {
     "partitioned": re.compile(r"\.after_[\w-]*spmd-partitioning\."),
 }
 
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that the system sends a process when its parent has ended."""
+
 # As the TPU and the GPU compiler write it.
 _OUT_OF_MEMORY = (
     re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
@@ -51,8 +57,16 @@ _OUT_OF_MEMORY = (
 )
 
 
-def main(request_file: str, response_file: str) -> int:
-    """Compile a request and write the response; the exit status is 1 after an error."""
+def main(request_file: str, response_file: str, parent: str) -> int:
+    """Compile a request and write the response; the exit status is 1 after an error.
+
+    parent: the id of the process that wants it, with which this one ends: it may be killed, or interrupted before it
+    knows of its child.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return 1
     try:
         request = CompileRequest(**json.loads(Path(request_file).read_text()))
         response: dict[str, Any] = {"program": run(request).to_json()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import site
 import sys
 import sysconfig
@@ -151,12 +152,22 @@ class _NoClient:
 def _lowering_for(platform: str | None) -> Iterator[None]:
     """Lower for a platform that need not be here, also where JAX 0.10 and 0.11 have no argument for it.
 
-    Objects with `.lower` and no `.trace` take no platform (Equinox). `jax.debug.print` and other callbacks ask for the
-    platform's client, and do not use it.
+    Two methods of JAX are replaced meanwhile, for which it has no public way. Objects with `.lower` and no `.trace`
+    call `Traced.lower` themselves, and pass no `lowering_platforms` on (Equinox). `jax.debug.print` and other callbacks
+    ask for the client of the platform, which they do not use, whatever `lowering_platforms` says.
     """
     if platform is None:
         yield
         return
+    for owner, name, parameter in (
+        (Traced, "lower", "lowering_platforms"),
+        (mlir.ModuleContext, "get_backend", "optional"),
+    ):
+        if parameter not in inspect.signature(getattr(owner, name, lambda: None)).parameters:
+            raise MeshwrightError(
+                f"JAX {jax.__version__} has no {owner.__name__}.{name}({parameter}=…), by which a function is lowered"
+                f" for {platform} without one; inspect it without on=, or take JAX 0.10 or 0.11"
+            )
     lower, get_backend = Traced.lower, mlir.ModuleContext.get_backend
 
     def lower_for_platform(self: Traced, **given: Any) -> Lowered:
