@@ -105,7 +105,7 @@ class Space:
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)
         nested: tuple[Remat, ...] = tuple(remat for remat in REMATS if remat in self.remats)
-        others = tuple((remat,) for remat in self.remats if remat not in nested)
+        others: tuple[tuple[Remat, ...], ...] = tuple((remat,) for remat in self.remats if remat not in nested)
         return (nested, *others) if nested else others
 
     def _is_by_remat(self, mesh: MeshShape) -> bool:
