@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, option, positional
+from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import parse_mesh
@@ -59,7 +60,10 @@ def run(args: Args) -> int:
     with waiting("loading JAX"):
         from meshwright.training import check_seed, read_config
 
-    check_seed(args.seed)
+    if args.temperature > 0:
+        check_seed(args.seed)
+    elif args.num_samples > 1:
+        raise MeshwrightError(f"--num-samples {args.num_samples} at --temperature 0 are all one text; leave it out")
     config = read_config(args.run)
     system = read_system(args.on or config.hardware, config.hardware_file)
     # Stages are for training: one token would go through them one after the other.
@@ -67,6 +71,8 @@ def run(args: Args) -> int:
     mesh = config.mesh if is_same else parse_mesh(args.mesh or "dp=1,fsdp=-1", num_devices=system.num_devices)
     prompt = args.prompt.encode(errors="surrogateescape")
     _check_size(args, config, len(prompt), system.usable_bytes * system.num_devices)
+    seed, as_json = args.seed if args.temperature > 0 else 0, args.json
+    check_all_read(args, "at --temperature 0")
     with waiting(f"starting {system}"):
         from meshwright.runtime import claim_devices
 
@@ -75,10 +81,10 @@ def run(args: Args) -> int:
 
     pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    streams = not args.json and args.num_samples == 1
+    streams = not as_json and args.num_samples == 1
     chosen = generate(
         args.run, config, mesh, prompt=prompt, num_samples=args.num_samples, num_tokens=args.num_tokens,
-        temperature=args.temperature, seed=args.seed, on_note=_note,
+        temperature=args.temperature, seed=seed, on_note=_note,
     )  # fmt: skip
     with waiting("reading the checkpoint, compiling"):
         first = list(
