@@ -1,6 +1,7 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
 from meshwright.planner.explain import gap_to, training_run, why
+from meshwright.planner.files import check_data_file
 from meshwright.planner.fit import Fix, ways_to_fit
 from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run
 from meshwright.planner.neighbours import chips_that_fit, nearby
@@ -53,6 +54,7 @@ __all__ = [
     "ServingRanking",
     "as_run",
     "best_prefill",
+    "check_data_file",
     "chips_that_fit",
     "fact_data",
     "find_best",
