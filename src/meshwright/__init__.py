@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.hardware import System
+    from meshwright.inference import load
     from meshwright.inspection import inspect
     from meshwright.mesh import MeshShape
     from meshwright.planner.library import plan
@@ -38,6 +39,7 @@ __all__ = [
     "Workload",
     "__version__",
     "inspect",
+    "load",
     "plan",
     "show",
     "train",
@@ -53,6 +55,7 @@ _HOMES = {
     "System": "meshwright.hardware",
     "Workload": "meshwright.step",
     "inspect": "meshwright.inspection",
+    "load": "meshwright.inference",
     "plan": "meshwright.planner.library",
     "show": "meshwright.viz",
     "train": "meshwright.training",

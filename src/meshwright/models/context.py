@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
+from meshwright.models.cache import Cache
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.rotary import AllTables, rotary_tables
 from meshwright.runtime import ShardingContext
@@ -32,25 +33,12 @@ class PositionInfo(NamedTuple):
         return self.positions.positions if isinstance(self.positions, Segments) else self.positions
 
 
-class Cache(NamedTuple):
-    """The keys and values of the tokens seen: [batch, length, kv_heads, head_dim] each, stacked over layers outside."""
-
-    key: Array
-    value: Array
-
-    def extended(self, new: Cache, start: Array) -> Cache:
-        """The cache with the keys and values of new tokens written from position `start`."""
-        return Cache(
-            *(jax.lax.dynamic_update_slice_in_dim(*pair, start, axis=1) for pair in zip(self, new, strict=True))
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
     """What one layer runs with.
 
     layer: its number in its stack, wanted where layers of a stack differ. cache: in generation, the keys and values of
-    the tokens before.
+    the tokens before, in all layers; cache_layer: which of its layers this is.
     """
 
     positions: PositionInfo
@@ -59,6 +47,7 @@ class LayerContext:
     rng: DropoutRng | None = None
     layer: Array | int | None = None
     cache: Cache | None = None
+    cache_layer: Array | int = 0
 
 
 def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:

@@ -1,0 +1,192 @@
+"""Tokens after prompts: the prompts read at once, then a token of every row a step, with keys and values in a cache.
+
+Prompts may differ in length: each row stands at a position of its own. Prompts are read split over the mesh as in
+training; a step splits rows over dp and fsdp where these divide them, the slots of the cache over sp and heads over tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.mesh import MeshShape
+from meshwright.models.cache import Cache, empty_cache, with_prompts
+from meshwright.models.context import LayerContext, position_info, positions_of
+from meshwright.models.ends import embed, logits
+from meshwright.models.layer import run_layer
+from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
+from meshwright.runtime import ShardingContext
+from meshwright.runtime.attention.segments import Segments
+from meshwright.step import DEFAULT, RULES, ModelConfig
+from meshwright.step.blocks import layers
+from meshwright.step.layer import Stack
+
+SHORTEST_PROMPT = 16
+"""Prompts are padded to a power of two from here on, so that few programs are compiled."""
+
+SLOTS = 64
+"""Slots of a cache are allotted in these many at a time, for the same reason."""
+
+
+def layouts_of(mesh: MeshShape, num_rows: int) -> tuple[ShardingContext, ShardingContext]:
+    """How prompts are read, and how steps are made; rows that dp and fsdp do not divide are whole on every device."""
+    batch = {} if num_rows % mesh.degree(RULES["batch"]) == 0 else {"batch": ()}
+    whole = {"sequence": (), "residual_sequence": ()}
+    return ShardingContext(mesh, {**RULES, **batch}), ShardingContext(mesh, {**RULES, **batch, **whole})
+
+
+def generate_tokens(
+    params: Mapping[str, Any],
+    prompts: Sequence[np.ndarray],
+    model: ModelConfig,
+    mesh: MeshShape,
+    *,
+    num_tokens: int,
+    sampling: Sequence[Sampling],
+    dtype: Any,
+) -> Iterator[np.ndarray]:
+    """The next token of every prompt, [rows] each, num_tokens times. To be called under `jax.set_mesh`.
+
+    Args:
+        prompts: of each row its tokens, at least one. sampling: of each row.
+    """
+    rows, lengths = len(prompts), np.array([len(prompt) for prompt in prompts], np.int32)
+    split = mesh.degree(("sp", "tp"))
+    padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
+    padded = -(-padded // split) * split
+    slots = -(-(padded + num_tokens) // (SLOTS * split)) * SLOTS * split
+    tokens = np.zeros((rows, padded), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    samplers = samplers_of(sampling)
+    seen = None
+    if samplers.repetition_penalty is not None:
+        seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
+    first, step = _programs(model, mesh, rows, slots, jnp.dtype(dtype))
+    placed = jax.device_put(tokens, layouts_of(mesh, rows)[0].spec("batch", "sequence"))
+    chosen, cache, seen = first(params, placed, jnp.asarray(lengths), samplers, seen)
+    for number in range(1, num_tokens):
+        # The next step is under way while this token is used.
+        positions = jnp.asarray(lengths + number - 1)
+        after, cache, seen = step(params, chosen, cache, positions, samplers, seen, jnp.int32(number))
+        yield np.asarray(chosen)
+        chosen = after
+    yield np.asarray(chosen)
+
+
+@lru_cache(maxsize=16)
+def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype: Any) -> tuple[Any, Any]:
+    """The programs that read prompts and that make a step, which JAX compiles for each shape of prompts.
+
+    Both return the tokens chosen [rows], the cache, and which tokens each text has, where that matters.
+    """
+    reading, stepping = layouts_of(mesh, rows)
+
+    def choice(scores: Array, samplers: Samplers, seen: Array | None, number: Array) -> tuple[Array, Array | None]:
+        chosen = choose(jax.reshard(scores[:, 0], P()), samplers, seen, number)
+        return chosen, seen if seen is None else seen.at[jnp.arange(rows), chosen].set(True)
+
+    @jax.jit
+    def first(
+        params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None
+    ) -> tuple[Array, Cache, Array | None]:
+        cache = empty_cache(model, reading, rows, slots, dtype)
+        x, table, cache = _read(params, tokens, cache, model, reading, dtype)
+        x = jax.reshard(x, stepping.spec("batch", "sequence", "activation"))
+        last = jnp.arange(x.shape[1])[None] == jax.reshard(lengths, stepping.spec("batch"))[:, None] - 1
+        x = jnp.where(last[..., None], x, 0).sum(axis=1, keepdims=True)
+        chosen, seen = choice(logits(params, x, table, model, stepping), samplers, seen, jnp.int32(0))
+        return chosen, cache, seen
+
+    @jax.jit(donate_argnums=2)
+    def step(
+        params: Any,
+        tokens: Array,
+        cache: Cache,
+        positions: Array,
+        samplers: Samplers,
+        seen: Array | None,
+        number: Array,
+    ) -> tuple[Array, Cache, Array | None]:
+        placed = jax.reshard(tokens[:, None], stepping.spec("batch", "sequence"))
+        own = jax.reshard(positions[:, None], stepping.spec("batch", "sequence"))
+        x, table, cache = _step(params, placed, own, cache, model, stepping, dtype)
+        chosen, seen = choice(logits(params, x, table, model, stepping), samplers, seen, number)
+        return chosen, cache, seen
+
+    return first, step
+
+
+def _read(
+    params: Any, tokens: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
+) -> tuple[Array, Array, Cache]:
+    """The residual stream [rows, s, d] after all layers, the embedding table, and the cache with the prompts."""
+    positions = positions_of({"tokens": tokens}, model)
+    if model.positions == "learned":
+        # Padding may stand behind the last row of the table.
+        positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
+    strategy = DEFAULT if model.attention_softcap else replace(DEFAULT, attention="flash")
+    x, table = embed(params, tokens, positions, model, layout, dtype)
+
+    def layer(
+        stack: Stack, x: Array, weights: Any, number: Array, cache: Cache, cache_layer: Array
+    ) -> tuple[Array, Cache]:
+        context = LayerContext(positions=positions, layout=layout, strategy=strategy, layer=number)
+        result = run_layer(stack, x, weights, context)
+        assert result.cache is not None, "a layer without attention"
+        return result.stream, with_prompts(cache, result.cache, cache_layer)
+
+    x, cache = _through_layers(layer, params, x, cache, model)
+    return x, table, cache
+
+
+def _step(
+    params: Any, tokens: Array, positions: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
+) -> tuple[Array, Array, Cache]:
+    """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the cache with it."""
+    info = position_info(Segments(positions), model)
+    x, table = embed(params, tokens, info, model, layout, dtype)
+
+    def layer(
+        stack: Stack, x: Array, weights: Any, number: Array, cache: Cache, cache_layer: Array
+    ) -> tuple[Array, Cache]:
+        context = LayerContext(positions=info, layout=layout, layer=number, cache=cache, cache_layer=cache_layer)
+        result = run_layer(stack, x, weights, context)
+        assert result.cache is not None, "a layer without attention"
+        return result.stream, result.cache
+
+    x, cache = _through_layers(layer, params, x, cache, model)
+    return x, table, cache
+
+
+def _through_layers(
+    layer: Callable[[Stack, Array, Any, Array, Cache, Array], tuple[Array, Cache]],
+    params: Any,
+    x: Array,
+    cache: Cache,
+    model: ModelConfig,
+) -> tuple[Array, Cache]:
+    """The residual stream and the cache after all layers.
+
+    layer: of a stack, the stream, weights, the layer's number in its stack, the cache, and its number in the cache.
+    """
+    first = 0
+    for stack in layers(model):
+
+        def body(
+            carry: tuple[Array, Cache], own: tuple[Any, Array], stack: Stack = stack, first: int = first
+        ) -> tuple[tuple[Array, Cache], None]:
+            (x, cache), (weights, number) = carry, own
+            return layer(stack, x, weights, number, cache, first + number), None
+
+        (x, cache), _ = jax.lax.scan(body, (x, cache), (params[stack.name], jnp.arange(stack.num_layers)))
+        first += stack.num_layers
+    return x, cache
