@@ -1,9 +1,9 @@
 """Tiny models of every family made by transformers, with what they compute: `tests/goldens/FAMILY/`.
 
-Each folder is a Hugging Face directory (`config.json`, safetensors, `generation_config.json`) and `golden.npz`, float32:
-`tokens` [rows, longest] with `lengths`, `logits` [rows, longest, vocab] of each row alone, `continuations` [rows, 8] taken
-greedily, and of some families `gradient.NAME` of the mean loss of the longest row. Weights are drawn so large that every
-feature of a family changes the logits.
+Each folder is a Hugging Face directory (`config.json`, safetensors, `generation_config.json`) and `golden.npz`,
+float32: `tokens` [rows, longest] with `lengths`, `logits` [rows, longest, vocab] of each row alone, `continuations`
+[rows, 8] taken greedily, and of some families `gradient.NAME` of the mean loss of the longest row. Weights are drawn so
+large that every feature of a family changes the logits.
 
 Run where torch 2.13.0 and transformers 5.23 are installed: `make goldens` does it in a venv of its own.
 """
@@ -89,7 +89,7 @@ def make(kind: str, changes: dict[str, Any]) -> None:
 
 
 def draw(model: torch.nn.Module) -> None:
-    """Draw every parameter, each by its name: matrices as large as keeps a product's size, vectors around their mean."""
+    """Draw every parameter: matrices as large as keeps a product's size, vectors around their mean."""
     with torch.no_grad():
         for number, (_, parameter) in enumerate(sorted(model.named_parameters())):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))

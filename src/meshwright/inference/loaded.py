@@ -28,6 +28,9 @@ from meshwright.weights import save_weights
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
+GREEDY = Sampling()
+"""The likeliest token, always."""
+
 StoppedBy = Literal["length", "token", "text"]
 
 
@@ -101,7 +104,7 @@ class LoadedModel:
         max_tokens: int = 200,
         stop: Sequence[str] = (),
         stop_tokens: Sequence[int] | None = None,
-        sampling: Sampling | Sequence[Sampling] = Sampling(),
+        sampling: Sampling | Sequence[Sampling] = GREEDY,
     ) -> list[Generated]:
         """What follows each prompt.
 
@@ -126,7 +129,7 @@ class LoadedModel:
         max_tokens: int = 200,
         stop: Sequence[str] = (),
         stop_tokens: Sequence[int] | None = None,
-        sampling: Sampling | Sequence[Sampling] = Sampling(),
+        sampling: Sampling | Sequence[Sampling] = GREEDY,
     ) -> Iterator[Piece]:
         """As `generate`, the text in pieces as it is made; a piece ends with a whole character."""
         yield from self._grow(self._rows(prompts), {}, max_tokens, stop, stop_tokens, sampling)
@@ -199,7 +202,7 @@ class LoadedModel:
         if not len(several):
             raise MeshwrightError("there is no prompt; give at least one")
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
-        return [self.encode(prompt) for prompt in ([prompts] if is_one else several)]
+        return [self.encode(prompt) for prompt in ([several] if is_one else several)]
 
     def _grow(
         self,

@@ -151,7 +151,7 @@ def _read(
 def _step(
     params: Any, tokens: Array, positions: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array, Cache]:
-    """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the cache with it."""
+    """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the cache."""
     info = position_info(Segments(positions), model)
     x, table = embed(params, tokens, info, model, layout, dtype)
 

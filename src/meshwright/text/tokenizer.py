@@ -83,8 +83,8 @@ class Tokenizer:
 class TokenStream:
     """Text that grows a token at a time: a piece ends where a character does.
 
-    A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is what the last tokens add to
-    the text of those before them.
+    A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is what the last tokens add
+    to the text of those before them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -119,7 +119,8 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     """The tokenizer of a Hugging Face directory; None where it has none.
 
     Raises:
-        MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json`, or one with tokens
+        MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json`, or one with
+        tokens
             beyond `vocab`, the rows of the model's table.
     """
     path = directory / "tokenizer.json"
@@ -127,10 +128,10 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
         for name in ("tokenizer.model", "vocab.json", "spiece.model"):
             if (directory / name).is_file():
                 raise MeshwrightError(
-                    f"{directory} has {name} and no tokenizer.json; `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
-                    f" of transformers writes one"
+                    f"{directory} has {name} and no tokenizer.json; transformers writes one:"
+                    f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
                 )
-        return None
+    return None
     try:
         of = HuggingFaceTokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,8 +1,8 @@
 """The tensors of a Hugging Face directory: which file has each, where in it, and of what shape and dtype.
 
-The files are safetensors (https://huggingface.co/docs/safetensors): 8 bytes with the length of a JSON header, the header,
-and the data of each tensor in C order. Tensors are read through memory maps, so only the parts that are asked for are
-read from disk.
+The files are safetensors (https://huggingface.co/docs/safetensors): 8 bytes with the length of a JSON header, the
+header, and the data of each tensor in C order. Tensors are read through memory maps, so only the parts that are asked
+for are read from disk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     """Every tensor of a directory by name.
 
     Raises:
-        MeshwrightError: no safetensors, a file that is missing, cut short or no safetensors, an index that names a tensor
+        MeshwrightError: no safetensors, a file that is missing, cut short or no safetensors, an index that names a
+        tensor
             in a file that does not hold it.
     """
     if (directory / INDEX).is_file():
@@ -81,8 +82,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
         return {tensor.name: tensor for tensor in _read_file(directory / SINGLE)}
     if pickled := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)):
         raise MeshwrightError(
-            f"{directory} holds {pickled[0]} and no safetensors; a pickle runs code as it is read, so it is not: convert"
-            f" it with transformers, `model.save_pretrained(…)`"
+            f"{directory} holds {pickled[0]} and no safetensors. A pickle runs code as it is read, so it is not read;"
+            f" `save_pretrained` of transformers writes safetensors"
         )
     raise MeshwrightError(f"{directory} holds no weights: neither {SINGLE} nor {INDEX}")
 
@@ -144,7 +145,8 @@ def write_file(
     Args:
         entries: the name and shape of each tensor. dtype: of all, as in a header. data: the tensor of a name.
     """
-    itemsize, start, header = np.dtype(DTYPES[dtype]).itemsize, 0, {"__metadata__": {"format": "pt"}}
+    itemsize, start = np.dtype(DTYPES[dtype]).itemsize, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     entries = list(entries)
     for name, shape in entries:
         stop = start + math.prod(shape) * itemsize

@@ -30,7 +30,8 @@ def load_weights(
     """The parameters of a model from a directory of safetensors.
 
     Args:
-        wanted: shape, dtype and sharding of each parameter. on_bytes: called with the bytes of each slice that was read.
+        wanted: shape, dtype and sharding of each parameter. on_bytes: called with the bytes of each slice that was
+        read.
 
     Raises:
         MeshwrightError: a tensor that is missing, extra or of another shape; a file that cannot be read.
@@ -72,9 +73,9 @@ def check_tensors(tensors: dict[str, Tensor], where: dict[str, Place], model: Mo
                     f" {list(place.tensor_shape)}"
                 )
     if extra := sorted(tensors.keys() - known):
+        found = tensors[extra[0]]
         raise MeshwrightError(
-            f"{tensors[extra[0]].file} holds {extra[0]} {list(tensors[extra[0]].shape)}, which a model of its config.json"
-            f" does not have"
+            f"{found.file} holds {found.name} {list(found.shape)}, which a model of its config.json does not have"
         )
 
 

@@ -1,8 +1,9 @@
 """Where each parameter of a model is in published tensors: one map, read from when loading and written to when saving.
 
-A declared parameter is stacked over the layers of its stack, and over experts; published tensors mostly hold one layer and
-one expert each, some of them several parameters (`qkv_proj`). A `Place` takes a tensor to a view of the part that is one
-parameter's, with the parameter's dims: views of a memory map are read slice by slice, views of an empty array are filled.
+A declared parameter is stacked over the layers of its stack, and over experts; published tensors mostly hold one layer
+and one expert each, some of them several parameters (`qkv_proj`). A `Place` takes a tensor to a view of the part that
+is one parameter's, with the parameter's dims: views of a memory map are read slice by slice, views of an empty array
+are filled.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class Place:
     """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
 
     Args:
-        parameter: the declaration, whose shape is [layers, experts, *inputs, *outputs], without what it is not stacked over.
+        parameter: the declaration, whose shape is [layers, experts, *inputs, *outputs], without what it is not stacked
+        over.
         published: the name of the tensor with {layer} and {expert}, and how the tensor holds the parameter.
         num_inputs: the dims that its product sums; 0 for a vector.
         first_layer: the number of the first layer of its stack.
-        before, width: how many outputs of a tensor are other parameters' before it, and how many there are in all; of one
+        before, width: how many outputs of a tensor are other parameters' before it, and how many there are in all; of
+        one
             head each where parameters alternate head by head.
     """
 

@@ -30,8 +30,8 @@ def save_weights(
 ) -> None:
     """Write the parameters of a model as tensors with published names into a directory that is there.
 
-    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`. on_bytes: called with the bytes of each
-    tensor that was written.
+    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`. on_bytes: called with the bytes of
+    each tensor that was written.
     """
     arrays = dict(leaves(params))
     parts: dict[str, list[tuple[str, Place, tuple[int, ...]]]] = {}
