@@ -141,10 +141,7 @@ class Shell:
         ):
             patch.setenv("COLUMNS", "100")
             patch.setenv("NO_COLOR", "1")
-            try:
-                code = main(words)
-            except SystemExit as left:
-                code = left.code
+            code = main(words)
         return code, printed.getvalue() + (errors.getvalue() if code > 1 else "")
 
 

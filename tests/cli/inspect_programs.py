@@ -31,3 +31,24 @@ def whole(mesh):
 def nothing(mesh):
     """No program."""
     return mesh.shape
+
+
+def mistaken(mesh):
+    """A train step with momentum in which little is split: two layers whose weights are whole on every device."""
+
+    def loss(params, x, y):
+        with jax.named_scope("mlp"):
+            for w in params["layers"]:
+                x = x + jax.nn.relu(x @ w[0]) @ w[1]
+        return ((x @ params["head"] - y) ** 2).mean()
+
+    def step(params, momentum, x, y):
+        gradients = jax.grad(loss)(params, x, y)
+        with jax.named_scope("update"):
+            momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+            return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
+
+    layer = array(mesh, (256, 512)), array(mesh, (512, 256))
+    params = {"layers": [layer, layer], "head": array(mesh, (256, 128), None, "tp")}
+    momentum = params | {"head": array(mesh, (256, 128))}
+    return jax.jit(step), (params, momentum, array(mesh, (64, 256), "dp"), array(mesh, (64, 128), "dp"))

@@ -52,10 +52,7 @@ def files(tmp_path_factory):
 
 def check(words, code, said, capsys):
     """Run a call and hold it to its row."""
-    try:
-        found = main(words)
-    except SystemExit as left:
-        found = left.code or 0
+    found = main(words)
     out, error = capsys.readouterr()
     assert found == code, error
     assert said in out + error, out[-500:] + error

@@ -28,6 +28,7 @@ PARALLEL = (
     "Parallel blocks have two norms and gather the input of each; nothing needs attention's output product again."
 )
 QK_NORM = "Norms of query and key heads cost a pass over each; the router multiplies the stream as tp splits it."
+FEATURES = "The mean of the last image, which the product to the classes reads, is kept for its gradient."
 
 TIMES = ("breakdown seconds/*", "mfu", "step seconds", "tokens per second")
 
@@ -245,6 +246,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         (*TIMES, "executed collectives/*", "predicted collectives/*", "useful collectives/*"),
     ),
     "qwen3 uneven stages on a100": (QK_NORM, (*TIMES,)),
+    "resnet*": (FEATURES, ("memory/activations", "memory/peak")),
 }
 """By case: why it differs, and in which quantities (`fnmatch`)."""
 

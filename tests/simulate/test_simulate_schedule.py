@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import lay_mesh, parse_system
 from meshwright.hlo import count_flops, parse_hlo, read_collectives
 from meshwright.mesh import MeshShape
-from meshwright.record import Kind
+from meshwright.record import PHASES, Kind
 from meshwright.simulate import COMPUTE, simulate
 from meshwright.simulate.op_seconds import clock_hertz
 
@@ -34,6 +34,10 @@ ADDITION = """%add (a: bf16[], b: bf16[]) -> bf16[] {
 }
 
 """
+
+
+def compute_seconds(schedule):
+    return math.fsum(schedule.breakdown_seconds[phase] for phase in PHASES)
 
 
 def program(*body: str, computations: str = "", devices: int = 16) -> str:
@@ -80,7 +84,7 @@ def seconds(value: float):
 
 def test_an_op_takes_the_cycles_that_the_compiler_estimates():
     schedule = run(program(op("x", 0.004)))
-    assert schedule.step_seconds == schedule.compute_seconds == seconds(0.004)
+    assert schedule.step_seconds == compute_seconds(schedule) == seconds(0.004)
     assert [(event.name, event.basis, event.scope) for event in schedule.events] == [("x", "compiler", "mlp/mul")]
 
 
@@ -222,7 +226,7 @@ def test_a_collective_spread_over_fusions_runs_beside_the_op_of_the_one_between(
             computations=FUSED.format(groups=OVER["fsdp"], **shapes),
         )
     )
-    assert schedule.compute_seconds == seconds(share * ONE)
+    assert compute_seconds(schedule) == seconds(share * ONE)
     assert schedule.step_seconds == seconds(max(share, 1.0) * ONE)
     assert [event.name for event in schedule.events if event.lane != COMPUTE] == ["start"]
 
@@ -288,7 +292,7 @@ def test_work_that_is_started_beside_the_ops_is_waited_for_where_it_is_awaited()
     beside = f"%beside (p: {BIG.split('{')[0]}) -> {BIG.split('{')[0]} {{\n  %p = {BIG} parameter(0)\n  ROOT %n = {BIG} negate(%p)\n}}\n\n"
     start = f"%s = (({BIG}), {BIG}, u32[]) fusion-start(%big), calls=%beside"
     schedule = run(program(start, op("x", 1e-5), f"%d = {BIG} fusion-done(%s)", computations=beside))
-    assert schedule.breakdown_seconds["exposed calls"] == schedule.step_seconds - schedule.compute_seconds > 0
+    assert schedule.breakdown_seconds["exposed calls"] == schedule.step_seconds - compute_seconds(schedule) > 0
     assert schedule.step_seconds == pytest.approx(2 * NBYTES / V5E.hbm_bytes_per_second / HBM_SHARE)
 
 

@@ -38,7 +38,7 @@ def test_the_command_prints_the_picture_and_how_to_go_on(capsys):
     assert run(arguments()) == 0
     picture, end = capsys.readouterr().out.rsplit("\n\n", 1)
     assert picture == str(show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8"))
-    assert end == ' next   meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8 --all\n'
+    assert end == " next   meshwright show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 --all\n"
 
 
 def test_all_shows_every_sharding(capsys):

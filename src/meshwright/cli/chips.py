@@ -11,7 +11,8 @@ from typing import Annotated
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.tables import console, folded, show, table, wrap
+from meshwright.cli.tables import console, show, table
+from meshwright.cli.text import folded, next_line, wrap
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Chip, chips, load_chip, load_hardware
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -51,7 +52,7 @@ def run(args: Args) -> int:
                 " column is what leaves a node"
             )
         )
-        print("\n next   meshwright chips NAME has all of them, each with its source")
+        print(next_line("meshwright chips NAME", note="all of them, each with its source"))
     return 0
 
 

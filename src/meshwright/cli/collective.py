@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.tables import console, folded, show, wrap
+from meshwright.cli.tables import console, show
+from meshwright.cli.text import folded, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
@@ -191,6 +192,8 @@ def _show(kind: str, degree: int) -> None:
 
     claim_devices(parse_system(f"cpu:{degree}"))
     name = KINDS[kind]
-    print(f"\n{show_collective(name, degree=degree)}")
+    print()
+    console().print(show_collective(name, degree=degree), soft_wrap=True)
     if name != "collective-permute":
-        print(f"\n{show_ring(name, degree=degree)}")
+        print()
+        console().print(show_ring(name, degree=degree), soft_wrap=True)

@@ -14,6 +14,7 @@ import tyro
 
 from meshwright.cli.arguments import option, positional
 from meshwright.cli.main import COMMANDS
+from meshwright.cli.text import wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import Option, declared_options
 from meshwright.files import write_error, write_file
@@ -50,7 +51,7 @@ def run(args: Args) -> int:
     except OSError as error:
         raise write_error(path, error) from None
     write_file(path, text)
-    print(f"wrote {path}; {then}")
+    print("\n".join(wrap(f"wrote {path}; {then}")))
     return 0
 
 
@@ -83,7 +84,7 @@ def _words() -> Iterator[tuple[str, dict[str, Option]]]:
 
 def _choices(options: dict[str, Option]) -> dict[str, tuple[str, ...]]:
     """The choices of the options that have some."""
-    return {name: option.choices for name, option in options.items() if option.choices}
+    return {name: tuple(option.choices) for name, option in options.items() if option.choices}
 
 
 _BASH = """\

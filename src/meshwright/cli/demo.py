@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from meshwright.cli.arguments import option
-from meshwright.cli.tables import prose_width
+from meshwright.cli.text import prose_width, wrap
 from meshwright.files import check_new_directory
 from meshwright.units import show_seconds
 
@@ -38,7 +38,7 @@ def run(args: Args) -> int:
     directory = shlex.quote(str(_free(args.output)))
     began = time.monotonic()
     for title, command in _story(directory):
-        print(f"\n{'─' * prose_width()}\n{title}\n$ meshwright {command}\n", flush=True)
+        print("\n".join(["", "─" * prose_width(), *wrap(title), f"$ meshwright {command}", ""]), flush=True)
         done = subprocess.run([sys.executable, "-m", "meshwright.cli.main", *shlex.split(command)], check=False)
         if done.returncode:
             return done.returncode

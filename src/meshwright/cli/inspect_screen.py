@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.tables import WIDTH, console, folded, show, table, terms
+from meshwright.cli.tables import console, show, table
+from meshwright.cli.text import folded, prose_width, terms, wrap
 from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
@@ -34,8 +34,10 @@ def screen_text(found: Inspection) -> str:
 
 def print_screen(found: Inspection, *, memory: bool = False) -> None:
     """The answer, what it rests on, then each finding in full. memory: with the buffers at the peak."""
-    print(_headline(found))
-    print(f"\n{_answer(found)}\n")
+    show(console(), _headline(found))
+    print()
+    show(console(), _answer(found))
+    print()
     show(console(), _collective_table(found))
     print()
     _print_memory(found)
@@ -92,7 +94,7 @@ def _collective_table(found: Inspection) -> Any:
         rest = moves[_MOST_ROWS:]
         size, count = sum(move.bytes for move in rest), sum(move.count for move in rest)
         rows.append([f"{len(rest)} more", "", "", show_bytes(size), str(count), *[""] * (len(times) + 1)])
-    return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1))
+    return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1), folds=-1)
 
 
 def _alike(moves: Sequence[Collective]) -> Iterator[Collective]:
@@ -130,7 +132,7 @@ def print_buffers(buffers: Sequence[Buffer]) -> None:
     if rest := [buffer for _, same in found[_MOST_BUFFERS:] for buffer in same]:
         rows.append([f"{len(found) - _MOST_BUFFERS} more", show_bytes(sum(one.num_bytes for one in rest)), "", "", ""])
     print()
-    show(console(), table(["at the peak", "bytes", "times", "is", "from"], rows, left=(0, 3, 4)))
+    show(console(), table(["at the peak", "bytes", "times", "is", "from"], rows, left=(0, 3, 4), folds=-1))
     print()
 
 
@@ -157,13 +159,15 @@ def _told(number: int, finding: Finding) -> str:
     costs += [show_bytes(finding.bytes)] if finding.bytes else []
     head = f" finding {number}  {finding.kind}"
     price = f"costs {', '.join(costs)}" if costs else ""
-    lines = [f"{head}{price:>{max(len(price) + 2, WIDTH - len(head))}}"]
+    width = prose_width()
+    is_beside = len(head) + 2 + len(price) <= width
+    lines = [f"{head}{price:>{width - len(head)}}"] if is_beside else [head, f"{price:>{width}}"]
     for words in (
         evidence(finding),
         f"from {_short(finding.source)}" if finding.source else "",
         f"fix: {fix(finding)}",
     ):
-        lines += textwrap.wrap(words, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
+        lines += wrap(words, first=" " * 12, then=" " * 12)
     return "\n".join(lines) + "\n"
 
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any, TextIO
 
 from meshwright.errors import MeshwrightError
 
@@ -88,8 +92,6 @@ def _main(words: list[str]) -> int:
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
     """Read the command's arguments as its dataclass declares them, and run it."""
-    import tyro
-
     from meshwright.cli.typed import check_all_read, watch
     from meshwright.cli.words import canonical, read_words
 
@@ -100,28 +102,56 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         args, kinds = args_of(words), KINDS
         hints = HINTS.get(args, {})
-    words, typed = read_words(words, args, kinds=kinds, hints=hints)
+    if {"-h", "--help"} & set(words):
+        _show_help(args, name, module.EXAMPLES)
+        return 0
+    read, typed = read_words(words, args, kinds=kinds, hints=hints)
     if "on" in typed:
-        _say_cores(words)
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    try:
-        read = tyro.cli(args, args=words, prog=f"meshwright {name}", config=config)
-    except SystemExit as left:
-        if left.code:
-            raise MeshwrightError(f"cannot read {' '.join(words)!r}; meshwright {name} --help has examples") from None
-        print("\n".join(["", "examples", *(f"  {line}" for line in module.EXAMPLES)]))
-        raise
+        _say_cores(read)
     watched = watch(read, typed)
     code = module.run(watched)
     check_all_read(watched)
     return code
 
 
-def _say_cores(words: Sequence[str]) -> None:
+def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
+    """Print what a command's dataclass says of its options, as tyro lays it out, and examples."""
+    import tyro
+
+    from meshwright.cli.text import wrap
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    printed = _Captured(sys.stdout)
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        tyro.cli(args, args=["--help"], prog=f"meshwright {name}", config=config)
+    # tyro breaks no line above the options.
+    text, what = printed.getvalue(), inspect.cleandoc(args.__doc__ or "").splitlines()
+    usage = re.sub(r"\x1b\[[\d;]*m", "", text.split("\n", 1)[0]).replace(" ]", "]")
+    options = text.split(what[-1], 1)[1].strip("\n")
+    lines = [*wrap(usage, then=" " * 7), "", *(line for paragraph in what for line in wrap(paragraph) or [""]), ""]
+    print("\n".join([*lines, options.rstrip(), "", "examples", *(f"  {line}" for line in examples)]))
+
+
+class _Captured(io.StringIO):
+    """What is printed, as it would be on a stream: in its colours and characters."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self._out = out
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._out.encoding
+
+    def isatty(self) -> bool:
+        return self._out.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _say_cores(args: Any) -> None:
     """Say how many chips a Cloud name is, where it counts cores."""
     from meshwright.hardware import cloud_note
 
-    text = next(word.partition("=")[2] for word in words if word.startswith("--on="))
+    text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
     if note := cloud_note(text):
         print(f"note: {note}", file=sys.stderr)
 
@@ -137,22 +167,16 @@ def _no_command(name: str) -> str:
 
 def _help() -> str:
     """What there is."""
-    lines = [f"  {name:<15}{what}" for name, what in COMMANDS.items()]
-    codes = [f"  {code:<5}{what}" for code, what in EXIT_CODES.items()]
-    return "\n".join(
-        [
-            "usage: meshwright COMMAND …",
-            "",
-            *lines,
-            "",
-            "exit codes",
-            *codes,
-            "",
-            "Counts may be written as 4096, 64k (thousands), 64Ki (of 1024), 4M; chips as v5p:4x4x4, h100:64,",
-            "2*v6e:16x16 (two slices) or as Cloud names them, v5p-512.",
-            "meshwright COMMAND --help says what a command takes.",
-        ]
+    from meshwright.cli.text import wrap
+
+    lines = [line for name, what in COMMANDS.items() for line in wrap(what, first=f"  {name:<15}", then=" " * 17)]
+    codes = [line for code, what in EXIT_CODES.items() for line in wrap(what, first=f"  {code:<5}", then=" " * 7)]
+    counts = wrap(
+        "Counts may be written as 4096, 64k (thousands), 64Ki (of 1024), 4M; chips as v5p:4x4x4, h100:64, 2*v6e:16x16"
+        " (two slices) or as Cloud names them, v5p-512."
     )
+    last = "meshwright COMMAND --help says what a command takes."
+    return "\n".join(["usage: meshwright COMMAND …", "", *lines, "", "exit codes", *codes, "", *counts, last])
 
 
 def _fail(line: str, code: int) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.tables import console, folded, show, table, terms, wrap
+from meshwright.cli.tables import console, show, table
+from meshwright.cli.text import folded, terms, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
 from meshwright.errors import MeshwrightError
@@ -212,11 +213,12 @@ def _print_run(executed: _Run) -> None:
     """A line for each mode and collective: the largest error, and what was inferred beside what was compiled."""
     sizes = executed.inference.sizes
     dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
-    print(
-        f"\n way 1, run on {sizes.degree(sizes.degrees)} simulated devices in float32, dims cut to {LARGEST}: {dims}\n"
-    )
+    count = sizes.degree(sizes.degrees)
+    print()
+    show(console(), f" way 1, run on {count} simulated devices in float32, dims cut to {LARGEST}: {dims}")
+    print()
     rows = [row for mode, check in executed.checks.items() for row in _run_rows(mode, check)]
-    show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4)))
+    show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4), folds=-1))
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from meshwright.cli.plan_columns import comparison
 from meshwright.cli.plan_screen import candidate, headline
-from meshwright.cli.tables import console, folded, show, speed
+from meshwright.cli.tables import GAP, console, show, speed
+from meshwright.cli.text import folded, next_line
 from meshwright.planner import Plan, gap_to, how, say
 
-COLUMNS = 3
-"""The meshes that fit beside each other on a screen."""
+NAMES = 25
+"""The columns of the names of a comparison's rows."""
 
 
 def print_compared(plans: Sequence[Plan]) -> None:
@@ -21,15 +22,17 @@ def print_compared(plans: Sequence[Plan]) -> None:
     print()
     fits = "" if best.predicted.fits else "   NONE FITS"
     show(console(), f"  {best.mesh}   {speed(best.predicted)}   {best.predicted.bound} bound{fits}", style="bold")
-    for start in range(0, len(plans), COLUMNS):
+    widest = max(12, *(len(str(plan.mesh)) for plan in plans)) + GAP
+    abreast = max(1, (console().width - NAMES) // widest)
+    for start in range(0, len(plans), abreast):
         print()
-        show(console(), comparison(plans[start : start + COLUMNS]))
+        show(console(), comparison(plans[start : start + abreast]))
     print()
     for plan in plans:
         loses = "the best of these" if plan == best else f"loses because: {say(gap_to(plan, best))}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))
-    print(f"\n next   --mesh {best.mesh} -o plan.yaml")
+    print(next_line(f"--mesh {best.mesh} -o plan.yaml"))
 
 
 def compare_data(plans: Sequence[Plan]) -> None:

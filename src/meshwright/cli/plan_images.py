@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from meshwright.cli.plan_args import ImageArgs
-from meshwright.cli.tables import collective_table, console, folded, mesh_name, show, speed, table, terms
+from meshwright.cli.tables import collective_table, console, mesh_name, show, speed, table
+from meshwright.cli.text import folded, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.hardware import System
 from meshwright.planner import IMAGE_OPTIONS, fact_data, read_count, read_images, read_mesh, say
@@ -64,7 +65,7 @@ def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: 
     print()
     columns = ("", "mesh", "step", "MFU", "", "memory", "bound by", "loses because")
     rows = [_row(place, record, best, workload) for place, record in enumerate(ranking.candidates[:top], start=1)]
-    show(out, table(columns, rows, left=(1, 6, 7)))
+    show(out, table(columns, rows, left=(1, 6, 7), folds=-1))
     print()
     print(terms("step", {name: show_seconds(time) for name, time in best.breakdown_seconds.items()}))
     parts = {name: show_bytes(size) for name, size in best.memory_bytes.items() if name != "peak"}

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from meshwright.cli.tables import console, show, terms, wrap
+from meshwright.cli.tables import console, show
+from meshwright.cli.text import terms, wrap
 from meshwright.cost import hardware_intensity, step_flops
 from meshwright.cost.table import LETTERS, LocalProduct, OpRow, op_table
 from meshwright.planner import Plan

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.cli.plan_columns import comparison
-from meshwright.cli.tables import collective_table, console, folded, show, speed, table, terms
+from meshwright.cli.tables import collective_table, console, show, speed, table
+from meshwright.cli.text import folded, next_line, terms
 from meshwright.families import SEQ_LENS
 from meshwright.planner import (
     Fix,
@@ -195,7 +197,7 @@ def _print_candidates(ranking: Ranking) -> None:
         )
         for place, plan in enumerate(plans, start=1)
     ]
-    show(console(), table(columns, rows, left=(1, 2, 6)))
+    show(console(), table(columns, rows, left=(1, 2, 6), folds=-1))
     if ranking.num_tied > 1:
         within = f"they differ by less than {show_percent(RATIO_ERROR)}, the error of such a comparison"
         print(folded(f"1 to {ranking.num_tied} tie: {within}; the simplest is first"))
@@ -229,7 +231,6 @@ def _print_asked(asked: Plan, best: Plan) -> None:
         print(folded(f"why: {line}" if not index else f"     {line}"))
     print()
     show(console(), comparison([best, asked]))
-    print()
 
 
 def _print_terms(best: Plan) -> None:
@@ -261,6 +262,6 @@ def _next(best: Plan, asked: Plan | None, output: Path | None) -> str:
     if output is not None:
         chosen = asked or best
         if not chosen.planned_only:
-            return f"\n next   meshwright verify {output}     ({chosen.mesh})"
+            return next_line(f"meshwright verify {shlex.quote(str(output))}", note=str(chosen.mesh))
         return f"\n wrote  {output} ({chosen.mesh}); train and verify cannot run it yet"
-    return "\n next   -o plan.yaml, then meshwright verify plan.yaml   or  --compare MESH…, --sweep chips=64..1024"
+    return next_line("-o plan.yaml, then meshwright verify plan.yaml", "--compare MESH…, --sweep chips=64..1024")

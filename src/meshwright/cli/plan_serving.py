@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan_args import ServeArgs
-from meshwright.cli.tables import collective_table, console, folded, show, table, terms
+from meshwright.cli.tables import collective_table, console, show, table
+from meshwright.cli.text import folded, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -140,7 +141,7 @@ def _print_candidates(ranking: ServingRanking, system: System, top: int) -> None
         )
         for place, plan in enumerate(ranking.candidates[:top], start=1)
     ]
-    show(console(), table(columns, rows, left=(1, 2, 7, 8)))
+    show(console(), table(columns, rows, left=(1, 2, 7, 8), folds=-1))
 
 
 def _print_frontier(ranking: ServingRanking, top: int) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.plan_screen import run_as
-from meshwright.cli.tables import console, folded, mesh_name, show, table
+from meshwright.cli.tables import console, mesh_name, show, table
+from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System

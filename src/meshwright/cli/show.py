@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from tyro.conf import Positional
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console
+from meshwright.cli.text import next_line
 from meshwright.files import check_output, write_file
 from meshwright.viz import read_text, show, show_data
 
@@ -55,6 +57,11 @@ def run(args: Args) -> int:
         return 0
     # A line that is still too long after what could be left out must not be folded.
     console().print(picture, soft_wrap=True)
-    again = f'meshwright show "{args.array}" --mesh {args.mesh} --dims {args.dims}'
-    print(f"\n next   {again} {'--svg FILE' if args.all else '--all'}" if args.svg is None else f"\n wrote  {args.svg}")
+    if args.svg is not None:
+        print(f"\n wrote  {args.svg}")
+        return 0
+    words = ["meshwright", "show", args.array, "--mesh", args.mesh, "--dims", args.dims]
+    words += ["--dtype", args.dtype] if args.dtype != "bf16" else []
+    words += ["--on", args.on] if args.on else []
+    print(next_line(shlex.join(words) + (" --all --svg FILE" if args.all else " --all")))
     return 0

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from meshwright.cli.arguments import Json, option
 from meshwright.cli.tables import console
+from meshwright.cli.text import next_line
 from meshwright.files import check_output, write_file
 from meshwright.step.passes.schedule import Kind, Schedule
 from meshwright.viz import pipeline_data, show_pipeline
@@ -56,7 +57,7 @@ def run(args: Args) -> int:
         print(json.dumps(pipeline_data(schedule, args.layers), indent=2))
         return 0
     console().print(picture, soft_wrap=True)
-    print(f"\n next   {_next(args)}" if args.svg is None else f"\n wrote  {args.svg}")
+    print(next_line(_next(args)) if args.svg is None else f"\n wrote  {args.svg}")
     return 0
 
 

@@ -1,38 +1,22 @@
-"""Tables and lines that several commands print, in whatever width a terminal has; no number is ever cut."""
+"""Tables and other parts of screens, in whatever width a terminal has; no number is ever cut."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from meshwright.cli.text import WIDTH, terminal_columns, wrap
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_seconds
 
-WIDTH = 100
-"""The columns of a screen that is piped, and the most that prose takes: longer lines are hard to read."""
-
 WRONG = "bold red"
 """The style of what is wrong; the words say it too."""
-
-
-def terminal_columns() -> int | None:
-    """The columns of the terminal that stdout is; None where it is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def prose_width() -> int:
-    """The columns of a line of words."""
-    return min(terminal_columns() or WIDTH, WIDTH)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -42,20 +26,6 @@ def console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, width=terminal_columns() or WIDTH)
 
 
-def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
-    """A text in lines of a width, by default that of prose; a number and its unit stay together, no word is cut."""
-    lines = textwrap.wrap(
-        _WITH_UNIT.sub("\\1\0", text),
-        width or prose_width(),
-        initial_indent=first,
-        subsequent_indent=then,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\0", " ") for line in lines]
-
-
-_WITH_UNIT = re.compile(r"(\d%?) (?=(?:[kMGTP]?(?:B|flop|op|tok|bit)(?:/s)?|s|ms|us|ns|of \d)\b)")
 _WRONG = r"DOES NOT FIT|TOO LATE|NONE FITS|NOT AS INFERRED"
 
 
@@ -172,7 +142,7 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     left: Sequence[int] = (0,),
-    folds: int = -1,
+    folds: int | None = None,
     styles: Iterable[str] = (),
 ) -> Lines:
     """A table without rules.
@@ -181,17 +151,13 @@ def table(
         columns: their names; no head is printed where all are empty.
         rows: a text for each column.
         left: the columns that are flush left; the others are flush right.
-        folds: the column that holds words, which is folded where lines are too long.
+        folds: the column that holds words, if any, which is folded where lines are too long.
         styles: of each row, as `yellow`; none is plain.
     """
     flush_left = frozenset(index % len(columns) for index in left)
+    if folds is None:  # An empty column of words.
+        return Lines((*columns, ""), tuple((*row, "") for row in rows), flush_left, len(columns), tuple(styles))
     return Lines(tuple(columns), tuple(map(tuple, rows)), flush_left, folds % len(columns), tuple(styles))
-
-
-def folded(line: str) -> str:
-    """A line of words, set in and broken where it is too long."""
-    indent = " " * (len(line) - len(line.lstrip()))
-    return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
 
 
 def mesh_name(record: Record) -> str:
@@ -203,12 +169,6 @@ def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
     tokens = f"{workload.batch} × {workload.seq_len} tokens"
     return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
-
-
-def terms(title: str, amounts: Mapping[str, str]) -> str:
-    """Named amounts in a row after a title, broken into lines under each other."""
-    words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
-    return "\n".join(wrap(words, first=f" {title:<8}", then=" " * 9))
 
 
 def speed(record: Record) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import headline, speed
+from meshwright.cli.tables import console, headline, show, speed
+from meshwright.cli.text import next_line
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.errors import MeshwrightError
 from meshwright.planner import plan_to_run
@@ -136,7 +137,9 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         os._exit(INTERRUPTED)
 
     if not screen.is_quiet:
-        print(f"{headline(config.workload, config.hardware)}\nmesh {config.mesh} · plan: {speed(planned)}", flush=True)
+        show(console(), headline(config.workload, config.hardware))
+        show(console(), f"mesh {config.mesh} · plan: {speed(planned)}")
+        sys.stdout.flush()
     try:
         with screen:
             measured = run_steps(config, directory, on_step=screen.step, on_note=note, leave=leave)
@@ -149,12 +152,12 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         print(json.dumps(measured.to_json() | {"steps": screen.taken, "loss": screen.ends}, indent=2))
     else:
         print("\n".join(screen.summary()))
-        print(f"measured: {speed(measured)}   (plan: {speed(planned)})")
+        show(console(), f"measured: {speed(measured)}   (plan: {speed(planned)})")
     if screen.taken < config.steps:
         print(f"stopped at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
         return INTERRUPTED
     if not args.run.json:
-        print(f" next   meshwright generate {shlex.quote(str(directory))}")
+        print(next_line(f"meshwright generate {shlex.quote(str(directory))}"))
     return 0
 
 

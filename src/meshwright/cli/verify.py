@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, folded, headline, show, table
+from meshwright.cli.tables import console, headline, show, table
+from meshwright.cli.text import folded
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -126,7 +127,7 @@ def _print(found: Verification) -> None:
     columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), ""]
     cells = [row_cells(row, with_measured=ran) for row in rows]
     styles = ["" if row.is_equal else "yellow" for row in rows]
-    show(console(), table(columns, cells, left=(0, len(columns) - 1), styles=styles))
+    show(console(), table(columns, cells, left=(0, len(columns) - 1), folds=-1, styles=styles))
     different = sum(not row.is_equal for row in rows)
     print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):

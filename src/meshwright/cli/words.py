@@ -1,4 +1,4 @@
-"""The words of a command line checked before they are parsed, so that every mistake is one line.
+"""The words of a command line read into a command's dataclass, so that every mistake is one line.
 
 An option may be unknown, have a new name, belong to another kind of plan, lack its value, or have a wrong one.
 """
@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
@@ -45,20 +45,22 @@ _POSITIONAL = get_args(Positional[str])[1]
 
 @dataclass(frozen=True)
 class Option:
-    """One option or argument: its field, how many values it takes, and which."""
+    """One option or argument: its field, how many values it takes, and which; choices: as typed, with their value."""
 
     name: str
     field: str
     takes: Literal["none", "one", "many"]
-    choices: tuple[str, ...] = ()
-    type: type | None = None
+    choices: Mapping[str, str | int]
+    type: type[int | float | str | Path] = str
     is_needed: bool = False
 
-    def read(self, value: str) -> str:
-        """A value as tyro takes it. Raises where it is not of the option's type, or not one of its choices."""
-        if self.choices and value not in self.choices:
-            raise MeshwrightError(not_a_choice(self.name, value, self.choices))
-        suffix = PurePath(value).suffix.lower()
+    def read(self, value: str) -> int | float | str | Path:
+        """A value of the field. Raises where it is not of the option's type, or not one of its choices."""
+        if self.choices:
+            if value not in self.choices:
+                raise MeshwrightError(not_a_choice(self.name, value, self.choices))
+            return self.choices[value]
+        suffix = Path(value).suffix.lower()
         if suffix and self.name in SUFFIXES and suffix not in SUFFIXES[self.name]:
             raise MeshwrightError(
                 f"{self.name} is {value!r}; it writes {self.name[2:].upper()}, to a name that ends in"
@@ -66,7 +68,7 @@ class Option:
             )
         if self.type is int and not _WHOLE.fullmatch(value):
             try:
-                return str(parse_count(value))
+                return parse_count(value)
             except MeshwrightError:
                 raise MeshwrightError(f"{self.name} is {value!r}; it takes a whole number") from None
         if self.type is float:
@@ -76,7 +78,8 @@ class Option:
                 number = math.nan
             if not math.isfinite(number):
                 raise MeshwrightError(f"{self.name} is {value!r}; it takes a number")
-        return value
+            return number
+        return self.type(value)
 
 
 def canonical(words: Sequence[str]) -> list[str]:
@@ -90,8 +93,8 @@ def canonical(words: Sequence[str]) -> list[str]:
 
 def read_words(
     words: Sequence[str], args: type, *, kinds: Mapping[str, type], hints: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """Check the words of a command line.
+) -> tuple[Any, dict[str, str]]:
+    """Read the words of a command line.
 
     Args:
         words: of the command line, after the command.
@@ -100,17 +103,15 @@ def read_words(
         hints: what to use instead of an option of another kind, by its name.
 
     Returns:
-        The words as argparse takes them, each single value joined to its option, so that a value may begin with `-`;
-        and the options among them, as `{"batch": "--batch"}`.
+        The arguments, an `args`; and the options among the words, as `{"batch": "--batch"}`.
 
     Raises:
         MeshwrightError: where the words are not options and arguments of the command.
     """
     known, declared = _declared(args)
     needed = [argument.name for argument in declared if argument.is_needed]
-    if {"-h", "--help"} & set(words):
-        return list(words), {}
-    rest, checked, arguments = list(words), [], []
+    rest, arguments = list(words), []
+    found: dict[str, Any] = {}
     typed: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
@@ -129,15 +130,15 @@ def read_words(
         if option.takes == "none":
             if joined:
                 raise MeshwrightError(f"{name} takes no value; leave {joined} out")
-            checked.append(option.name)
+            found[option.field] = True
             continue
         values = [joined[1:]] if joined else []
         while rest and not _OPTION.fullmatch(rest[0]) and (option.takes == "many" or not values):
             values.append(rest.pop(0))
         if not any(values):
             raise MeshwrightError(f"{name} needs a value")
-        values = [option.read(value) for value in values]
-        checked += [option.name, *values] if option.takes == "many" else [f"{option.name}={values[0]}"]
+        read = tuple(option.read(value) for value in values)
+        found[option.field] = read if option.takes == "many" else read[0]
     if len(arguments) < len(needed):
         raise MeshwrightError(f"{needed[len(arguments)]} is missing; --help says what it is")
     if len(arguments) > len(declared):
@@ -146,11 +147,21 @@ def read_words(
     for argument, value in zip(declared, arguments, strict=False):
         if not value.strip():
             raise MeshwrightError(f"{argument.name} is empty; --help says what it is")
-        argument.read(value)
+        found[argument.field] = argument.read(value)
     if missing := [option.name for option in known.values() if option.is_needed and option.field not in typed]:
         raise MeshwrightError(f"{missing[0]} is missing; --help says what it takes")
-    # Before the options: one that takes many values would take the arguments after it too.
-    return [*arguments, *checked], typed
+    return _filled(args, found), typed
+
+
+def _filled(args: type, found: Mapping[str, Any]) -> Any:
+    """A dataclass with the values of some fields, those of its groups too."""
+    values: dict[str, Any] = {}
+    for field in fields(args):
+        if is_dataclass(group := field.default_factory):
+            values[field.name] = _filled(group, found)  # pyright: ignore[reportArgumentType]
+        elif field.name in found:
+            values[field.name] = found[field.name]
+    return args(**values)
 
 
 def declared_options(args: type) -> Mapping[str, Option]:
@@ -209,12 +220,10 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 def _option(name: str, field: str, plain: Any, *, is_needed: bool) -> Option:
     """The option of a type: a flag, a number, a choice or text."""
     if plain is bool:
-        return Option(name, field, "none")
+        return Option(name, field, "none", {})
     if get_origin(plain) is tuple:
-        return Option(name, field, "many", is_needed=is_needed)
+        return Option(name, field, "many", {}, is_needed=is_needed)
     kinds = get_args(plain) if get_origin(plain) in (Union, types.UnionType) else (plain,)
-    choices = tuple(str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
-    if get_origin(plain) is Literal:
-        choices = tuple(map(str, get_args(plain)))
-    number = next((kind for kind in kinds if kind in (int, float)), None)
-    return Option(name, field, "one", choices, number, is_needed)
+    choices = {str(word): word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
+    of = next((kind for kind in kinds if kind in (int, float, Path)), str)
+    return Option(name, field, "one", choices, of, is_needed)

@@ -112,7 +112,7 @@ def _num_children() -> int:
 
 
 def _free_bytes() -> int:
-    """Memory available to new processes; 0 where the system does not say."""
+    """Memory available to new processes; 0 if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -123,11 +123,11 @@ def _free_bytes() -> int:
 def _key(request: CompileRequest, system: System) -> str:
     """The cache key of a request."""
     try:
-        asked = json.dumps(request.to_json())
+        request_text = json.dumps(request.to_json())
     except TypeError as error:
         raise MeshwrightError(f"the arguments of {request.function} must be plain data, as JSON has: {error}") from None
     parts = [
-        asked,
+        request_text,
         f"jax {version('jax')}, jaxlib {version('jaxlib')}, {compiler_name(system)}, python {sys.version_info[:2]}",
         _own_sources(),
         _source_of(request.function),

@@ -8,7 +8,7 @@ from typing import Any
 
 _PASSES = "shardy-xla|spmd-partitioning"
 
-# The compilers for CPU, TPU and GPU name these passes alike, but for a prefix; the others around them differ.
+# The names of these passes are the same for CPU, TPU and GPU but for a prefix; those of other passes differ.
 _TEXTS = {
     "annotated": re.compile(r"\.before_[\w-]*shardy-xla\."),
     "propagated": re.compile(r"\.before_[\w-]*spmd-partitioning\."),
@@ -30,6 +30,6 @@ def read_dumps(directory: str) -> dict[str, str]:
 
 
 def read_optimized_dump(directory: str) -> str:
-    """The optimized module that a compiler dumped before it failed; '' where it did not come so far."""
+    """The optimized module that a compiler dumped before it failed; '' if it failed earlier."""
     files = sorted(Path(directory).glob("*.after_optimizations.txt"))
     return files[-1].read_text(errors="replace") if files else ""

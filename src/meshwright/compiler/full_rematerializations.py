@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.program import CompiledProgram
@@ -35,23 +35,17 @@ class FullRematerialization:
 def read_full_rematerializations(
     program: CompiledProgram, mesh: Mapping[str, int]
 ) -> tuple[FullRematerialization, ...]:
-    """The involuntary full rematerializations that a compiler warned of, each once, in order.
+    """Read a compiler's warnings of involuntary full rematerialization, each once, in order.
 
     mesh: every axis and its degree, outermost first. XLA gathers such a value over every axis.
     """
     if not _WARNING.search(program.messages):
         return ()
-    module = parse_hlo(program.propagated) if program.propagated else None
-    named = {one.name: one.source for one in module.instructions()} if module else {}
-    under = {one.op_name: one.source for one in module.instructions() if one.source} if module else {}
-    return tuple(dict.fromkeys(_read(program.messages, mesh, named, under)))
-
-
-def _read(
-    messages: str, mesh: Mapping[str, int], named: Mapping[str, str], under: Mapping[str, str]
-) -> Iterator[FullRematerialization]:
-    """Each warning; sources by instruction name, or by op_name."""
-    for line in messages.splitlines():
+    instructions = list(parse_hlo(program.propagated).instructions()) if program.propagated else []
+    source_by_name = {one.name: one.source for one in instructions}
+    source_by_op_name = {one.op_name: one.source for one in instructions if one.source}
+    warnings = []
+    for line in program.messages.splitlines():
         found = _WARNING.search(line)
         if found is None:
             continue
@@ -60,10 +54,13 @@ def _read(
         op_name = path[1] if path else ""
         array = Shape(dtype, tuple(int(dim) for dim in dims.split(",") if dim))
         rank = len(array.dims)
-        yield FullRematerialization(
-            op=scope_of(op_name) or name,
-            source=under.get(op_name) or named.get(name, ""),
-            array=array,
-            before=parse_hlo_sharding(before, rank, mesh) or before,
-            after=parse_hlo_sharding(after, rank, mesh) or after,
+        warnings.append(
+            FullRematerialization(
+                op=scope_of(op_name) or name,
+                source=source_by_op_name.get(op_name) or source_by_name.get(name, ""),
+                array=array,
+                before=parse_hlo_sharding(before, rank, mesh) or before,
+                after=parse_hlo_sharding(after, rank, mesh) or after,
+            )
         )
+    return tuple(dict.fromkeys(warnings))

@@ -33,7 +33,7 @@ def load_function(name: str) -> Any:
 
 
 def _last_frame(error: Exception) -> str:
-    """The place where an error was raised, in the user's files where they have a part in it."""
+    """The innermost file:line of an error outside installed packages; '' if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [one for one in frames if "site-packages" not in one.filename and "importlib" not in one.filename]
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""

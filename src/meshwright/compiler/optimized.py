@@ -1,12 +1,11 @@
 """The optimized module of a compiled program, with op_names restored on data movement.
 
-XLA's partitioner names the collectives it inserts after the value they move, not after the op that needs it. The phase
-of such a collective could not be told.
+XLA's partitioner names the collectives it inserts after the value they move, not after the op that needs it, so that
+their phase could not be read from the name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.compiler.program import CompiledProgram
@@ -25,22 +24,22 @@ def read_optimized(program: CompiledProgram) -> Module:
     module = parse_hlo(program.hlo)
     if not program.partitioned or not any(map(is_partitioner_generated, module.instructions())):
         return module
-    left = parse_hlo(program.partitioned)
-    moves = [one for one in left.instructions() if is_partitioner_generated(one) and one.opcode in _MOVES]
-    wanted = {_channel(one): use for one in moves if (use := consumer_of_move(left, one)) is not None}
+    partitioned = parse_hlo(program.partitioned)
+    moves = [one for one in partitioned.instructions() if is_partitioner_generated(one) and one.opcode in _MOVES]
+    consumers = {_identity(one): use for one in moves if (use := consumer_of_move(partitioned, one)) is not None}
+
+    def named_after_consumer(instruction: Instruction) -> Instruction:
+        use = consumers.get(_identity(instruction))
+        return instruction if use is None else replace(instruction, op_name=use.op_name, source=use.source)
+
     computations = {
-        name: replace(one, instructions={key: _named(found, wanted) for key, found in one.instructions.items()})
+        name: replace(one, instructions={key: named_after_consumer(i) for key, i in one.instructions.items()})
         for name, one in module.computations.items()
     }
     return replace(module, computations=computations)
 
 
-def _named(instruction: Instruction, wanted: Mapping[tuple[str, ...], Instruction]) -> Instruction:
-    use = wanted.get(_channel(instruction))
-    return instruction if use is None else replace(instruction, op_name=use.op_name, source=use.source)
-
-
-def _channel(instruction: Instruction) -> tuple[str, ...]:
-    """What identifies a collective before and after optimization."""
+def _identity(instruction: Instruction) -> tuple[str, ...]:
+    """What a collective has in common before and after optimization: opcode, channel, op_name."""
     opcode = instruction.opcode.removesuffix("-start")
     return opcode, instruction.attributes.get("channel_id", ""), instruction.op_name

@@ -32,7 +32,7 @@ class CompileProcess:
         )
         asked.write_text(json.dumps(request.to_json()))
         variables = environment(system, os.environ)
-        # What this process can import, the child can: the function may be a test's or a notebook's neighbour.
+        # The child imports from the same paths: the function may be in a file beside a test or a notebook.
         variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "meshwright.compiler.worker", str(asked), str(self.answered)]
         with self.said.open("wb") as log:

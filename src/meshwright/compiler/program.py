@@ -33,7 +33,7 @@ class UnusedConstraint(NamedTuple):
 
 
 class LoweredProgram(NamedTuple):
-    """A `jax.stages.Lowered`, and what tracing it showed. output_names: None where the lowered program tells them."""
+    """A `jax.stages.Lowered` with findings from its tracing. output_names: None to read them from `lowered`."""
 
     lowered: Any
     unused_constraints: tuple[UnusedConstraint, ...] = ()
@@ -56,8 +56,8 @@ class FailureKind(StrEnum):
 class Failure:
     """A failed compilation, as the child process reports it.
 
-    message: of the error. needed, available: the compiler's figures, and `memory` which memory they are of. hlo: the
-    program that did not fit; '' where the compiler did not come so far.
+    message: of the error. needed, available: bytes of `memory` (HBM, VMEM, ...), as the compiler prints them. hlo: the
+    program that did not fit; '' if the compiler failed before it had one.
     """
 
     kind: FailureKind

@@ -27,6 +27,7 @@ _Place = tuple[str, str, str]
 _SDY = re.compile(r'xla\.sdy\.sharding="((?:[^"\\]++|\\.)*+)"')
 _SHARDING = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
 _PRODUCTS = ("dot", "convolution")
+_CONSTRAINT = "Sharding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +101,14 @@ def _outputs(
 
 
 def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Values with a constraint, matched to those that the partitioner made at the same place."""
+    """Values with a constraint, matched to the copies that the partitioner made of them."""
     made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in propagated.instructions():
         if instruction.opcode == "copy":
             made[_place(instruction)].append(_actual(instruction, mesh))
     constraints: dict[_Place, list[Instruction]] = defaultdict(list)
     for instruction in annotated.instructions():
-        if _is_constraint(instruction):
+        if instruction.custom_call_target == _CONSTRAINT:
             constraints[_place(instruction)].append(instruction)
     for place, alike in constraints.items():
         specs = [_requested(one, mesh) for one in alike]
@@ -118,7 +119,7 @@ def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int])
 def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
     """The actual spec of each constraint at one place, out of the values made there.
 
-    A constraint that changes nothing is dropped by the partitioner. Which ones remain follows from what they request.
+    The partitioner drops a constraint that changes nothing; a remaining one is matched by the spec it requests.
     """
     left, actual = list(made), list(requested)
     unmet: list[int] = []
@@ -136,11 +137,13 @@ def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) ->
 
 def _products(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
     """Products whose results have no constraint: their sharding comes from propagation alone."""
-    constrained = {_place(annotated.operand(one)) for one in annotated.instructions() if _is_constraint(one)}
+    constrained = {
+        _place(annotated.operand(one)) for one in annotated.instructions() if one.custom_call_target == _CONSTRAINT
+    }
     for instruction in propagated.instructions():
         if instruction.opcode in _PRODUCTS and _place(instruction) not in constrained:
             actual = _actual(instruction, mesh)
-            if actual is not None:  # not inside manual code, which says itself where its values lie
+            if actual is not None:  # code in a shard_map has no sharding
                 yield _intermediate(instruction, None, actual)
 
 
@@ -153,11 +156,6 @@ def _intermediate(instruction: Instruction, requested: Spec | None, actual: Spec
         actual=actual,
         source=instruction.source,
     )
-
-
-def _is_constraint(instruction: Instruction) -> bool:
-    target = instruction.attributes.get("custom_call_target", "")
-    return instruction.opcode == "custom-call" and target == '"Sharding"'
 
 
 def _place(instruction: Instruction) -> _Place:

@@ -30,7 +30,7 @@ _TPU_DEVICES = {
 }
 """`device_kind` and `num_cores` of the devices that libtpu 0.0.42.1 describes."""
 
-# Fields that all GPUs since A100 have in common in those files.
+# Fields that all GPUs since A100 have in common in XLA's target configurations.
 _GPU_COMMON = """\
   threads_per_block_limit: 1024
   threads_per_warp: 32
@@ -75,7 +75,7 @@ def platform_of(system: System) -> str:
 
 
 def device_kind(system: System) -> tuple[str, int | None]:
-    """What a device of a system says of itself in JAX, so that kernels are made for it: its kind, its cores."""
+    """`device_kind` and `num_cores` of a system's devices in JAX, from which Pallas chooses kernels."""
     if system.chip.kind == "tpu":
         return _TPU_DEVICES.get(system.chip.name, (f"TPU {system.chip.name}", 1))
     if system.chip.kind == "gpu":
@@ -107,7 +107,7 @@ def compiler_options(system: System, effort: Effort) -> dict[str, Any]:
     """Options for `lowered.compile`; only the TPU compiler has a fast effort.
 
     `fast` compiles in a fraction of the time and gives the same collectives, but not the schedule or memory of
-    `default`. On CPUs LLVM need not optimize code that nobody runs; XLA's program is the same, text and memory.
+    `default`. On CPUs only LLVM's optimization is off, as nobody runs the code; the HLO and its memory are the same.
     """
     if system.chip.kind == "cpu":
         return {"xla_backend_optimization_level": 0}
@@ -131,7 +131,7 @@ def topology(system: System) -> dict[str, Any]:
     if system.num_slices > 1:
         arguments["num_slices"] = system.num_slices
     if any(size % host for size, host in zip(shape, (2, 2, 1), strict=True)):
-        arguments["chips_per_host_bounds"] = shape  # smaller than the host of 2x2 chips that libtpu takes for given
+        arguments["chips_per_host_bounds"] = shape  # below libtpu's default, hosts of 2x2 chips
     if system.chip.name == "v4":
         arguments["chip_config_name"] = "megacore"  # else two devices a chip
     return arguments

@@ -50,7 +50,7 @@ def main(request_file: str, response_file: str) -> int:
         response: dict[str, Any] = {"program": run(request).to_json()}
     except MeshwrightError as error:
         response = {"error": asdict(Failure(kind=FailureKind.REFUSED, message=str(error)))}
-    except Exception as error:  # of the user's function or of the compiler: the other process tells it
+    except Exception as error:  # from the user's function or the compiler; the parent process reports it
         traceback.print_exc()
         response = {"error": asdict(failure_of(error))}
     Path(response_file).write_text(json.dumps(response))
@@ -73,7 +73,7 @@ def run(request: CompileRequest) -> CompiledProgram:
 
 
 class CompileError(Exception):
-    """The compiler refused a program, for the reason that is its cause. hlo: as far as it came."""
+    """The compiler refused a program: `__cause__` is its error, hlo the module it dumped before."""
 
     def __init__(self, hlo: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def compile_lowered(
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
         try:
             compiled = program.lowered.compile(compiler_options=options | dump_options(directory))
-        except Exception as error:  # XLA raises what it likes; whatever it is, the dump may say what did not fit.
+        except Exception as error:  # XLA raises many types; with any, the dump may show what did not fit
             raise CompileError(read_optimized_dump(directory)) from error
         dumps = read_dumps(directory)
     seconds = time.perf_counter() - start
@@ -115,7 +115,7 @@ def compile_lowered(
 
 
 def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:
-    """What a compiled function tells by itself: nothing of the partitioner's work."""
+    """Read the HLO and the memory of a compiled function; the partitioner's modules stay ''."""
     return CompiledProgram(
         hlo=hlo_text(compiled),
         memory_bytes=_memory(compiled, on_tpu=compiler.startswith("libtpu")),
@@ -134,8 +134,8 @@ def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
     held = terms["arguments"] + terms["outputs"] - terms["alias"]
     peak = int(stats.peak_memory_in_bytes)
     if on_tpu:
-        # Its figure for temporaries is no allocation: libtpu takes steps for which the terms exceed the memory (3.86 +
-        # 13.94 GiB of 15.75 on v5e, with a peak of 15.11), and refuses by its peak.
+        # libtpu's figure for temporaries is no allocation: it accepts steps whose terms exceed the memory (3.86 + 13.94
+        # GiB of 15.75 on v5e, with a peak of 15.11), and refuses by its peak.
         terms["temporaries"] = max(0, peak - held)
     else:
         peak = max(peak, held + terms["temporaries"])
@@ -143,7 +143,7 @@ def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
 
 
 def failure_of(error: Exception) -> Failure:
-    """What went wrong in the user's function or in the compiler, with the compiler's figures where memory is short."""
+    """The failure of a user's function or of the compiler, with the compiler's figures if it ran out of memory."""
     hlo = error.hlo if isinstance(error, CompileError) else ""
     if isinstance(error, CompileError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -163,7 +163,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def error_text(error: Exception) -> str:
-    """The error with its type and the place in the user's code, in ours where none of theirs ran."""
+    """The error with its type and its last place in the user's code, or in meshwright's if that ran alone."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     own = str(Path(meshwright.__file__).parent)
     frames = [frame for frame in frames if not frame.filename.startswith(own)] or frames

@@ -10,13 +10,12 @@ from meshwright.cost.comm_volume import (
 )
 from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
 from meshwright.cost.formulas import collective_formula
-from meshwright.cost.image_seconds import convolution_seconds, image_ops
 from meshwright.cost.images import (
     IMAGE_AXES,
-    STATISTICS,
     image_collectives,
     image_flops,
     image_memory,
+    image_ops,
     image_step_flops,
     image_update_seconds,
 )
@@ -69,7 +68,6 @@ from meshwright.cost.threshold import say_threshold
 __all__ = [
     "BOUNDS",
     "IMAGE_AXES",
-    "STATISTICS",
     "CollectiveTime",
     "PassSeconds",
     "PricedImplementation",
@@ -89,7 +87,6 @@ __all__ = [
     "collective_seconds",
     "compute_bound_batch",
     "contention_seconds",
-    "convolution_seconds",
     "critical_batch",
     "device_cache_bytes",
     "dropless_padding_collectives",

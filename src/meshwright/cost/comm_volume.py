@@ -8,7 +8,7 @@ before the way back, is padded. With a capacity nothing is, and every target mov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +16,7 @@ from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
 from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding
-from meshwright.step.ir import Communicate, Repeat, Step
+from meshwright.step.ir import Communicate, Extents, Repeat, Step, Width
 from meshwright.step.train import train_step
 
 Counted = Literal["useful", "executed", "static"]
@@ -108,7 +108,7 @@ def _priced(
     """Collectives in bytes, each as often as counted."""
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
-    widths = {"compute": compute, "float32": 4, "gradient": gradient}
+    widths: dict[Width, float] = {"compute": compute, "float32": 4, "gradient": gradient}
     degrees = vars(step.extents.mesh)
     for op in ops:
         runs = count(op, step.repeats[op.region.name]) * op.times
@@ -116,8 +116,13 @@ def _priced(
             runs *= step.extents.mesh.degree(op.axes) - 1
         if runs and any(degrees[axis] > 1 for axis in op.axes):
             # One run of a microbatch may have a part of a byte, where stages sum the losses of all of them first.
-            size = int(widths[op.array.width] * step.extents.local(op.array) * runs + 1e-6)
+            size = int(moved_bytes(op, step.extents, widths) * runs + 1e-6)
             yield op, Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
+
+
+def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]) -> float:
+    """The bytes of one run of a collective on a device; widths: those of an element by its format."""
+    return sum(widths[array.width] * extents.local(array) for array in (op.array, *op.beside))
 
 
 def _runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:

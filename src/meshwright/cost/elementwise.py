@@ -32,8 +32,15 @@ FUSED = {
     "gated": Pass(6, 10),
     "activation": Pass(4, 6),
     "softmax": Pass(4, 6),
+    # Batch norm and the relu that follows: read for the statistics, read again, written. Backward its input and the
+    # gradient are read for the sums of the statistics' gradients, both again, and the gradient is written.
+    "batch_norm": Pass(6, 10, 0, 0),
+    # The shortcut is read too; backward the sum's result, in both passes, as no gradient goes where it was cut off.
+    "batch_norm_add": Pass(8, 14, 0, 0),
+    # A shortcut's results are normed as that sum reads them.
+    "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
-"""One kernel for each chain of elementwise ops."""
+"""One kernel for each chain of elementwise ops. Launches of the passes over images are not counted."""
 
 ONE_BY_ONE = {
     # RMSNorm of PyTorch: to float32 6, square 8, mean 4, times its root 8, to narrow 6, times the scale 4; backward the
@@ -50,8 +57,20 @@ ONE_BY_ONE = {
     "activation": Pass(4, 6),
     # Scale 4, mask 5, to float32 6, softmax 8, to narrow 6; backward narrow 6, softmax 12, float32 6, mask 5, scale 4.
     "softmax": Pass(29, 33, 5, 5),
+    # A relu reads and writes; backward it reads two and writes one, as a sum does forward.
+    "batch_norm": Pass(10, 16, 0, 0),
+    "batch_norm_add": Pass(16, 16, 0, 0),
+    "batch_norm_shortcut": Pass(6, 10, 0, 0),
 }
 """One kernel for each op, as PyTorch runs a model that is not compiled."""
+
+OF_IMAGES = {
+    # A block's input has two gradients, its own and the shortcut's: both read, their sum written.
+    "gradients": Pass(0, 6, 0, 0),
+    # One side is read and the other written.
+    "pool": Pass(2, 2, 0, 0),
+}
+"""Passes that are the same both ways."""
 
 DROPOUT = {
     # The mask, a byte: written forward with what is there, backward read, and a gradient of its own written.
@@ -72,6 +91,9 @@ UPDATE_PASSES = 8
 """Of AdamW in one pass over each float32 state: the gradient for its norm; gradient, parameter and two moments read,
 the last three written."""
 
+SGD_PASSES = 5
+"""Of SGD with momentum: gradient, parameter and momentum read, the last two written."""
+
 UPDATE_PASSES_ONE_BY_ONE = 23
 """The same by PyTorch's foreach ops: norm 1 and clipping 2, decay 2, first moment 3, second 2 + 3, root 2, divided 2,
 epsilon added 2, parameter 4."""
@@ -83,7 +105,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
         return DROPOUT["residual"]
     if kind in ("norm", "layer_norm"):
         return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
-    return (FUSED if fuses else ONE_BY_ONE)[kind]
+    return OF_IMAGES.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:

@@ -49,7 +49,12 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     GPipe's recompute the logits.
     """
     step = train_step(workload, mesh, strategy)
-    return _matmuls(step, step.ops.matmuls, _mean) + attention_flops(workload, mesh, strategy)
+    return product_flops(step) + attention_flops(workload, mesh, strategy)
+
+
+def product_flops(step: Step) -> StepFlops:
+    """The flops of a step's products with weights on one device."""
+    return _matmuls(step, step.ops.matmuls, _mean)
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
@@ -106,7 +111,7 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     if experts := workload.model.experts:
         sizes["R"] = workload.tokens * experts.num_active / experts.count
     step = replace(step, extents=replace(step.extents, sizes=sizes))
-    forward = _matmuls(step, step.ops.matmuls, _mean).forward
+    forward = product_flops(step).forward
     for op in step.ops.attention:
         if op.phase == "forward":
             products = attention_products(op, step, is_fused=False)

@@ -1,26 +1,32 @@
-"""What a step of an image model takes of one device: flops, collectives, memory, and the update."""
+"""Folds over a step of an image model: flops, collectives, memory and the time of its ops and of its update."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
-from meshwright.cost.flops import StepFlops
+from meshwright.cost.comm_volume import moved_bytes
+from meshwright.cost.elementwise import SGD_PASSES
+from meshwright.cost.flops import StepFlops, matmul_flops, product_flops
 from meshwright.cost.rates.achieved import HBM_SHARE
+from meshwright.cost.roofline import OpTime, op_seconds
+from meshwright.cost.seconds import OpTimer
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.record import Collective, Kind, Phase
+from meshwright.record import Collective
 from meshwright.step import (
+    DEFAULT,
     IMAGE_RULES,
+    FrameworkProfile,
     ImageWorkload,
-    convolutions,
     image_parameters,
     leaves,
     local_parameter_shape,
-    num_image_parameters,
-    pooled_size,
 )
+from meshwright.step.images import STATISTICS, image_step
+from meshwright.step.ir import Communicate, Elementwise, Matmul, Width
 
 BUCKET_BYTES = 25 * 2**20
 """The gradients that are summed at once, as they come out of backward: PyTorch DistributedDataParallel's default."""
@@ -29,110 +35,109 @@ IMAGE_AXES = IMAGE_RULES["batch"]
 """The mesh axes that split images."""
 
 
+class ImageOp(NamedTuple):
+    """An op with its time on one device, and its time at the peaks of arithmetic and of memory."""
+
+    op: Matmul | Elementwise
+    seconds: float
+    ideal: OpTime
+
+
 def image_flops(workload: ImageWorkload) -> float:
     """The flops that a step needs over all devices: three products a convolution, of the stem two.
 
-    Nothing wants the gradient of the images. The mean, norms and sums are not counted: under a percent.
+    The mean, norms and sums are not counted: under a percent.
     """
-    forward = sum(made.flops for made in convolutions(workload.model))
-    return workload.batch * (3 * forward - convolutions(workload.model)[0].flops)
+    return image_step_flops(workload, MeshShape()).total
 
 
 def image_step_flops(workload: ImageWorkload, mesh: MeshShape) -> StepFlops:
     """The flops that one device executes in a step: its share, as nothing is computed twice."""
-    images = workload.batch / mesh.degree(IMAGE_AXES)
-    forward = images * sum(made.flops for made in convolutions(workload.model))
-    total = image_flops(workload) / mesh.degree(IMAGE_AXES)
-    return StepFlops(forward=forward, recompute=0.0, backward=total - forward)
+    return product_flops(image_step(workload, mesh))
 
 
 def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collective, ...]:
     """Every collective of a step with more than one device in its group, in bytes per device and step.
 
     Kernels stored over fsdp are gathered block by block, once for each pass, and their gradients reduce-scattered
-    (ZeRO-3, arXiv:1910.02054); gradients are summed over dp, and those of vectors in float32 over both, in buckets.
+    (ZeRO-3, arXiv:1910.02054); gradients that are summed whole go in buckets, those of one group of axes together.
     """
-    whole, shard, vectors = _elements(workload, mesh)
-    narrow, units = dtype_bytes(workload.compute_dtype), workload.model.num_blocks + 2
-    # Where both are summed over the same axes, buckets take both.
-    summed, apart = (narrow * shard + 4 * vectors, 0) if mesh.fsdp == 1 else (narrow * shard, 4 * vectors)
-    moves = [
-        _move("all-gather", ("fsdp",), "forward", narrow * whole, units, "kernels"),
-        _move("all-gather", ("fsdp",), "backward", narrow * whole, units, "kernels"),
-        _move("reduce-scatter", ("fsdp",), "backward", narrow * whole, units, "gradients"),
-        _move("all-reduce", ("dp",), "backward", summed, _buckets(summed), "gradients"),
-        _move("all-reduce", IMAGE_AXES, "backward", apart, _buckets(apart), "gradients of vectors"),
-        *(_statistics(workload) if workload.syncs_norms else ()),
-    ]
-    return tuple(found for move in moves if (found := _live(move, mesh)))
+    step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
+    widths: dict[Width, float] = {"compute": narrow, "gradient": narrow, "float32": 4}
+    groups: dict[tuple[object, ...], list[Communicate]] = {}
+    for op in step.communication:
+        groups.setdefault((op.kind, op.axes, op.phase, op.of_weight), []).append(op)
+    found: list[Collective] = []
+    for ops in groups.values():
+        first, size = ops[0], sum(moved_bytes(op, step.extents, widths) for op in ops)
+        if not first.of_weight:
+            count, name = len(ops), STATISTICS
+        elif first.kind == "all-reduce":
+            has_kernels = any(op.array.width == "gradient" for op in ops)
+            count, name = math.ceil(size / BUCKET_BYTES), "gradients" if has_kernels else "gradients of vectors"
+        else:
+            count, name = len({op.region for op in ops}), "kernels" if first.kind == "all-gather" else "gradients"
+        found.append(
+            Collective(kind=first.kind, axes=first.axes, phase=first.phase, bytes=int(size), count=count, array=name)
+        )
+    return tuple(found)
 
 
 def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
     """Bytes per device by name when backward begins, and their sum, `peak`; all gradients are counted there already.
 
-    Of each convolution its result and, where a relu follows, what that makes of it are kept.
+    What backward reads is kept, and the logits, which their gradient is written over.
     """
-    _, shard, vectors = _elements(workload, mesh)
-    stored, narrow = (shard + vectors) * dtype_bytes(workload.param_dtype), dtype_bytes(workload.compute_dtype)
-    images, made = workload.batch / mesh.degree(IMAGE_AXES), convolutions(workload.model)
-    kept = sum(c.out_elements * (1 if c.place in ("shortcut", "classes") else 2) for c in made)
-    kept += pooled_size(workload.model) ** 2 * workload.model.width
+    step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
+    local, local_dims = step.extents.local, step.extents.local_dims
+    stored = _stored_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
+    read = {op.image.name: op.image for op in step.ops.matmuls if op.image and op.role == "weight_gradient"}
+    read |= {array.name: array for op in step.ops.elementwise if op.phase == "backward" for array in op.arrays}
+    images = read.pop("images")
+    products = [op for op in step.ops.matmuls if op.phase == "forward"]
+    kept = sum(map(local, read.values())) + local_dims((*products[-1].rows, *products[-1].columns))
+    gathered = (local(op.array) for op in step.communication if op.kind == "all-gather")
     terms = {
         "parameters": stored,
         "optimizer": stored,
         "gradients": stored,
-        "batch": images * (narrow * 3 * workload.model.image_size**2 + 4),
-        "activations": images * narrow * kept,
+        "batch": narrow * local(images) + 4 * local_dims(images.dims[:1]),
+        "activations": narrow * kept,
         # The gradients of a convolution's result and of its input.
-        "working": images * narrow * max(c.in_elements + c.out_elements for c in made),
-        "gathered": narrow * max(c.weight_elements for c in made) if mesh.fsdp > 1 else 0,
+        "working": narrow * max(local(op.image) + local_dims((*op.rows, *op.columns)) for op in products if op.image),
+        "gathered": narrow * max(gathered, default=0),
     }
     sizes = {name: int(size) for name, size in terms.items()}
     return sizes | {"peak": sum(sizes.values())}
 
 
+@lru_cache(maxsize=256)
+def image_ops(workload: ImageWorkload, mesh: MeshShape, system: System) -> tuple[ImageOp, ...]:
+    """Every op of a step that computes, with its time on one device; the update apart."""
+    step, dtype = image_step(workload, mesh), workload.compute_dtype
+    strategy = replace(DEFAULT, profile=FrameworkProfile(fused_elementwise=workload.fuses))
+    timer = OpTimer(step, step.extents, dtype, system, strategy)
+    found: list[ImageOp] = []
+    for op in step.ops.matmuls:
+        assert op.image
+        moved = timer.convolution_bytes(op, op.image)
+        ideal = op_seconds(matmul_flops(op, step.extents), moved, system, dtype=dtype)
+        found.append(ImageOp(op, timer.seconds(op), ideal))
+    for op in step.ops.elementwise:
+        seconds = timer.seconds(op)
+        found.append(ImageOp(op, seconds, OpTime(0.0, HBM_SHARE * seconds)))
+    return tuple(found)
+
+
 def image_update_seconds(workload: ImageWorkload, mesh: MeshShape, system: System) -> float:
-    """SGD's pass: it reads gradient, parameter and momentum and writes the last two."""
-    _, shard, vectors = _elements(workload, mesh)
-    states = (shard + vectors) * dtype_bytes(workload.param_dtype)
-    return 5 * states / (HBM_SHARE * system.hbm_bytes_per_second)
+    """SGD's pass over gradient, parameter and momentum."""
+    states = _stored_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
+    return SGD_PASSES * states / (HBM_SHARE * system.hbm_bytes_per_second)
 
 
-def _elements(workload: ImageWorkload, mesh: MeshShape) -> tuple[int, int, int]:
-    """The elements of all kernels, of those that one device stores, and of the vectors."""
-    shard = vectors = 0
-    for path, parameter in leaves(image_parameters(workload.model)):
-        size = math.prod(local_parameter_shape(parameter, mesh=mesh, rules=IMAGE_RULES, what=path))
-        if parameter.role == "vector":
-            vectors += size
-        else:
-            shard += size
-    return num_image_parameters(workload.model) - vectors, shard, vectors
-
-
-def _statistics(workload: ImageWorkload) -> Iterator[Collective]:
-    """A sum and a sum of squares of each channel forward, and as many of gradients backward, for every batch norm."""
-    norms = [made.out_channels for made in convolutions(workload.model) if made.has_norm]
-    phases: tuple[Phase, ...] = ("forward", "backward")
-    for phase in phases:
-        yield _move("all-reduce", IMAGE_AXES, phase, 2 * 4 * sum(norms), len(norms), STATISTICS)
-
-
-STATISTICS = "statistics of batch norms"
-"""What the collectives between two ops are called: the second waits for them."""
-
-
-def _move(kind: Kind, axes: tuple[str, ...], phase: Phase, size: float, count: int, array: str) -> Collective:
-    """A collective of `size` bytes in all that runs `count` times."""
-    return Collective(kind=kind, axes=axes, phase=phase, bytes=int(size), count=count, array=array)
-
-
-def _live(move: Collective, mesh: MeshShape) -> Collective | None:
-    """The collective over its axes of more than one device; None where there are none, or where it never runs."""
-    axes = tuple(axis for axis in move.axes if mesh.degrees[axis] > 1)
-    return replace(move, axes=axes) if axes and move.count else None
-
-
-def _buckets(nbytes: float) -> int:
-    """The buckets that so many bytes of gradients fill."""
-    return math.ceil(nbytes / BUCKET_BYTES)
+def _stored_elements(workload: ImageWorkload, mesh: MeshShape) -> int:
+    """The elements of the parameters that one device stores."""
+    return sum(
+        math.prod(local_parameter_shape(parameter, mesh=mesh, rules=IMAGE_RULES, what=path))
+        for path, parameter in leaves(image_parameters(workload.model))
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from meshwright.cost.comm_volume import is_of_weights, weight_collectives
 from meshwright.cost.elementwise import (
@@ -28,7 +28,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
-from meshwright.step.ir import AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
+from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
 from meshwright.step.passes.pipeline import (
     is_shared_before,
@@ -66,6 +66,10 @@ NONE = PassSeconds()
 
 WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
 """The mesh axes that split weights as products have them: with the tokens of a device they make its ops."""
+
+
+SPLITS = tuple(2**power for power in range(9))
+"""The parts into which a GPU library cuts the images whose products sum to the gradient of a small kernel."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ def _time(
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
-    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload, system, strategy)
+    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy)
     shares = dict(layer_shares(system))
     if strategy.attention != "scores":
         shares["attention"] = 1.0
@@ -196,11 +200,11 @@ def _time(
 
 @dataclass(frozen=True)
 class OpTimer:
-    """The time of an op of a step on one device, by its kind."""
+    """The time of an op of a step on one device, by its kind. dtype: that of products."""
 
     step: Step
     extents: Extents
-    workload: Workload
+    dtype: str
     system: System
     strategy: Strategy
 
@@ -246,9 +250,11 @@ class OpTimer:
 
     def _matmul(self, op: Matmul) -> float:
         """A product, or one of its gradients; rows in several steps where it overlaps with its collective."""
+        if op.image:
+            return self._convolution(op, op.image)
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
-        rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.workload.compute_dtype
+        rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
         steps = self._ring_steps(op)
         if op.role == "result":
             seconds = count * self._product(rows, inner, columns, rounded, steps)
@@ -259,10 +265,43 @@ class OpTimer:
                 rounded, count * rows, count * inner * columns, inner, columns, is_forward=False
             )
         # int8 training multiplies for gradients of weights as it would without (`models.quantised`).
-        dtype = self.workload.compute_dtype if rounded == "int8" else rounded
+        dtype = self.dtype if rounded == "int8" else rounded
         # A weight that adds to the stream has its gradient summed over what comes round; of others all is there.
         sums = steps if op.is_summed else 1
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
+
+    def _convolution(self, op: Matmul, image: Array) -> float:
+        """A convolution done as a product (implicit GEMM, arXiv:1410.0759).
+
+        A row of the left operand is what a filter sees of an image, so that each pixel stands in it many times; memory
+        moves it once. A GPU library cuts the sum over images for the gradient of a small kernel into parts, each a
+        product of its own whose float32 result is added.
+        """
+        local, moved = self.extents.local_dims, self.convolution_bytes(op, image)
+        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
+        seconds = partial(product_seconds, system=self.system, dtype=self.dtype)
+        if op.role == "result":
+            return seconds(rows, inner, columns, moved_bytes=moved)
+        if op.role == "input_gradient":
+            pixels, channels = local(image.dims[:-1]), local(image.dims[-1:])
+            return seconds(pixels, rows * inner * columns / (pixels * channels), channels, moved_bytes=moved)
+        parts = [count for count in SPLITS if count <= rows] if self.system.chip.kind == "gpu" else [1]
+        return min(
+            seconds(
+                inner * count,
+                rows / count,
+                columns,
+                moved_bytes=moved + (8 * inner * columns * count if count > 1 else 0),
+            )
+            for count in parts
+        )
+
+    def convolution_bytes(self, op: Matmul, image: Array) -> float:
+        """What a convolution moves: its image once, but for pixels that its stride skips, its kernel, its result."""
+        local = self.extents.local_dims
+        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
+        seen = min(self.extents.local(image), rows * inner)
+        return dtype_bytes(self.dtype) * (seen + rows * columns + inner * columns)
 
     def _product(self, rows: float, inner: float, columns: float, dtype: str, steps: int) -> float:
         """The time of one product, its rows in so many steps."""
@@ -309,7 +348,7 @@ class OpTimer:
 
     def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
         """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""
-        dtype, size = self.workload.compute_dtype, dtype_bytes(self.workload.compute_dtype)
+        dtype, size = self.dtype, dtype_bytes(self.dtype)
         heads = pairs / seq_len**2
         products = 0.0
         for inner, columns in ((op.qk_dim, seq_len), (seq_len, op.value_dim)):
@@ -327,7 +366,7 @@ class OpTimer:
         """A pass over memory."""
         elements = sum(self.extents.local(array) for array in op.arrays)
         if op.kind == "accumulate":
-            return self._hbm(3 * dtype_bytes(self.workload.compute_dtype) * elements)
+            return self._hbm(3 * dtype_bytes(self.dtype) * elements)
         if op.kind == "loss":
             forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE
             return self._hbm((backward if op.phase == "backward" else forward) * elements)
@@ -339,7 +378,7 @@ class OpTimer:
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
         """The time of kernels that together move so many bytes for each element, given for narrow ones."""
         launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
-        scale = dtype_bytes(self.workload.compute_dtype) / 2
+        scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
 
     def _hbm(self, nbytes: float) -> float:

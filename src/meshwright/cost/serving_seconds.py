@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshwright.cost.comm_volume import moved_bytes
 from meshwright.cost.elementwise import FUSED
 from meshwright.cost.flops import matmul_flops
 from meshwright.cost.kv_cache import cache_bytes, mean_cache_bytes
@@ -17,7 +18,7 @@ from meshwright.cost.serving_bytes import weight_bytes
 from meshwright.hardware import MeshPlacement, System, dtype_bytes
 from meshwright.record import Bound, Collective
 from meshwright.step import Serving, ServingLayout
-from meshwright.step.ir import AttentionOp, Extents, Step
+from meshwright.step.ir import AttentionOp, Extents, Step, Width
 from meshwright.step.serve import model_step, serve_step
 
 BUSY_ROWS = 512
@@ -190,10 +191,10 @@ def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
 
 def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:
     """The collectives of a step."""
-    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    widths: dict[Width, float] = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     for op in step.communication:
         count = step.repeats[op.region.name].useful
-        size = sum(widths[array.width] * step.extents.local(array) for array in (op.array, *op.beside))
+        size = moved_bytes(op, step.extents, widths)
         yield Collective(
             kind=op.kind, axes=op.axes, phase=op.phase, bytes=int(size) * count, count=count, array=op.name
         )

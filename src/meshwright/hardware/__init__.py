@@ -1,4 +1,4 @@
-"""Chips and fabrics as data, and what a mesh axis laid on a fabric can carry."""
+"""Chips and fabrics as data, and the links that each mesh axis runs over."""
 
 from meshwright.hardware.chip import MEMORY_HEADROOM, Chip
 from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes

@@ -1,7 +1,7 @@
-"""Which physical axes of a torus each mesh axis takes: whole ones where that is possible, else parts of them.
+"""Assign physical axes of a torus to mesh axes: whole ones if possible, else parts of them.
 
-The choice is that of `jax.experimental.mesh_utils.create_device_mesh` (JAX 0.10.2), step by step: a plan is about the
-mesh that JAX will make.
+This repeats `jax.experimental.mesh_utils.create_device_mesh` (JAX 0.10.2) step by step: a plan is for the mesh that JAX
+will make.
 """
 
 from __future__ import annotations
@@ -11,47 +11,38 @@ from collections.abc import Iterator
 from itertools import combinations
 
 Part = tuple[int, ...]
-"""How much of each physical axis a mesh axis takes; 1 is nothing of it."""
+"""The size that a mesh axis takes of each physical axis; 1 for none of it."""
 
 
 def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part], bool]:
-    """The part of the physical axes that each degree takes, and whether a physical axis had to be split.
+    """Assign parts of the physical axes to the mesh axes; returns also whether a physical axis is split.
 
-    `degrees` are those of the mesh axes, outermost first; their product is that of `sizes`.
+    sizes: of the physical axes. degrees: of the mesh axes, outermost first, with the same product.
     """
-    inward = tuple(reversed(degrees))
-    parts = _whole_axes(sizes, inward)
-    is_split = parts is None
-    return list(reversed(_split_axes(sizes, inward) if parts is None else parts)), is_split
+    inner_first = degrees[::-1]
+    whole = _whole_axes(sizes, inner_first)
+    parts = _split_axes(sizes, inner_first) if whole is None else whole
+    return parts[::-1], whole is None
 
 
 def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] | None:
-    """Whole physical axes for each degree, more of them before fewer; None where a degree finds none left."""
+    """Whole physical axes for each degree, more axes before fewer; None if there are none for a degree."""
     free, parts = set(range(len(sizes))), []
     for degree in degrees:
-        taken = _product_of(sizes, sorted(free), degree)
+        sets = (some for count in range(len(free), 0, -1) for some in combinations(sorted(free), count))
+        fitting = (some for some in sets if math.prod(sizes[axis] for axis in some) == degree)
+        taken = () if degree == 1 else next(fitting, None)
         if taken is None:
             return None
-        free -= taken
+        free -= set(taken)
         parts.append(tuple(size if axis in taken else 1 for axis, size in enumerate(sizes)))
     return parts
-
-
-def _product_of(sizes: tuple[int, ...], free: list[int], degree: int) -> set[int] | None:
-    """The first of the largest sets of free axes whose product is a degree; the empty one for 1."""
-    if degree == 1:
-        return set()
-    for count in range(len(free), 0, -1):
-        for axes in combinations(free, count):
-            if math.prod(sizes[axis] for axis in axes) == degree:
-                return set(axes)
-    return None
 
 
 def _split_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part]:
     """Parts of physical axes for each degree.
 
-    Prime by prime the degrees and the axes have the same factors, so whatever one takes, the others find theirs.
+    Degrees and axes have the same prime factors, so that any choice leaves parts for the other degrees.
     """
     left, parts = sizes, []
     for degree in degrees:
@@ -62,7 +53,7 @@ def _split_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part]:
 
 
 def _preference(part: Part, sizes: tuple[int, ...], left: tuple[int, ...]) -> tuple[int, int, int, Part]:
-    """What JAX prefers a part for: much of whole axes, many of them, axes others have taken from, the first axes."""
+    """The key by which JAX prefers parts: more in whole axes, more whole axes, axes already shared, the first axes."""
     whole = [taken for taken, size in zip(part, sizes, strict=True) if taken == size > 1]
     shared = [taken for taken, size, rest in zip(part, sizes, left, strict=True) if rest < size]
     return math.prod(whole), len(whole), math.prod(shared), part

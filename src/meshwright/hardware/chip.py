@@ -1,4 +1,4 @@
-"""What is known of a chip and the fabric it stands on, as read from its TOML file."""
+"""The data of a chip and its fabric, as read from its TOML file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.dtypes import canonical_dtype
 
 MEMORY_HEADROOM = {"tpu": 0.104, "gpu": 0.0324, "cpu": 0.0}
-"""By kind of chip, how far a compiled peak of memory is above the predicted one: the 95th percentile of train steps.
+"""By kind of chip, the 95th percentile of (compiled - predicted) / predicted peak memory of train steps.
 
-Of the steps in `benchmarks/memory.py`, 18 compiled for TPUs and 6 for GPUs; simulated devices share a machine's memory.
+From `benchmarks/memory.py`: 18 steps compiled for TPUs and 6 for GPUs. Simulated devices share a machine's memory.
 """
 
 
@@ -20,10 +20,9 @@ Of the steps in `benchmarks/memory.py`, 18 compiled for TPUs and 6 for GPUs; sim
 class Torus:
     """A network in which a chip is linked to its neighbours along 2 or 3 axes.
 
-    slices: the shapes one can have, as they are written; the axes may be in any order. Where `cube` is set, every
-    shape of whole cubes is legal too, and only those wrap, along every axis; otherwise an axis wraps iff it has
-    `wrap_size` chips. splits_axes: `jax.make_mesh` lets two mesh axes share a physical one. core_bytes_per_second:
-    between the two devices of a chip.
+    slices: the shapes of slices, with axes in any order. cube: with it, every shape of whole cubes is legal too, and
+    only those wrap, along every axis; without it, an axis wraps iff it has `wrap_size` chips. splits_axes:
+    `jax.make_mesh` lets two mesh axes share a physical one. core_bytes_per_second: between the two devices of a chip.
     """
 
     link_bytes_per_second: float
@@ -43,15 +42,15 @@ class Torus:
 
     @property
     def axis_bytes_per_second(self) -> float:
-        """Both directions of one axis together: what a collective on a ring, an axis that wraps, can use."""
+        """The bandwidth of a ring collective on an axis that wraps: both directions together."""
         return 2 * self.link_bytes_per_second
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One level of a network of switches: it joins `degree` units of the level below.
+    """One level of a network of switches, which connects `degree` units of the level below.
 
-    link_bytes_per_second: one way, between a unit below and this level; hop_seconds: to cross it once.
+    link_bytes_per_second: one way, between a unit below and this level. hop_seconds: to cross it once.
     """
 
     name: str
@@ -70,13 +69,13 @@ class Dcn:
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """The figures of one chip, decimal units, bandwidths one way.
+    """The figures of one chip, in decimal units, bandwidths one way.
 
-    peak_flops: by canonical dtype, dense. hbm_bytes: as sold, the figure of back-of-the-envelope sums; what a program
-    can have is `usable_bytes`. host_bytes_per_second: between chip and host (PCIe). torus or levels: the fabric, one of
-    the two. power_share: its power limit, of the power that the die is otherwise sold with. is_shared: the figures are
-    a whole machine's, divided among simulated devices. cloud_cores: what Google Cloud's names count of a chip: 2 where
-    v5p-512 is 512 TensorCores in 256 chips. sources: by table of the TOML file.
+    peak_flops: by canonical dtype, dense. hbm_bytes: as sold, for estimates; a program can use `usable_bytes`.
+    host_bytes_per_second: between chip and host (PCIe). torus, levels: the fabric, one of the two. power_share: the
+    power limit over the full power of the die. is_shared: the figures are a whole machine's, divided among simulated
+    devices. cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips. sources:
+    by table of the TOML file.
     """
 
     name: str
@@ -101,11 +100,11 @@ class Chip:
 
     @property
     def usable_bytes(self) -> float:
-        """The memory a program can have: the physical bytes without what the runtime keeps for itself."""
+        """The memory a program can use: physical bytes less the runtime's own."""
         return self.physical_bytes - self.runtime_bytes
 
     def peak(self, dtype: str = "bf16") -> float:
-        """The operations a second of products in a dtype. Raises where the chip has no figure for it."""
+        """The peak flops per second of products in a dtype. Raises if the chip has none for it."""
         name = canonical_dtype(dtype)
         if name not in self.peak_flops:
             raise MeshwrightError(f"{self.name} has no peak for {name}; it has one for {', '.join(self.peak_flops)}")

@@ -1,4 +1,4 @@
-"""Data types by the short name this project uses, and the bytes an element takes."""
+"""Canonical names of dtypes, and their bytes per element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPE_BYTES: dict[str, float] = {
     "int4": 0.5,
     "bool": 1,
 }
-"""The bytes of one element, by canonical name; two elements of a 4-bit type share a byte."""
+"""Bytes per element by canonical name; two elements of a 4-bit dtype share a byte."""
 
 _ALIASES = {
     "float64": "f64",
@@ -37,16 +37,16 @@ _ALIASES = {
 
 
 def canonical_dtype(dtype: str) -> str:
-    """The short name of a dtype: `bfloat16` is `bf16`, `float8_e4m3fn` and HLO's `f8e4m3fn` are `fp8`, `s8` is `int8`.
+    """The canonical name of a dtype: `bf16` for `bfloat16`, `fp8` for `float8_e4m3fn` and HLO's `f8e4m3fn`.
 
-    Raises where the name is not a dtype of `DTYPE_BYTES` in NumPy's, JAX's or HLO's spelling.
+    Raises if it is not the name of a dtype in `DTYPE_BYTES` in NumPy, JAX or HLO.
     """
     name = dtype.strip().lower()
     if name in DTYPE_BYTES:
         return name
     if name in _ALIASES:
         return _ALIASES[name]
-    # The exponent and mantissa of small floats and the sign of integers do not change the size.
+    # Exponent and mantissa of small floats, and signedness of integers, do not change the size.
     stem = name.partition("_")[0].partition("e")[0] if name[:2] in ("f8", "f4") or "_e" in name else name
     if stem in _ALIASES:
         return _ALIASES[stem]
@@ -58,5 +58,5 @@ def canonical_dtype(dtype: str) -> str:
 
 
 def dtype_bytes(dtype: str) -> float:
-    """The bytes of one element of a dtype, in any spelling `canonical_dtype` takes; 0.5 for 4-bit types."""
+    """The bytes per element of a dtype, by any name that `canonical_dtype` knows; 0.5 for 4-bit dtypes."""
     return DTYPE_BYTES[canonical_dtype(dtype)]

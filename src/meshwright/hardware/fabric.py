@@ -1,4 +1,4 @@
-"""What a mesh axis laid on a fabric can carry: the links it runs over, and who else runs over them."""
+"""Place a mesh on a fabric: the links of each mesh axis, and how many groups of devices share them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.hardware.jax_device_order import jax_device_order
 from meshwright.hardware.system import System, units_of
 
 IDLE = "(idle)"
-"""The axis that stands for the devices a smaller mesh leaves idle: outermost, as the mesh takes neighbours."""
+"""The axis of devices left idle by a smaller mesh. It is outermost, so that the mesh uses neighbours."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -22,9 +22,9 @@ _PHYSICAL = "xyz"
 
 @dataclass(frozen=True)
 class Ring:
-    """A stretch of one physical axis of a torus: `size` chips, every `stride`-th, closing into a ring or not.
+    """A ring or line on one physical axis of a torus: `size` chips, every `stride`-th.
 
-    link_bytes_per_second: one way, of the share of a link that one group of devices has, where others run beside it.
+    link_bytes_per_second: one way, the share of a link that one of several interleaved groups of devices has.
     """
 
     axis: str
@@ -34,7 +34,7 @@ class Ring:
     link_bytes_per_second: float
 
     def __str__(self) -> str:
-        """The stretch in words: `x: ring of 4`, `y: line of 2, every 4th chip`."""
+        """For display: `x: ring of 4`, `y: line of 2, every 4th chip`."""
         apart = f", every {self.stride}{ {2: 'nd', 3: 'rd'}.get(self.stride, 'th') } chip" if self.stride > 1 else ""
         return f"{self.axis}: {'ring' if self.is_wrapped else 'line'} of {self.size}{apart}"
 
@@ -43,9 +43,9 @@ class Ring:
 class Crossing:
     """A level of switches (or the data-centre network, or the link inside a chip) that a group of devices crosses.
 
-    Below the level stand units: devices, nodes, scalable units, slices. The group touches `degree` units, in each
-    `members` devices; `sharers` groups like it run over the same links, and link_bytes_per_second is one way, of the
-    whole link of one unit.
+    The level connects units: devices, nodes, scalable units, slices. degree: the units of the group. members: its
+    devices in each unit. sharers: the groups that share the same links. link_bytes_per_second: one way, of the whole
+    link of one unit.
     """
 
     level: str
@@ -56,18 +56,18 @@ class Crossing:
     hop_seconds: float
 
     def __str__(self) -> str:
-        """The crossing in words: `leaf: 4 units, 8 groups share each link`."""
+        """For display: `leaf: 4 units, 8 groups share each link`."""
         shared = f", {self.sharers} groups share each link" if self.sharers > 1 else ""
         return f"{self.level}: {self.degree} units{shared}"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How one mesh axis, or several taken together, lies on the fabric: what a collective over them runs through.
+    """The links of a collective over one mesh axis, or several together.
 
-    rings: the physical axes of the torus, innermost first; crossings: the switched levels, innermost first.
-    chip_members: the devices of a group in one chip. is_split: a physical axis (a node) is shared between mesh axes
-    (groups) in parts, which costs bandwidth.
+    rings: on physical axes of the torus, innermost first. crossings: of switched levels, innermost first. chip_members:
+    the devices of a group in one chip. is_split: mesh axes share a physical axis (on switches, groups a node), which
+    costs bandwidth.
     """
 
     axes: tuple[str, ...]
@@ -79,14 +79,14 @@ class Placement:
     is_split: bool
 
     def __str__(self) -> str:
-        """The placement in words: `ICI x: ring of 4; DCN: 2 units, 4 groups share each link`."""
+        """For display: `ICI x: ring of 4; DCN: 2 units, 4 groups share each link`."""
         parts = [f"ICI {ring}" for ring in self.rings] + [str(crossing) for crossing in self.crossings]
         return "; ".join(parts) or "inside one device"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a fabric's dimension that a mesh axis takes: `size` steps of `stride`."""
+    """The part of a fabric's dimension that a mesh axis uses: `size` steps of `stride`."""
 
     axis: str
     dim: str
@@ -96,9 +96,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class MeshPlacement:
-    """A mesh laid on a system. `notes` say in words what a person should know: idle devices, axes that are split.
+    """A mesh placed on a system.
 
-    order: the devices of a slice in the order of the mesh, where JAX has one by hand.
+    notes: for users: idle devices, split axes. order: the devices of a slice in the order of the mesh, if JAX has a
+    hard-coded one.
     """
 
     system: System
@@ -110,12 +111,12 @@ class MeshPlacement:
 
     @property
     def is_refused(self) -> bool:
-        """Whether `jax.make_mesh` refuses the mesh, as it splits physical axes and the chip is none where it may."""
+        """Whether `jax.make_mesh` refuses the mesh: it splits physical axes, on a chip where JAX does not allow it."""
         torus = self.system.chip.torus
         return torus is not None and self.is_split and not torus.splits_axes
 
     def placement(self, axes: str | tuple[str, ...]) -> Placement:
-        """The placement of one mesh axis, or of several together, on which a collective over them runs."""
+        """The links of a collective over one mesh axis, or several together."""
         names = (axes,) if isinstance(axes, str) else tuple(axes)
         for name in names:
             if name not in self.degrees:
@@ -125,7 +126,7 @@ class MeshPlacement:
 
 @lru_cache(maxsize=1 << 15)
 def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
-    """The placement of some axes of a layout; a search asks for each of them many times."""
+    """`MeshPlacement.placement`, cached for the search."""
     pieces = [piece for piece in layout.pieces if piece.axis in names]
     if layout.system.chip.torus:
         return _on_torus(layout, layout.system.chip.torus, names, pieces)
@@ -133,18 +134,19 @@ def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
 
 
 def lay_mesh(system: System, degrees: Mapping[str, int]) -> MeshPlacement:
-    """The mesh laid on the system; `degrees` name the mesh axes outermost first (`MeshShape.layout`).
+    """Place a mesh on a system.
 
-    On a torus each mesh axis takes whole physical axes where `jax.make_mesh` finds them, and the outermost axes run
-    over the slices; on switches the innermost axes fill a node first. A mesh smaller than the system leaves the rest
-    idle. Raises where the number of devices is not a multiple of the mesh's.
+    degrees: of every mesh axis, outermost first (`MeshShape.layout`). On a torus each mesh axis takes whole physical
+    axes where `jax.make_mesh` finds them, and the outermost axes cross slices; on switches the innermost axes fill a
+    node first. A mesh smaller than the system leaves the rest idle. Raises if the number of devices is not a multiple
+    of the mesh's.
     """
-    return _laid(system, tuple(degrees.items()))
+    return _lay_mesh(system, tuple(degrees.items()))
 
 
 @lru_cache(maxsize=1 << 14)
-def _laid(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlacement:
-    """The layout of a mesh; the same object for the same mesh, so that what is known of it can be kept."""
+def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlacement:
+    """`lay_mesh` with hashable arguments: equal meshes share one placement, and so its cached figures."""
     degrees = dict(items)
     used = math.prod(degrees.values())
     if system.num_devices % used:
@@ -169,26 +171,24 @@ def _laid(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlacement:
 
 
 def _slices_note(axis: str, num_slices: int) -> str:
-    """What is said of a mesh axis that runs over slices; what least crosses that network are gradients and stages."""
+    """The note on a mesh axis that crosses slices. Gradients (dp) and stages (pp) communicate least."""
     advice = "" if axis in ("dp", "pp") else f"; dp={num_slices} or pp={num_slices} would keep {axis} inside slices"
     return f"{axis} runs over {num_slices} slices, on the data-centre network{advice}"
 
 
 def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str:
-    """What is said of a mesh that splits physical axes."""
     mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
     advice = "" if torus.splits_axes else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
     return f"{mesh} does not take whole physical axes of {system}, so links are shared and some rings open{advice}"
 
 
 def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool, tuple[int, ...] | None]:
-    """The pieces of every mesh axis on slices, physical axes and the devices of a chip; whether an axis is split; and
-    the order that JAX has by hand, if it has one."""
+    """The pieces of every mesh axis on a torus, whether an axis is split, and JAX's hard-coded device order, if any."""
     over_slices, inside = _divide_slices(system, degrees)
     outer = _nested(list(over_slices.items()), _SLICE)
-    made = None if IDLE in degrees else jax_device_order(system, tuple(inside.values()))
-    if made:
-        return (*outer, *_in_order(made.dims, inside)), False, made.order
+    known = None if IDLE in degrees else jax_device_order(system, tuple(inside.values()))
+    if known:
+        return (*outer, *_in_order(known.dims, inside)), False, known.order
     cores = {_CORE: system.devices_per_chip} if system.devices_per_chip > 1 else {}
     # The devices of a chip come last, as in the device order of JAX.
     sizes = {_PHYSICAL[i]: size for i, size in enumerate(system.shape) if size > 1} | cores
@@ -200,7 +200,7 @@ def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Pie
 
 
 def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> list[Piece]:
-    """The pieces of axes that fill dims one after the other, the innermost axis the innermost dim first."""
+    """The pieces of mesh axes that fill dims in order: the innermost axis takes the innermost dim first."""
     free, pieces = [(dim, size, 1) for dim, size in dims], []
     for axis, degree in reversed(list(degrees.items())):
         while degree > 1:
@@ -215,7 +215,7 @@ def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> 
 
 
 def _divide_slices(system: System, degrees: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Each axis's degree over the slices and inside one; the outermost axes take the slices, they speak least."""
+    """Each axis's degree over slices and inside one. The outermost axes cross slices: they communicate least."""
     left, over, inside = system.num_slices, {}, {}
     for axis, degree in degrees.items():
         over[axis] = math.gcd(degree, left)
@@ -225,7 +225,7 @@ def _divide_slices(system: System, degrees: Mapping[str, int]) -> tuple[dict[str
 
 
 def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
-    """The pieces of one dimension, of axes given outermost first: the innermost has stride 1."""
+    """The pieces of one dimension. parts: axis and size, outermost first; the innermost has stride 1."""
     pieces, stride = [], 1
     for axis, size in reversed(parts):
         if size > 1:
@@ -235,7 +235,6 @@ def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
 
 
 def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
-    """The placement of some mesh axes on slices of a torus."""
     system = layout.system
     slices, cores = (math.prod(p.size for p in pieces if p.dim == dim) for dim in (_SLICE, _CORE))
     degree = math.prod(piece.size for piece in pieces)
@@ -255,50 +254,49 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], piece
 
 
 def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
-    """The stretches of physical axes, and of rings laid by hand, that pieces make; those that continue are joined."""
-    # A ring laid by hand closes, through neighbours.
+    """The rings of pieces on physical axes and on JAX's hard-coded rings, contiguous pieces joined."""
+    # Hard-coded rings close, through neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
     rings = []
     for dim, wraps in closes.items():
         for stride, length in _joined([piece for piece in pieces if piece.dim == dim]):
-            # Groups that interleave on an axis share its links, so each has its part of them.
+            # Groups that interleave on an axis share its links.
             link = torus.link_bytes_per_second / (stride * sharers)
             rings.append(Ring(dim, length, stride, wraps and stride * length == _size(layout, dim), link))
     return tuple(rings)
 
 
 def _size(layout: MeshPlacement, dim: str) -> int:
-    """The size of a dimension of the fabric, all of which some axis or none (`IDLE`) takes."""
+    """The size of a dimension of the fabric: its pieces, including `IDLE`, cover it."""
     return math.prod(piece.size for piece in layout.pieces if piece.dim == dim)
 
 
 def _joined(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """The stride and size of the stretches that pieces of one dimension make, those that continue each other joined."""
-    stretches: list[tuple[int, int]] = []
+    """The (stride, size) of the pieces of one dimension, contiguous ones joined."""
+    strides: list[tuple[int, int]] = []
     for piece in sorted(pieces, key=lambda piece: piece.stride):
-        if stretches and math.prod(stretches[-1]) == piece.stride:
-            stride, size = stretches.pop()
-            stretches.append((stride, size * piece.size))
+        if strides and math.prod(strides[-1]) == piece.stride:
+            stride, size = strides.pop()
+            strides.append((stride, size * piece.size))
         else:
-            stretches.append((piece.stride, piece.size))
-    return stretches
+            strides.append((piece.stride, piece.size))
+    return strides
 
 
 def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) -> Placement:
-    """The placement of some mesh axes on levels of switches."""
     chip, total = system.chip, system.num_devices
     degree = math.prod(piece.size for piece in pieces)
-    stretches = _joined(pieces)
+    strides = _joined(pieces)
     crossings, below, members, is_split = [], 1, 1, False
     used = units_of(chip, total)
     for index, level in enumerate(chip.levels):
         fills = used if index == 0 else below * level.degree
         above = total if index == len(chip.levels) - 1 else min(fills, total)
-        inside, even = _members(stretches, above)
+        inside, even = _members(strides, above)
         is_split |= not even
         if inside > members:
             link = level.link_bytes_per_second
-            # Every device brings its own network card, so a node used in part sends in part.
+            # Each device has its own network card, so that a node used in part has part of the bandwidth.
             link *= used / chip.levels[0].degree if index == 1 else 1
             link /= total if chip.is_shared else 1
             crossings.append(
@@ -308,13 +306,13 @@ def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) ->
     return Placement(names, degree, (), tuple(crossings), 1, 0.0, is_split)
 
 
-def _members(stretches: list[tuple[int, int]], block: int) -> tuple[int, bool]:
-    """The devices of a group among `block` neighbours, and whether every group has as many in every block it touches.
+def _members(strides: list[tuple[int, int]], block: int) -> tuple[int, bool]:
+    """The devices of a group in a block of neighbours, and whether all groups have as many in each of their blocks.
 
-    Where groups straddle blocks unevenly, the count is what the worst group is sure of: the costlier reading.
+    If groups straddle blocks unevenly, the number is that of the worst group.
     """
     inside, even = 1, True
-    for stride, size in stretches:
+    for stride, size in strides:
         if stride >= block:
             continue
         steps = block // stride if block % stride == 0 else 1

@@ -1,6 +1,6 @@
-"""The orders of devices that JAX has by hand for small slices: along a ring of neighbours, whatever the mesh.
+"""JAX's hard-coded device orders for small slices: along a ring of neighbours, whatever the mesh.
 
-The functions `_v5e_create_device_mesh`, `_v5p_create_device_mesh`, `_7x_create_device_mesh` and
+From the functions `_v5e_create_device_mesh`, `_v5p_create_device_mesh`, `_7x_create_device_mesh` and
 `_tpu_v2_v3_create_device_mesh` of jax/_src/mesh_utils.py (JAX 0.10.2).
 """
 
@@ -20,10 +20,10 @@ _RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
 
 @dataclass(frozen=True)
 class DeviceOrder:
-    """An order of the devices of a slice, as JAX numbers them, in the order of the mesh.
+    """The devices of a slice, by JAX's ids, in the order of the mesh.
 
-    dims: what a mesh runs over in that order, outermost first, each with its size: `xy` (`xyz`) is a ring of neighbours
-    through the axes of that name, the others are axes of their own.
+    dims: the physical dimensions in that order with their sizes, outermost first: `xy` (`xyz`) is a ring of neighbours
+    through these axes, others are single axes.
     """
 
     order: tuple[int, ...]
@@ -31,10 +31,10 @@ class DeviceOrder:
 
 
 def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | None:
-    """The order by hand of a slice for a mesh of all its devices; None where the mesh follows the torus.
+    """The hard-coded order of a slice for a mesh of all its devices; None if JAX maps the mesh onto the torus.
 
-    degrees: those of the mesh axes inside a slice, outermost first. The order of v5e:2x4 is a ring of neighbours of a
-    slice of 4x2; there it is taken as one all the same, as a slice of that shape has one.
+    degrees: of the mesh axes inside a slice, outermost first. JAX orders v5e:2x4 by the ring of a 4x2 slice; it counts
+    as a ring here, since a 2x4 slice also has one.
     """
     chip, shape = system.chip.name, system.shape
     count = math.prod(shape) * system.devices_per_chip

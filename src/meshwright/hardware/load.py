@@ -1,4 +1,4 @@
-"""Chips read from TOML: the project's own, loaded when asked for, and a user's file, checked field by field."""
+"""Load chips from TOML: the project's own files and a user's file, checked field by field."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ DATA = Path(__file__).parent / "data"
 
 
 def chips() -> tuple[Chip, ...]:
-    """Every chip the project knows, TPUs first, then GPUs, then the simulated CPU devices, each by name."""
+    """Every known chip: TPUs, GPUs, then simulated CPU devices, each by name."""
     found = [_chip_named(name) for name in chip_names()]
     kinds = ("tpu", "gpu", "cpu")
     return tuple(sorted(found, key=lambda chip: (kinds.index(chip.kind), chip.name.replace("tpu", "v"))))
 
 
 def chip_names() -> tuple[str, ...]:
-    """The names of the known chips, in alphabetical order; no file is read."""
+    """The names of the known chips in alphabetical order; reads no file."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "aliases"))
 
 
 def load_chip(name: str) -> Chip:
-    """The chip of a name or alias, in any case: `v5p`, `tpu_v5e`, `v5litepod`, `A100`, `TPU v5 lite`.
+    """Load a chip by name or alias, in any case: `v5p`, `tpu_v5e`, `v5litepod`, `A100`, `TPU v5 lite`.
 
-    Raises where no chip has the name; the message has the nearest one and all of them.
+    Raises for an unknown name, with the nearest known one.
     """
     return _chip_named(_canonical_name(name))
 
 
 def load_hardware(path: str | Path) -> Chip:
-    """The chip that a user's TOML file describes, in the form of the project's own files.
+    """Load a chip from a user's TOML file, in the format of the project's own files.
 
-    Raises where the file cannot be read, a field is missing, unknown or not what it must be: the message names the
-    file, the field, the value and what is right.
+    Raises if the file cannot be read, or a field is missing, unknown or invalid; the message names the file, the field,
+    the value and valid values.
     """
     path = Path(path)
     try:
@@ -51,19 +51,19 @@ def load_hardware(path: str | Path) -> Chip:
 
 
 def normal_name(name: str) -> str:
-    """A chip name as names are compared: lower case, `-` for `_` and blanks, without the maker."""
+    """A chip name in lower case, with `-` for `_` and blanks, without `nvidia` or `tpu`."""
     text = "-".join(name.strip().lower().replace("_", " ").split())
     return text.removeprefix("nvidia-").removeprefix("tpu-")
 
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Every alias with the name it stands for."""
+    """The name for each alias."""
     return read_toml(DATA / "aliases.toml")
 
 
 def _canonical_name(name: str) -> str:
-    """The name of the file of a chip."""
+    """The known name of a chip. Raises for an unknown one."""
     normal = normal_name(name)
     if normal in chip_names():
         return normal
@@ -78,13 +78,11 @@ def _canonical_name(name: str) -> str:
 
 @cache
 def _chip_named(name: str) -> Chip:
-    """The chip of a file of the project."""
     path = DATA / f"{name}.toml"
     return _chip(Table(read_toml(path), file=path.name))
 
 
 def _chip(table: Table) -> Chip:
-    """The chip of a whole file."""
     peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
     torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
     power = table.table("power")
@@ -105,7 +103,15 @@ def _chip(table: Table) -> Chip:
         hbm_bytes_per_second=hbm.number("bytes_per_second"),
         host_bytes_per_second=host.number("bytes_per_second"),
         torus=_torus(torus) if torus.data else None,
-        levels=tuple(_level(level) for level in levels),
+        levels=tuple(
+            Level(
+                name=level.text("name"),
+                degree=level.whole("degree"),
+                link_bytes_per_second=level.number("link_bytes_per_second"),
+                hop_seconds=level.number("hop_seconds"),
+            )
+            for level in levels
+        ),
         dcn=Dcn(bytes_per_second=dcn.number("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
         if dcn.data
         else None,
@@ -137,7 +143,7 @@ def _peaks(table: Table) -> dict[str, float]:
 
 
 def _power_share(table: Table) -> float:
-    """The power limit of a [power] table, of the full power of its die."""
+    """The power limit over the full power of the die."""
     limit, full = table.number("limit_watts"), table.number("full_watts")
     if limit > full:
         raise table.error("limit_watts", f"= {limit:g}; it must not be above full_watts = {full:g}")
@@ -145,7 +151,6 @@ def _power_share(table: Table) -> float:
 
 
 def _torus(table: Table) -> Torus:
-    """The torus of a [torus] table."""
     max_slice = table.sizes("max_slice")
     rank = len(max_slice)
     torus = Torus(
@@ -162,13 +167,3 @@ def _torus(table: Table) -> Torus:
     if (torus.cube is None) == (torus.wrap_size is None):
         raise table.error("wrap_size", "or cube must be there, one of the two: it says which axes wrap")
     return torus
-
-
-def _level(table: Table) -> Level:
-    """The level of one [[levels]] table."""
-    return Level(
-        name=table.text("name"),
-        degree=table.whole("degree"),
-        link_bytes_per_second=table.number("link_bytes_per_second"),
-        hop_seconds=table.number("hop_seconds"),
-    )

@@ -1,4 +1,4 @@
-"""The shapes a slice of a torus can have, and which of its axes wrap."""
+"""The legal shapes of a slice of a torus, and which of its axes wrap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 
 def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
-    """Raise where a chip's slices cannot have a shape: wrong rank, larger than the pod, or not one that is offered."""
+    """Raise for a shape that a slice cannot have: wrong rank, larger than the pod, or not offered."""
     text = "x".join(map(str, shape))
     if len(shape) != torus.rank:
         example = "x".join(map(str, torus.slices[-1]))
@@ -38,9 +38,9 @@ def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
 
 
 def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
-    """The canonical shape with so many chips: the one of the table, or of whole cubes the one nearest to a cube.
+    """The canonical shape of a slice with some number of chips: from the table, or of whole cubes nearest to a cube.
 
-    Raises where there is none; the message has the counts on either side.
+    Raises if there is none, with the nearest numbers.
     """
     shape = _shape_of(torus, num_chips)
     if shape is None:
@@ -54,7 +54,7 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
 
 
 def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
-    """The canonical shape with so many chips, if there is one."""
+    """The canonical shape with some number of chips, or None."""
     for shape in torus.slices:
         if math.prod(shape) == num_chips:
             return shape
@@ -73,7 +73,7 @@ def _squarest(product: int, rank: int) -> tuple[int, ...]:
 
 
 def _counts(torus: Torus) -> list[int]:
-    """The numbers of chips that a slice could have, ascending."""
+    """Candidate numbers of chips of a slice, ascending."""
     counts = {math.prod(shape) for shape in torus.slices}
     if torus.cube is not None:
         step = torus.cube**torus.rank

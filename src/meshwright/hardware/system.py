@@ -1,4 +1,4 @@
-"""A chip and how many of them: `v5p:4x4x4`, `2*v5e:16x16`, `h100:64`, `cpu:8`."""
+"""Hardware systems, a chip and its number: `v5p:4x4x4`, `2*v5e:16x16`, `h100:64`, `cpu:8`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*:\s*(\d+(?:\s*x\s*\d+)*)", re
 
 @dataclass(frozen=True)
 class System:
-    """The hardware a plan is for: slices of one shape, or so many GPUs or simulated devices.
+    """The hardware of a plan: slices of one shape, or a number of GPUs or simulated devices.
 
-    shape: the chips along each physical axis of a slice; of a switched fabric the number of devices. memory_headroom:
-    the share by which a predicted peak of memory is enlarged before it is held against the memory; nothing where None.
-    Every figure here is per device, as JAX counts devices, and decimal.
+    shape: the chips along each physical axis of a slice; on a switched fabric the number of devices. memory_headroom:
+    the share that is added to a predicted peak of memory before it is compared with the memory; None for none. Figures
+    are per device, as JAX counts devices, in decimal units.
     """
 
     chip: Chip
@@ -37,7 +37,7 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """As many chips of the same kind, in as many slices; raises where the slices have no such shape."""
+        """The same system with another number of chips in as many slices. Raises if there is no such slice."""
         per_slice, rest = divmod(num_chips, self.num_slices)
         if rest:
             raise MeshwrightError(f"{num_chips} chips are not {self.num_slices} slices of one shape")
@@ -51,7 +51,7 @@ class System:
 
     @property
     def devices_per_chip(self) -> int:
-        """The devices JAX shows for a chip."""
+        """The JAX devices of a chip."""
         return self.chip.devices_per_chip
 
     @property
@@ -61,7 +61,7 @@ class System:
 
     @property
     def num_hosts(self) -> int:
-        """The hosts that the chips stand in, each slice on its own."""
+        """The number of hosts; slices share none."""
         return math.ceil(math.prod(self.shape) / self.chip.chips_per_host) * self.num_slices
 
     @property
@@ -71,32 +71,27 @@ class System:
 
     @cached_property
     def _sharers(self) -> int:
-        """The devices that share the figures of a chip: those of the chip, or all simulated ones."""
+        """The devices that share a chip's figures: its own, or all simulated ones."""
         return self.num_devices if self.chip.is_shared else self.devices_per_chip
 
     def peak(self, dtype: str = "bf16") -> float:
-        """The operations a second of products in a dtype. Raises where the chip has no figure for it."""
+        """The peak flops per second of products in a dtype. Raises if the chip has none for it."""
         return self.chip.peak(dtype) / self._sharers
 
     @property
     def hbm_bytes(self) -> float:
-        """The memory as sold, the figure of back-of-the-envelope sums."""
+        """The memory as sold, for estimates."""
         return self.chip.hbm_bytes / self._sharers
 
     @property
     def usable_bytes(self) -> float:
-        """The memory a program can have: what is physically there without what the runtime keeps."""
+        """The memory a program can use: physical bytes less the runtime's own."""
         return self.chip.usable_bytes / self._sharers
 
     @property
     def plannable_bytes(self) -> float:
         """The largest predicted peak that still fits: the usable memory less the headroom."""
         return self.usable_bytes / (1 + (self.memory_headroom or 0.0))
-
-    @property
-    def runtime_bytes(self) -> float:
-        """The memory that the runtime keeps for itself."""
-        return self.chip.runtime_bytes / self._sharers
 
     @property
     def hbm_bytes_per_second(self) -> float:
@@ -109,18 +104,18 @@ class System:
         return self.chip.host_bytes_per_second / self._sharers
 
     def __str__(self) -> str:
-        """The system as people type it."""
+        """The text that `parse_system` reads."""
         slices = f"{self.num_slices}*" if self.num_slices > 1 else ""
         return f"{slices}{self.chip.name}:{'x'.join(map(str, self.shape))}"
 
 
 def parse_system(text: str, *, hardware_file: str | Path | None = None) -> System:
-    """The system that a text names: a chip, and a slice shape or a number of chips (of devices for `gpu` and `cpu`).
+    """Parse a chip with a slice shape or a number of chips (of devices for GPUs and `cpu`).
 
-    `v5p:4x4x4` is a slice of that shape and `v5e:16` the slice with 16 chips, 4x4; `2*v5e:16x16` two slices joined by
-    the data-centre network. Google Cloud's names are understood too: `v6e-256` is 256 chips, `v5p-512` 512 TensorCores
-    in 256 chips. With `hardware_file` the chip may also be the one of that TOML file. Raises where the chip
-    is not known, or the shape is not one that its slices have.
+    `v5p:4x4x4` is a slice of that shape, `v5e:16` the slice with 16 chips, 4x4, and `2*v5e:16x16` two slices connected
+    by the data-centre network. Google Cloud's names: `v6e-256` is 256 chips, `v5p-512` 512 TensorCores in 256 chips.
+    With `hardware_file` the chip is the one of that TOML file. Raises if the chip is not known, or has no slices of the
+    shape.
 
     >>> str(parse_system("tpu_v5e:16"))
     'v5e:4x4'
@@ -144,7 +139,7 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
 
 
 def cloud_note(text: str) -> str | None:
-    """What a text that is a Google Cloud name means, where that counts TensorCores and not chips."""
+    """A note on a Google Cloud name that counts TensorCores and not chips; None for other texts."""
     system = _parse_cloud(text)
     if system is None or system.chip.cloud_cores == 1:
         return None
@@ -153,7 +148,7 @@ def cloud_note(text: str) -> str | None:
 
 
 def _parse_cloud(text: str) -> System | None:
-    """The system of a Google Cloud name, `v5p-512`; None where the text is none."""
+    """The system of a Google Cloud name, `v5p-512`; None for other texts."""
     match = _CLOUD_FORM.fullmatch(text.strip())
     if match is None:
         return None
@@ -175,11 +170,11 @@ def _parse_cloud(text: str) -> System | None:
 
 
 MOST_DEVICES = 1_000_000
-"""The devices of the largest system: a search over the meshes of more would not end."""
+"""The most devices of a system: the search over meshes takes too long for more."""
 
 
 def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> System:
-    """The system of a chip and a shape, checked; a single number is a count, as in `parse_system`."""
+    """Make a system of a chip and a slice shape, or a number of chips. Raises for an illegal one."""
     if (count := math.prod(shape) * num_slices * chip.devices_per_chip) > MOST_DEVICES:
         raise MeshwrightError(f"{chip.name} with {count:,} devices is too much; the most is {MOST_DEVICES:,}")
     if num_slices < 1:
@@ -199,9 +194,9 @@ def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> S
 
 
 def units_of(chip: Chip, num_devices: int) -> int:
-    """The devices used of each unit of the lowest level (a node): all alike, as few units as hold them.
+    """The devices used in each unit of the lowest level (a node): equally many, in as few units as possible.
 
-    Raises where that would leave more than half of every unit empty, as 13 GPUs on nodes of 8 would.
+    Raises if more than half of every unit would be empty, as with 13 GPUs on nodes of 8.
     """
     size = chip.levels[0].degree
     if chip.is_shared or num_devices <= size:
@@ -217,7 +212,7 @@ def units_of(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """The chip of the file where it has the name, else the known one."""
+    """The known chip, or with a hardware file the file's, which must have the name."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

@@ -1,4 +1,4 @@
-"""Tables of a TOML file, read field by field with errors that name the file, the field and what is right."""
+"""Read tables of a TOML file field by field; errors name the file, the field and valid values."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 
-# tomllib and difflib are imported where they are needed: whoever imports the package and reads no file, or makes no
-# mistake, does not wait for them.
+# tomllib and difflib are imported where they are used: importing the package does not wait for them.
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises OSError where it cannot be read, ValueError where it is not TOML."""
+    """The tables of a TOML file. Raises OSError if it cannot be read, ValueError if it is not TOML."""
     import tomllib
 
     return tomllib.loads(path.read_text())
 
 
 def nearest(word: str, words: list[str], cutoff: float = 0.6) -> str | None:
-    """The word most like another, if one is like it."""
+    """The word most similar to another, or None."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, words, n=1, cutoff=cutoff)), None)
 
 
 class Table:
-    """A table of a TOML file that says which field is wrong, and at the end which ones nobody asked for."""
+    """A table of a TOML file. Its methods read fields and raise for invalid ones, `close` for unknown ones."""
 
     def __init__(self, data: dict[str, Any], *, file: str, name: str = "") -> None:
         self.data, self.file, self.name = data, file, name
         self.asked: list[str] = []
 
     def get(self, field: str, default: Any = ...) -> Any:
-        """The value of a field; without a default it must be there."""
+        """The value of a field; required without a default."""
         self.asked.append(field)
         value = self.data.get(field, default)
         if value is ...:
@@ -41,12 +40,12 @@ class Table:
         return value
 
     def error(self, field: str, reason: str) -> MeshwrightError:
-        """The error that names file, table and field."""
+        """An error that names file, table and field."""
         place = f"[{self.name}] {field}" if self.name else field
         return MeshwrightError(f"{self.file}: {place} {reason}")
 
     def number(self, field: str, default: Any = ...) -> float:
-        """A positive number; as the default, whatever it is."""
+        """A positive number, or the default."""
         value = self.get(field, default)
         if value is default and default is not ...:
             return value
@@ -55,7 +54,7 @@ class Table:
         return float(value)
 
     def whole(self, field: str, default: Any = ...) -> int:
-        """A whole number from 1."""
+        """A whole number from 1, or the default."""
         value = self.get(field, default)
         if value is default and default is not ...:
             return value
@@ -64,7 +63,7 @@ class Table:
         return value
 
     def text(self, field: str, choices: tuple[str, ...] = ()) -> str:
-        """A text that is not empty, one of `choices` where there are any."""
+        """A non-empty text, one of `choices` if there are any."""
         value = self.get(field)
         if not isinstance(value, str) or not value or (choices and value not in choices):
             right = f"one of {', '.join(choices)}" if choices else "a text"
@@ -72,7 +71,7 @@ class Table:
         return value
 
     def flag(self, field: str) -> bool:
-        """True or false; false where it is absent."""
+        """True or false; false if absent."""
         value = self.get(field, False)
         if not isinstance(value, bool):
             raise self.error(field, f"= {value!r}; it takes true or false")
@@ -90,7 +89,7 @@ class Table:
         return tuple(self._sizes(field, shape, rank) for shape in value)
 
     def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
-        """Whole numbers from 1 out of a value of a field."""
+        """Check a value of a field: a list of whole numbers from 1."""
         is_list = isinstance(value, list) and bool(value)
         if not is_list or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in value):
             raise self.error(field, f"= {value!r}; it takes whole numbers from 1, such as [4, 4]")
@@ -99,21 +98,21 @@ class Table:
         return tuple(value)
 
     def table(self, field: str) -> Table:
-        """A table inside this one; an empty one where it is absent."""
+        """A table inside this one; empty if absent."""
         value = self.get(field, {})
         if not isinstance(value, dict):
             raise self.error(field, f"= {value!r}; it takes a table, [{field}]")
         return Table(value, file=self.file, name=field)
 
     def tables(self, field: str) -> list[Table]:
-        """The tables of a list of them; none where it is absent."""
+        """A list of tables; empty if absent."""
         value = self.get(field, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.error(field, f"= {value!r}; it takes tables, each under [[{field}]]")
         return [Table(item, file=self.file, name=f"{field}.{index}") for index, item in enumerate(value)]
 
     def close(self) -> None:
-        """Raise where the table has a field that nobody asked for."""
+        """Raise if the table has a field that was not read."""
         for field in self.data:
             if field not in self.asked:
                 near = nearest(field, self.asked)

@@ -14,7 +14,6 @@ from meshwright.hlo.phases import Description, describe, scope_of, split_op_name
 from meshwright.hlo.records import read_hlo, read_module
 from meshwright.hlo.shapes import Shape
 from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
-from meshwright.hlo.tally import Tally
 
 __all__ = [
     "CALL_KEYS",
@@ -25,7 +24,6 @@ __all__ = [
     "Module",
     "Shape",
     "Spec",
-    "Tally",
     "axes_of_groups",
     "canonicalize_collective",
     "contradictions_as_errors",

@@ -69,8 +69,9 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
         offsets = module.operands(user)[1:]
         tiles = _tiles(module, offsets, slice_sizes(user), counts, math.prod(mesh.values()))
         if tiles is None:
-            elided = _come_from_tables(module, offsets)
-            return Lowering(form=LoweredAs.UNREADABLE_SLICE) if elided else None
+            # Long constants are printed as `{...}`.
+            is_elided = any("..." in source.text for offset in offsets for source in _constants(module, offset))
+            return Lowering(form=LoweredAs.UNREADABLE_SLICE) if is_elided else None
         found.append((math.prod(counts), tiles))
     if not found or any(count != found[0][0] or not np.array_equal(tiles, found[0][1]) for count, tiles in found):
         return None
@@ -153,34 +154,22 @@ def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str
 
     Along the other axes all devices must take the same tile.
     """
-    index = dict(zip(mesh, np.unravel_index(np.arange(tiles.size), tuple(mesh.values())), strict=True))
-    # Devices with equal `group` take part in one collective.
-    group = _number([index[axis] for axis in mesh if axis not in axes], tiles.size)
+    by_axis = tiles.reshape(tuple(mesh.values()))
+    position = {axis: number for number, axis in enumerate(mesh)}
+    groups = [axis for axis in mesh if axis not in axes]  # devices that differ along these are in other collectives
     for scattered in (some for size in range(len(axes), 0, -1) for some in combinations(axes, size)):
         if math.prod(mesh[axis] for axis in scattered) != num_tiles:
             continue
-        place = _number([index[axis] for axis in scattered], tiles.size)
-        pairs = {(g, p): t for g, p, t in zip(group.tolist(), place.tolist(), tiles.tolist(), strict=True)}
-        same = all(pairs[g, p] == t for g, p, t in zip(group.tolist(), place.tolist(), tiles.tolist(), strict=True))
-        if same and len({(g, t) for (g, _), t in pairs.items()}) == len(pairs):
+        replicated = [axis for axis in axes if axis not in scattered]
+        order = [position[axis] for axis in (*groups, *scattered, *replicated)]
+        taken = by_axis.transpose(order).reshape(math.prod(mesh[axis] for axis in groups), num_tiles, -1)
+        same = (taken == taken[..., :1]).all()
+        if same and all(len(set(group)) == num_tiles for group in taken[..., 0].tolist()):
             return scattered
     return None
 
 
-def _number(indices: list[np.ndarray], num_devices: int) -> np.ndarray:
-    """One number for each distinct combination of indices."""
-    number = np.zeros(num_devices, dtype=np.int64)
-    for index in indices:
-        number = number * (int(index.max()) + 1) + index
-    return number
-
-
-def _come_from_tables(module: Module, offsets: tuple[Instruction, ...]) -> bool:
-    """Whether some offset is read from a constant that the compiler printed as `{...}`."""
-    return any("..." in source.text for offset in offsets for source in _sources(module, offset))
-
-
-def _sources(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+def _constants(module: Module, instruction: Instruction) -> Iterator[Instruction]:
     """The constants that a value is computed from."""
     waiting, seen = [instruction], set()
     while waiting and len(seen) < 200:

@@ -17,7 +17,6 @@ from meshwright.record import KINDS, Collective, Kind, LoweredAs, Lowering, Phas
 
 _KINDS: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "ragged-all-to-all": "all-to-all"}
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
-_START = "AsyncCollectiveStart"
 _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 
 
@@ -41,12 +40,12 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollecti
     """
     runs = count_executions(module)
     collectives = [one for _, entries in each_collective(module, mesh, runs) for one in entries]
-    left_out: Counter[str] = Counter()
+    uncounted: Counter[str] = Counter()
     for instruction in module.instructions():
         opcode, times = instruction.opcode.removesuffix("-start"), runs.times[instruction.computation]
         if opcode in _NOT_COUNTED and times:
-            left_out[opcode] += times
-    return ProgramCollectives(collectives=tuple(collectives), uncounted=dict(left_out), notes=runs.notes)
+            uncounted[opcode] += times
+    return ProgramCollectives(collectives=tuple(collectives), uncounted=dict(uncounted), notes=runs.notes)
 
 
 def each_collective(
@@ -54,18 +53,18 @@ def each_collective(
 ) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
     """Each communicating instruction with its entries, as in `read_collectives`.
 
-    Of a collective spread over fusions the first instruction. Instructions that never run, or run in groups of one
-    device, are left out.
+    A collective spread over fusions is listed at its first instruction. Instructions that never run, or run in groups
+    of one device, are left out.
     """
-    further = _repeated_parts(module)
+    repeated = _repeated_parts(module)
     for instruction in module.instructions():
         times = runs.times[instruction.computation]
         if collective_kind(instruction) is None or not times:
             continue
-        if (instruction.computation, instruction.name) not in further:
-            entries = tuple(collective_entries(module, instruction, mesh, times))
-            if entries:
-                yield instruction, entries
+        if (instruction.computation, instruction.name) in repeated:
+            continue
+        if entries := tuple(collective_entries(module, instruction, mesh, times)):
+            yield instruction, entries
 
 
 def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
@@ -100,7 +99,7 @@ def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
 
 def _starts(module: Module, part: Instruction) -> bool:
     """Whether a part of a collective is the one that the TPU compiler starts it with."""
-    return any(_START in user.attributes.get("custom_call_target", "") for user in module.users(part))
+    return any(user.custom_call_target == "AsyncCollectiveStart" for user in module.users(part))
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
@@ -170,10 +169,10 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
         # Its operands are the pieces of one array, one for each device.
         return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
     if instruction.opcode.startswith("ragged-all-to-all"):
-        # Of what is sent and where it is put one has room to spare; the others are offsets and sizes.
+        # The input, the output (one of them is padded), then offsets and sizes.
         return [min(arrays[:2], key=lambda shape: shape.bytes)]
     if _permutes_in_place(instruction):
-        return arrays[:1]  # the others are where to put it, and offsets
+        return arrays[:1]  # then come its destination and offsets
     return arrays
 
 

@@ -93,7 +93,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
 
 def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
     """The array that the TPU compiler fetches in slices and joins again; None for anything else."""
-    if instruction.opcode != "custom-call" or instruction.attributes.get("custom_call_target") != '"ConcatBitcast"':
+    if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
     arrays = {start.operands[0] for start in starts}

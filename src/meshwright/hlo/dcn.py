@@ -7,6 +7,7 @@ inside and between slices is one of each.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -36,16 +37,14 @@ def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Colle
     across: the part of each axis's degree between slices; a collective spans all axes where it exceeds 1.
     """
     axes = tuple(axis for axis, degree in across.items() if degree > 1)
-    num_slices, runs = 1, count_executions(module)
-    for degree in across.values():
-        num_slices *= degree
+    num_slices, runs = math.prod(across.values()), count_executions(module)
     for send in module.instructions():
         kind, times = dcn_kind(send), runs.times[send.computation]
         if send.opcode != "send" or kind is None or not times:
             continue
         array = next(send.shape.arrays())
         (description,) = describe(module, send)
-        # What is sent of an all-gather is one slice's part.
+        # The send of an all-gather has one slice's part.
         whole = num_slices if kind == "all-gather" else 1
         yield Collective(
             kind=kind,

@@ -68,7 +68,7 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
     if opcode in ("partition-id", "replica-id"):
         partitions = int(module.attributes.get("num_partitions", "1"))
         return np.arange(n) % partitions if opcode == "partition-id" else np.arange(n) // partitions
-    if opcode == "custom-call" and instruction.attributes.get("custom_call_target") == '"SliceId"':
+    if instruction.custom_call_target == "SliceId":
         # Of several slices the devices are those of the first; each of the others has the same program.
         return np.zeros(n, dtype=np.int64)
     before = forwarded_from(module, instruction, VIEWS - {"transpose"} | {"convert"})

@@ -6,11 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
 from meshwright.hlo.loops import count_executions
 from meshwright.hlo.module import Instruction, Module
-from meshwright.hlo.tally import PhaseScope, Tally, phase_and_scope
+from meshwright.hlo.phases import describe
+from meshwright.record import Phase
 
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d{1,18})')
@@ -22,7 +24,20 @@ _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
 _KERNELS = ("tpu_custom_call", "__gpu$", "__cublas$", "__cudnn$", "__onednn$", "mosaic_gpu", "triton")
 
 
-def count_flops(module: Module) -> Tally:
+@dataclass(frozen=True, kw_only=True)
+class ProgramFlops:
+    """The flops of a step per device, by phase. notes: kernels and loops whose flops are not known."""
+
+    by_phase: Mapping[Phase, int]
+    notes: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        """The sum, including recomputation."""
+        return sum(self.by_phase.values())
+
+
+def count_flops(module: Module) -> ProgramFlops:
     """The flops of all products of a program: dots, convolutions (the TPU compiler's form of dots), GEMM calls.
 
     A multiply-add counts two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`. Elementwise
@@ -30,7 +45,7 @@ def count_flops(module: Module) -> Tally:
     notes.
     """
     runs = count_executions(module)
-    by_part: Counter[PhaseScope] = Counter()
+    by_phase: Counter[Phase] = Counter()
     unknown: Counter[str] = Counter()
     for instruction in module.instructions():
         times = runs.times[instruction.computation]
@@ -38,25 +53,24 @@ def count_flops(module: Module) -> Tally:
             continue
         flops = flops_of(module, instruction)
         if flops is None:
-            unknown[_target(instruction)] += times
+            unknown[instruction.custom_call_target] += times
         elif flops:
-            by_part[phase_and_scope(module, instruction)] += times * flops
+            by_phase[describe(module, instruction)[0].phase] += times * flops
     notes = [f"{count} calls a step of {target} have no known flops" for target, count in unknown.items()]
-    return Tally(by_phase_scope=dict(by_part), notes=(*runs.notes, *notes))
+    return ProgramFlops(by_phase=dict(by_phase), notes=(*runs.notes, *notes))
 
 
 def flops_of(module: Module, instruction: Instruction) -> int | None:
     """The flops of one execution of an instruction: 0 for no product, None for a kernel without an estimate."""
     if instruction.opcode == "dot":
-        dims = _list(instruction.attributes.get("lhs_contracting_dims", ""))
-        return _dot(module, instruction, dims)
+        return _dot(module, instruction, instruction.attributes.get("lhs_contracting_dims", ""))
     if instruction.opcode == "convolution":
         return _convolution(module, instruction)
     if instruction.opcode != "custom-call":
         return 0
     config = instruction.attributes.get("backend_config", "")
-    if _target(instruction) in _GEMMS and (found := _CONTRACTED.search(config)):
-        return _dot(module, instruction, _list(found[1]))
+    if instruction.custom_call_target in _GEMMS and (found := _CONTRACTED.search(config)):
+        return _dot(module, instruction, found[1])
     if found := _COST_ESTIMATE.search(config):
         return int(found[1])
     return None if is_kernel(instruction) else 0
@@ -64,13 +78,14 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
 
 def is_kernel(instruction: Instruction) -> bool:
     """Whether an instruction calls a hand-written kernel, about which HLO says no more than its arrays."""
-    target = _target(instruction)
+    target = instruction.custom_call_target
     return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 
 
-def _dot(module: Module, instruction: Instruction, contracted: list[int]) -> int:
-    """Two flops for each element of the result and each index of the contracted dims."""
+def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int:
+    """Two flops for each element of the result and each index of the contracting dims, `{1,2}` or `"1","2"`."""
     left = module.operand(instruction).shape.dims
+    contracted = [int(number) for number in re.findall(r"\d{1,9}", contracting_dims)]
     if any(dim >= len(left) for dim in contracted):
         raise MeshwrightError(f"HLO instruction {instruction.name} contracts dims {contracted} of {left}")
     result = next(instruction.shape.arrays())  # a GEMM call returns its workspace behind the result
@@ -132,12 +147,3 @@ def _window(text: str) -> dict[str, tuple[tuple[int, ...], ...]]:
         key: tuple(tuple(int(number) for number in part.split("_")) for part in value.split("x"))
         for key, value in _WINDOW_FIELD.findall(text.strip("{}"))
     }
-
-
-def _target(instruction: Instruction) -> str:
-    return instruction.attributes.get("custom_call_target", "").strip('"')
-
-
-def _list(text: str) -> list[int]:
-    """The numbers of `{1,2}` or `"1","2"`."""
-    return [int(number) for number in re.findall(r"\d{1,9}", text)]

@@ -112,8 +112,8 @@ def _parse_groups(text: str, num_devices: int) -> Groups | None:
     if text.startswith("{"):
         return _lists(text) or (tuple(range(num_devices)),)
     if found := _IOTA.fullmatch(text):
-        rows = _numbers(found[1])
-        return tuple(map(tuple, _iota(_numbers(found[2]), found[3]).reshape(rows).tolist()))
+        rows = numbers(found[1])
+        return tuple(map(tuple, iota(numbers(found[2]), found[3]).reshape(rows).tolist()))
     if found := _MESH.fullmatch(text):
         return _mesh_groups(found[1], found[2] or "", found[3])
     return None
@@ -156,15 +156,15 @@ def _device_order(text: str, num_devices: int) -> list[int]:
     if not text:
         return list(range(num_devices))
     if found := _TILES.fullmatch(text):
-        return _iota(_numbers(found[1]), found[2]).ravel().tolist()
-    return list(_numbers(text))
+        return iota(numbers(found[1]), found[2]).ravel().tolist()
+    return list(numbers(text))
 
 
-def _iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
-    """0, 1, 2, ... in a shape, optionally transposed."""
+def iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
+    """0, 1, 2, ... in a shape, transposed in an order such as `1,0`. Raises ValueError for impossible ones."""
     _check_size(shape)
     iota = np.arange(math.prod(shape)).reshape(shape)
-    return iota.transpose(_numbers(order)) if order else iota
+    return iota.transpose(numbers(order)) if order else iota
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
@@ -175,8 +175,9 @@ def _check_size(shape: tuple[int, ...]) -> None:
 
 def _lists(text: str) -> Groups:
     """The rows of `{{0,1},{2,3}}`; none for `{}`."""
-    return tuple(_numbers(row) for row in _LISTS.findall(text[1:-1]))
+    return tuple(numbers(row) for row in _LISTS.findall(text[1:-1]))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """The integers of `1,2,3`."""
     return tuple(int(number) for number in text.split(",") if number.strip())

@@ -58,12 +58,10 @@ def sequential_computations(module: Module) -> list[str]:
 
 def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
     """The computations that an instruction runs instruction by instruction. A loop's condition makes no arrays."""
-    keys = {
-        "while": ("body",),
-        "call": ("to_apply",),
-        "conditional": ("branch_computations", "true_computation", "false_computation"),
-    }
-    return instruction.called(*keys.get(instruction.opcode, ()))
+    if instruction.opcode == "conditional":
+        return instruction.branches
+    key = {"while": "body", "call": "to_apply"}.get(instruction.opcode)
+    return instruction.called(key) if key else ()
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
@@ -95,7 +93,7 @@ def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -
         known = 1 if trips is None else trips
         return [*((name, known) for name in body), *((name, known + 1) for name in condition)]
     if opcode == "conditional":
-        branches = instruction.called("branch_computations", "true_computation", "false_computation")
+        branches = instruction.branches
         notes.append(f"conditional {instruction.op_name or instruction.name}: each of {len(branches)} branches counted")
         return [(name, 1) for name in branches]
     if opcode in ("fusion", "call", "async", "custom-call"):

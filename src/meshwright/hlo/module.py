@@ -12,20 +12,19 @@ from functools import cached_property
 from meshwright.errors import MeshwrightError
 from meshwright.hlo.shapes import Shape
 
+_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+
 CALL_KEYS = (
     "calls",
     "to_apply",
     "body",
     "condition",
-    "branch_computations",
-    "true_computation",
-    "false_computation",
+    *_BRANCHES,
     "called_computations",
     "select",
     "scatter",
 )
 """The attributes that name called computations."""
-
 
 _NAME = re.compile(r"%?([\w.\-]+)")
 
@@ -62,6 +61,16 @@ class Instruction:
     def called(self, *keys: str) -> tuple[str, ...]:
         """The computations named by some attributes: `calls`, `to_apply`, `body`, `branch_computations`, ..."""
         return tuple(name for key in keys for name in _NAME.findall(self.attributes.get(key, "")))
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The computations that a conditional chooses from."""
+        return self.called(*_BRANCHES)
+
+    @property
+    def custom_call_target(self) -> str:
+        """The function of a custom call; '' for another instruction."""
+        return self.attributes.get("custom_call_target", "").strip('"')
 
 
 @dataclass(frozen=True, kw_only=True)

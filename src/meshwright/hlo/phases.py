@@ -31,12 +31,13 @@ _FURTHEST = 6
 
 
 def phase_of(op_name: str) -> Phase:
-    """The phase that an op_name tells; forward where it tells none."""
+    """The phase of an op by its op_name; forward if nothing in it says otherwise."""
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
     parts = _components(op_name)
     last = max((place for place, part in enumerate(parts) if "jvp(" in part), default=-1)
-    # 1F1B goes backward inside of what JAX differentiates: what stands innermost says, as in `jvp(gradients)/while`.
+    # 1F1B runs its backward inside a function that JAX differentiates: the innermost scope decides, as in
+    # `jvp(gradients)/while`.
     within = parts[last].rpartition("(")[2].rstrip(")").split("/") if last >= 0 else []
     if GRADIENTS_SCOPE in (*within, *parts[last + 1 :]):
         return "backward"
@@ -53,6 +54,11 @@ def scope_of(op_name: str) -> str:
             part = found[1]
         words += [word for word in part.split("/") if word and word not in _PLUMBING]
     return "/".join(words)
+
+
+def source_and_scope(source: str, scope: str) -> str:
+    """`train/step.py:88 (layers/mlp/dot_general)`, or the one of them that is known."""
+    return " ".join(filter(None, (source, f"({scope})" if scope else "")))
 
 
 def split_op_name(op_name: str) -> tuple[str, ...]:
@@ -111,16 +117,20 @@ class Description:
         return phase
 
     @property
+    def scope(self) -> str:
+        """The named scopes and the primitive: `layers/mlp/dot_general`."""
+        return scope_of(self.op_name)
+
+    @property
     def place(self) -> str:
         """Source and scopes: `train/step.py:88 (layers/mlp/dot_general)`."""
-        scope = scope_of(self.op_name)
-        return " ".join(filter(None, (self.source, f"({scope})" if scope else "")))
+        return source_and_scope(self.source, self.scope)
 
 
 def describe(
     module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
 ) -> tuple[Description, ...]:
-    """A description for each of `number` arrays of an instruction.
+    """Describe each of `number` arrays of an instruction.
 
     XLA joins the op_names of combined instructions in the order of their arrays. If their number differs (the TPU
     compiler keeps only the last), each operand of a computing instruction describes its array; for one that moves data

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.hlo.groups import MAX_DEVICES, Axes, mesh_devices, sub_axes
+from meshwright.hlo.groups import Axes, iota, mesh_devices, numbers, sub_axes
 
 _TILED = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))([^}]*)")
 _DEVICE_IDS = r"(?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))?"
@@ -69,7 +69,7 @@ def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | 
     places = np.empty((tiles.ndim, tiles.size), dtype=np.int64)
     places[:, tiles.ravel()] = np.indices(tiles.shape).reshape(tiles.ndim, -1)
     axes = [_axes(places[dim], size, mesh) for dim, size in enumerate(tiles.shape)]
-    # Behind the dims of the array stand those along which devices hold copies, or terms of a sum.
+    # The dims of the array come first, then those along which it is replicated or unreduced.
     last = _LAST_DIMS.search(found[5])
     roles = [role.strip() for role in last[1].split(",")] if last else []
     roles += ["replicated"] * (tiles.ndim - rank - len(roles))
@@ -88,7 +88,7 @@ def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
     if found is None or ":(" in found[0]:
         return None
     left = _UNREDUCED.search(found[2])
-    # Axes of one device, which meshes have and HLO has not, are left out.
+    # HLO has no axes of one device.
     live = {axis for axis, degree in mesh.items() if degree > 1}
     dims = [
         None if dim.strip() == "?" else tuple(name for name, _ in _NAME.findall(dim) if name in live)
@@ -137,22 +137,13 @@ def _positions(text: str, degrees: Mapping[str, int], index: Mapping[str, np.nda
 
 def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
     """The device of each tile; None where these are not the devices of the mesh."""
-    shape = _numbers(found[1])
-    if found[4] is not None:
-        devices = np.array(_numbers(found[4]))
-    else:
-        dims = _numbers(found[2])
-        if math.prod(dims) > MAX_DEVICES:
-            return None
-        order = _numbers(found[3]) if found[3] else range(len(dims))
-        if sorted(order) != list(range(len(dims))):
-            return None
-        devices = np.arange(math.prod(dims)).reshape(dims).transpose(tuple(order)).ravel()
-    if (
-        devices.size != num_devices
-        or math.prod(shape) != num_devices
-        or set(devices.tolist()) != set(range(num_devices))
-    ):
+    try:
+        listed = found[4] is not None
+        devices = np.array(numbers(found[4])) if listed else iota(numbers(found[2]), found[3]).ravel()
+    except ValueError:
+        return None
+    shape = numbers(found[1])
+    if math.prod(shape) != num_devices or sorted(devices.tolist()) != list(range(num_devices)):
         return None
     return devices.reshape(shape)
 
@@ -176,7 +167,3 @@ def _dim(axes: Axes | None) -> str:
     if len(axes) < 2:
         return repr(axes[0]) if axes else "None"
     return f"({', '.join(map(repr, axes))})"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,12 @@ def hlo_text(compiled: jax.stages.Compiled) -> str:
     constants. JAX has no public name for the printer's options (0.10.2).
     """
     text = compiled.as_text() or ""
-    left_out = sum(_constant_bytes(*found) for found in _ELIDED.findall(text))
+    elided_bytes = sum(
+        dtype_bits(dtype) // 8 * math.prod(int(dim or 1) for dim in dims.split(","))
+        for dtype, dims in _ELIDED.findall(text)
+    )
     executable: Any = compiled.runtime_executable()
-    if not left_out or left_out > _MOST_CONSTANT_BYTES or not hasattr(executable, "hlo_modules"):
+    if not elided_bytes or elided_bytes > _MOST_CONSTANT_BYTES or not hasattr(executable, "hlo_modules"):
         return text
     printed = []
     for module in executable.hlo_modules():
@@ -35,10 +39,3 @@ def hlo_text(compiled: jax.stages.Compiled) -> str:
         options.print_large_constants = True
         printed.append(module.to_string(options))
     return "\n\n".join(printed)
-
-
-def _constant_bytes(dtype: str, dims: str) -> int:
-    size = dtype_bits(dtype) // 8
-    for dim in dims.split(","):
-        size *= int(dim or 1)
-    return size

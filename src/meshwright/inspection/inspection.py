@@ -13,7 +13,7 @@ from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
 from meshwright.hardware import System, lay_mesh
-from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module, scope_of
+from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.run_checks import run_checks
@@ -219,6 +219,6 @@ def _flops_by_scope(context: ProgramContext) -> dict[str, int]:
     """Flops of products by named scope, largest first. An einsum's formula is not a scope."""
     flops: Counter[str] = Counter()
     for work in context.products:
-        *scopes, _ = ("", *scope_of(describe(context.module, work.instruction)[0].op_name).split("/"))
+        *scopes, _ = ("", *describe(context.module, work.instruction)[0].scope.split("/"))
         flops["/".join(scope for scope in scopes if scope and "->" not in scope)] += work.flops
     return dict(flops.most_common())

@@ -141,8 +141,7 @@ class Variance:
 
     def _branches(self, conditional: Instruction, operands: list[Value]) -> Value:
         """The axes of any branch's result, and those along which devices take different branches."""
-        names = conditional.called("branch_computations") or conditional.called("true_computation", "false_computation")
-        made = [self._run(name, (operand,)) for name, operand in zip(names, operands[1:], strict=False)]
+        made = [self._run(name, (operand,)) for name, operand in zip(conditional.branches, operands[1:], strict=False)]
         return _add_axes(reduce(_join, made), _flatten(operands[0]))
 
 

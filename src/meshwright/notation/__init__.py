@@ -1,4 +1,4 @@
-"""The sharding algebra: what can be written, whether it is legal, and what it takes to compute it. No JAX."""
+"""The sharding algebra: parse sharded products, check them, infer the collectives they need. Imports no JAX."""
 
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.array_parser import parse_array

@@ -1,4 +1,4 @@
-"""A tensor in the notation: a name, named dims, and the mesh axes that split each of them."""
+"""An array in the notation: a name, named dims, and the mesh axes that shard each dim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUNCTION_NAMES: dict[str, Kind] = {
 """A collective as a function, as the scaling book writes it: `AllGather_X(A[I_X, J])`."""
 
 RESERVED = {*SHORT_NAMES, *FUNCTION_NAMES, "over"}
-"""Words that a dim cannot be named by, or `-> RS E` would read two ways."""
+"""Words that cannot name a dim: `-> RS E` would be ambiguous."""
 
 _DIM = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -29,11 +29,11 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class ShardedArray:
-    """A tensor and how it lies on the mesh: `C[I_X, K_{dp,tp}]{U_Y}`.
+    """An array and its sharding: `C[I_X, K_{dp,tp}]{U_Y}`.
 
-    dims: the names of its dimensions. axes: for each dim the mesh axes that split it, the outermost first: `I_XY` cuts
-    I into |X| parts and each of them into |Y|. unreduced: the axes over which its value is still a sum to be taken.
-    name: empty in MaxText's spelling, `B M_x`, where `label` stands for it.
+    dims: the names of its dimensions. axes: for each dim the mesh axes that shard it, outermost first: `I_XY` cuts I
+    into |X| parts and each of them into |Y|. unreduced: the axes over which its values are partial sums. name: empty in
+    MaxText's notation, `B M_x`; `label` is used instead.
     """
 
     name: str
@@ -58,23 +58,23 @@ class ShardedArray:
 
     @property
     def split_axes(self) -> tuple[str, ...]:
-        """Every mesh axis that splits one of its dims, in the order of the dims."""
+        """Every mesh axis that shards a dim, in the order of the dims."""
         return tuple(axis for axes in self.axes for axis in axes)
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
-        """The mesh axes that split a dim; none where the array has no such dim."""
+        """The mesh axes that shard a dim; () if the array has no such dim."""
         return self.axes[self.dims.index(dim)] if dim in self.dims else ()
 
     def dim_of(self, axis: str) -> str | None:
-        """The dim that a mesh axis splits, None where it splits none."""
+        """The dim that a mesh axis shards, or None."""
         return next((dim for dim, axes in zip(self.dims, self.axes, strict=True) if axis in axes), None)
 
     def with_axes(self, axes: Mapping[str, tuple[str, ...]]) -> ShardedArray:
-        """The same array with other mesh axes on the dims named."""
+        """This array with other mesh axes on some dims."""
         return replace(self, axes=tuple(axes.get(d, old) for d, old in zip(self.dims, self.axes, strict=True)))
 
-    def lies_like(self, other: ShardedArray) -> bool:
-        """Whether both have the same dims, split alike, whatever they are called."""
+    def has_sharding_of(self, other: ShardedArray) -> bool:
+        """Whether both have the same dims and sharding, whatever their names."""
         return (self.dims, self.axes, set(self.unreduced)) == (other.dims, other.axes, set(other.unreduced))
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class ShardedArray:
 
 
 def subscript(axes: tuple[str, ...]) -> str:
-    """Mesh axes as the notation hangs them on a dim: `_XY`, `_tp`, `_{dp,fsdp}`, nothing for none."""
+    """Mesh axes as the subscript of a dim: `_XY`, `_tp`, `_{dp,fsdp}`; '' for none."""
     if not axes:
         return ""
     if len(axes) == 1 or all(len(axis) == 1 and axis.isupper() for axis in axes):
@@ -93,20 +93,16 @@ def subscript(axes: tuple[str, ...]) -> str:
 
 
 def _check_dims(label: str, dims: tuple[str, ...]) -> None:
-    """Raise for a dim that is no word, is reserved, or stands twice."""
-    seen: set[str] = set()
-    for dim in dims:
+    for index, dim in enumerate(dims):
         if not _DIM.fullmatch(dim):
             raise MeshwrightError(f"{label} has a dim {dim!r}; a dim is a letter, then letters and digits")
         if dim in RESERVED:
             raise MeshwrightError(f"{label} has a dim {dim}, which is the notation's own word; call it otherwise")
-        if dim in seen:
+        if dim in dims[:index]:
             raise MeshwrightError(f"{label} has dim {dim} twice; a dim stands once in an array")
-        seen.add(dim)
 
 
 def _check_axes(array: ShardedArray) -> None:
-    """Raise for an axis that is no word, or is used twice."""
     places: dict[str, str] = {}
     for dim, axes in (*zip(array.dims, array.axes, strict=True), ("U", array.unreduced)):
         for axis in axes:

@@ -1,8 +1,8 @@
-"""Text into one array, `A[I_X, J_{dp,fsdp}]{U_Y}` or `B_x E`, and the meaning of its subscripts.
+"""Parse one array, `A[I_X, J_{dp,fsdp}]{U_Y}` or `B_x E`, and resolve its subscripts to mesh axes.
 
-A subscript is looked up whole among the axes of the mesh, else cut into known axes, the longest first; a mesh whose
-axes are X, Y and XY reads `I_XY` as the third, and `I_{X,Y}` as the first two. Without a mesh, capital letters are an
-axis each (`I_XY`) and any other word is one axis (`I_dp`).
+A subscript is an axis of the mesh, or else several, the longest first: on a mesh with axes X, Y and XY, `I_XY` means
+the third and `I_{X,Y}` the first two. Without a mesh each capital letter is an axis (`I_XY`) and any other word is one
+axis (`I_dp`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshwright.notation.tokens import Reader, Token
 
 
 def parse_array(text: str, *, axes: Collection[str] | None = None) -> ShardedArray:
-    """The one array that a text describes; `axes` are those of the mesh, None where there is none yet."""
+    """Parse a text that is one array. axes: those of the mesh; None without a mesh."""
     reader = Reader(text, axes)
     array = read_array(reader)
     reader.expect("end", "the end")
@@ -23,64 +23,62 @@ def parse_array(text: str, *, axes: Collection[str] | None = None) -> ShardedArr
 
 
 def read_array(reader: Reader) -> ShardedArray:
-    """The array that stands next, with brackets and a name or as a row of dims."""
+    """Read an array, either with a name and brackets or as a row of dims."""
     first = reader.token
-    array = _bracketed(reader) if reader.following.kind == "[" else _row(reader)
+    array = _read_bracketed(reader) if reader.following.kind == "[" else _read_row(reader)
     brace = reader.accept("{")
     if brace:
-        array = reader.build(brace.position, with_sum, array, _read_unreduced(reader))
+        array = reader.build(brace.position, with_unreduced, array, _read_unreduced(reader))
     elif reader.token.kind == "[":
         raise reader.mistake(f"[ follows {first.text} only as its dims", reader.token.position)
     return array
 
 
-def with_sum(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
-    """The array marked as a sum still to be taken over `axes`, beside those it was marked with."""
+def with_unreduced(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
+    """The array unreduced over more axes."""
     return replace(array, unreduced=array.unreduced + axes)
 
 
 def read_axes(reader: Reader) -> tuple[str, ...]:
-    """The mesh axes that stand next, without an underscore: `x`, `XY` or `{dp,fsdp}`."""
+    """Read mesh axes without an underscore: `x`, `XY` or `{dp,fsdp}`."""
     if not reader.accept("{"):
-        word = reader.expect("word", "a mesh axis")
-        return resolve(reader, word.text, word.position)
-    axes = resolve_word(reader)
+        return _read_word_of_axes(reader)
+    axes = _read_word_of_axes(reader)
     while reader.accept(","):
-        axes += resolve_word(reader)
+        axes += _read_word_of_axes(reader)
     reader.expect("}", "} after the mesh axes")
     return axes
 
 
-def resolve_word(reader: Reader) -> tuple[str, ...]:
-    """The axes of the word that stands next."""
+def _read_word_of_axes(reader: Reader) -> tuple[str, ...]:
     word = reader.expect("word", "a mesh axis")
     return resolve(reader, word.text, word.position)
 
 
 def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
-    """The axes that a word of a subscript means, by the rule at the top of this file."""
+    """The axes that a word of a subscript means (see the top of this file)."""
     if reader.axes is None:
         return tuple(word) if word.isalpha() and word.isupper() else (word,)
-    found = (word,) if word in reader.axes else _cut(word, sorted(reader.axes, key=len, reverse=True))
+    found = (word,) if word in reader.axes else _split_into_axes(word, sorted(reader.axes, key=len, reverse=True))
     if found is None:
         raise reader.mistake(f"the mesh has no axis {word}; its axes are {', '.join(reader.axes) or 'none'}", position)
     return found
 
 
-def _cut(word: str, axes: list[str]) -> tuple[str, ...] | None:
-    """The known axes that a word is made of, None where it is not."""
-    cuts: dict[int, tuple[str, ...]] = {len(word): ()}
+def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:
+    """The axes that a word is a concatenation of, preferring earlier ones; None if it is not."""
+    suffixes: dict[int, tuple[str, ...]] = {len(word): ()}  # the axes of word[start:]
     for start in reversed(range(len(word))):
         for axis in axes:
-            rest = cuts.get(start + len(axis))
+            rest = suffixes.get(start + len(axis))
             if axis and rest is not None and word.startswith(axis, start):
-                cuts[start] = (axis, *rest)
+                suffixes[start] = (axis, *rest)
                 break
-    return cuts.get(0)
+    return suffixes.get(0)
 
 
-def _bracketed(reader: Reader) -> ShardedArray:
-    """`A[I_X, J]`."""
+def _read_bracketed(reader: Reader) -> ShardedArray:
+    """Read `A[I_X, J]`."""
     name = reader.expect("word", "the name of an array")
     reader.expect("[", "[")
     array = reader.build(name.position, ShardedArray, name.text, (), ())
@@ -91,8 +89,8 @@ def _bracketed(reader: Reader) -> ShardedArray:
     return array
 
 
-def _row(reader: Reader) -> ShardedArray:
-    """`B M_x`."""
+def _read_row(reader: Reader) -> ShardedArray:
+    """Read `B M_x`."""
     array = _with_dim(reader, None)
     while reader.token.kind == "word":
         array = _with_dim(reader, array)
@@ -100,7 +98,7 @@ def _row(reader: Reader) -> ShardedArray:
 
 
 def _with_dim(reader: Reader, array: ShardedArray | None) -> ShardedArray:
-    """An array with the dim that stands next added to it, so that a mistake points at that dim."""
+    """Read a dim and add it to an array, if any; an error points at the dim."""
     word = reader.expect("word", "a dim" if array else "an array, as in A[I_X, J] or B_x E,")
     dim, _, rest = word.text.partition("_")
     axes = _read_subscript(reader, word, rest) if "_" in word.text else ()
@@ -109,7 +107,7 @@ def _with_dim(reader: Reader, array: ShardedArray | None) -> ShardedArray:
 
 
 def _read_subscript(reader: Reader, word: Token, rest: str) -> tuple[str, ...]:
-    """The axes after the underscore of a word, which ends in it where braces follow."""
+    """The axes after the underscore of a word: its rest, or braces if the word ends in the underscore."""
     if rest:
         return resolve(reader, rest, word.position + len(word.text) - len(rest))
     if reader.token.kind != "{":
@@ -118,7 +116,7 @@ def _read_subscript(reader: Reader, word: Token, rest: str) -> tuple[str, ...]:
 
 
 def _read_unreduced(reader: Reader) -> tuple[str, ...]:
-    """The axes of `{U_X}`, its brace passed."""
+    """Read the axes of `{U_X}` after its opening brace."""
     word = reader.expect("word", "U and a mesh axis, as in {U_X},")
     letter, _, rest = word.text.partition("_")
     if letter != "U" or "_" not in word.text:

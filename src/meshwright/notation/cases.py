@@ -15,9 +15,9 @@ Case = Literal[1, 2, 3, 4]
 
 @dataclass(frozen=True)
 class AxisCase:
-    """What one mesh axis does in a product, and which case that makes it.
+    """The case of one mesh axis of a product.
 
-    dims: those that it splits. operands: the arrays in which it splits a summed dim.
+    dims: those that it shards. operands: the arrays in which it shards a summed dim.
     """
 
     axis: str
@@ -44,16 +44,15 @@ def axis_cases(operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...])
 
 def _axis_case(axis: str, operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> AxisCase:
     """The highest case that applies to one axis."""
-    places = {operand.label: dim for operand in operands if (dim := operand.dim_of(axis))}
-    kept = list(dict.fromkeys(dim for dim in places.values() if dim in result_dims))
-    summed = list(dict.fromkeys(dim for dim in places.values() if dim not in result_dims))
+    dim_in = {operand.label: dim for operand in operands if (dim := operand.dim_of(axis))}
+    kept = list(dict.fromkeys(dim for dim in dim_in.values() if dim in result_dims))
+    summed = list(dict.fromkeys(dim for dim in dim_in.values() if dim not in result_dims))
     if len(kept) > 1:
         return AxisCase(axis, 4, tuple(kept))
     for dim in summed:
         holders = [operand.label for operand in operands if dim in operand.dims]
-        if all(places.get(label) == dim for label in holders):
+        if all(dim_in.get(label) == dim for label in holders):
             return AxisCase(axis, 3, (dim,), tuple(holders))
-    for dim in summed:
-        alone = [label for label, place in places.items() if place == dim]
-        return AxisCase(axis, 2, (dim,), tuple(alone))
+    if summed:
+        return AxisCase(axis, 2, (summed[0],), tuple(label for label, dim in dim_in.items() if dim == summed[0]))
     return AxisCase(axis, 1, (kept[0],))

@@ -1,4 +1,4 @@
-"""What can be written in the notation: arrays, products, and chains of collectives. `str` of each is its text."""
+"""Expressions of the notation: products and chains of collectives. `str` of each is its text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORT = {kind: name for name, kind in SHORT_NAMES.items()}
 
 @dataclass(frozen=True)
 class Product:
-    """An einsum of two or more arrays: dims that the result has not are summed. None leaves the result to inference."""
+    """An einsum of two or more arrays; dims missing in the result are summed. result: None to infer it."""
 
     operands: tuple[ShardedArray, ...]
     result: ShardedArray | None = None
@@ -36,7 +36,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Stage:
-    """One arrow of a chain: a collective over some axes and what comes of it; kind None only says what is wanted."""
+    """One arrow of a chain: a collective over some axes and its result. kind: None for any resharding."""
 
     kind: Kind | None
     axes: tuple[str, ...]
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """An array, or the result of a product, taken through collectives and reshardings.
+    """Collectives and reshardings of an array or of a product's result.
 
     `AllGather_X(A[I_X, J]) -> A[I, J]` is a chain of one collective, `A[I_X, J] -> A[I, J_X]` of one resharding.
     """
@@ -65,7 +65,7 @@ class Chain:
 
     @property
     def first(self) -> ShardedArray | None:
-        """The array that the stages begin with."""
+        """The array before the first stage."""
         return self.start.result if isinstance(self.start, Product) else self.start
 
     @property
@@ -88,7 +88,7 @@ Expression = ShardedArray | Product | Chain
 
 
 def check_stage(before: ShardedArray, stage: Stage) -> None:
-    """Raise where a stage does not lead from `before` to its result."""
+    """Raise if a stage applied to `before` does not give its result."""
     if stage.kind is None:
         if before.dims != stage.result.dims:
             raise MeshwrightError(f"a resharding keeps the dims: {before} has {', '.join(before.dims)}")
@@ -99,7 +99,7 @@ def check_stage(before: ShardedArray, stage: Stage) -> None:
         axes = ", ".join(stage.axes) or "no axis"
         raise MeshwrightError(f"a {stage.kind} over {axes}; it is one of {', '.join(_FUNCTION)}, over each axis once")
     expected = after(before, stage.kind, stage.axes, stage.result)
-    if not expected.lies_like(stage.result):
+    if not expected.has_sharding_of(stage.result):
         raise MeshwrightError(f"{_call(before, replace(stage, result=expected))} is {expected}, not {stage.result}")
 
 

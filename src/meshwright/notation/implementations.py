@@ -1,13 +1,13 @@
 """Every implementation of a product, or of a change of an array's sharding.
 
-An implementation of a product assigns each mesh axis to the dim that it works on while the product is computed. An axis
-on a dim of the result simply splits the work; one on a summed dim leaves a partial sum; one on no dim repeats the work.
-The operands are resharded by the assignment, multiplied, and the result is brought to the sharding asked for. So
-"gather B", "slice A and reduce C" and "gather C afterwards" are choices of one kind, and all are listed.
+An implementation of a product assigns each mesh axis to the dim that it shards while the product is computed. An axis
+on a dim of the result divides the work; one on a summed dim leaves a partial sum; one on no dim repeats the work. The
+operands are resharded to the assignment and multiplied, and the result is resharded to the target. So "gather B",
+"slice A and reduce C" and "gather C afterwards" are three assignments, and all are listed.
 
 More than two operands are multiplied in pairs from left to right, one local einsum a pair; a dim is summed as soon as
-neither a later operand nor the result has it, and an intermediate is reduced before it is used. Of the implementations
-that lead to it, only those are followed that no other beats in flops and in the bytes over every axis.
+neither a later operand nor the result has it, and an intermediate is reduced before it is used. Only implementations of
+an intermediate that are Pareto-optimal in flops and in bytes over each axis are continued.
 """
 
 from __future__ import annotations
@@ -27,48 +27,54 @@ from meshwright.notation.steps import Communicate, Implementation, Multiply
 from meshwright.record import wire_bytes
 
 Assignment = dict[str, tuple[str, ...]]
-"""The axes that work on each dim of a pair while it is multiplied."""
+"""The axes that shard each dim of a pair while it is multiplied."""
 
 
 def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes) -> list[Implementation]:
-    """Every way from legal operands with distinct labels to the result, as `sorted_implementations` orders them."""
+    """Every implementation of a product, or of a resharding for one operand, in the order of `sorted_implementations`.
+
+    operands: legal, with distinct labels. wanted: the result.
+    """
     if len(operands) == 1:
         return sorted_implementations(
             [Implementation(steps=moves, result=wanted) for moves in reshardings(operands[0], wanted, sizes)], sizes
         )
-    ways = [Implementation(steps=(), result=operands[0])]
+    candidates = [Implementation(steps=(), result=operands[0])]
     for index, right in enumerate(operands[1:], 2):
-        pairs = ((way, more) for way in ways for more in _pair(way.result, right, operands[index:], wanted, sizes))
-        ways = [Implementation(steps=way.steps + more.steps, result=more.result) for way, more in pairs]
+        candidates = [
+            Implementation(steps=first.steps + more.steps, result=more.result)
+            for first in candidates
+            for more in _pair(first.result, right, operands[index:], wanted, sizes)
+        ]
         if len(operands) > 2:
-            ways = _unbeaten(ways, sizes)
-    if not ways:
+            candidates = _pareto_optimal(candidates, sizes)
+    if not candidates:
         axes = ", ".join(wanted.unreduced)
         raise MeshwrightError(f"{wanted} cannot stay a sum over {axes}: they divide no dim that the last product sums")
-    return sorted_implementations(ways, sizes)
+    return sorted_implementations(candidates, sizes)
 
 
-def sorted_implementations(ways: list[Implementation], sizes: Sizes) -> list[Implementation]:
-    """The ways, those that send the fewest bytes first, then by flops and by number of steps.
+def sorted_implementations(candidates: list[Implementation], sizes: Sizes) -> list[Implementation]:
+    """Sort implementations by bytes sent, then flops, then number of steps.
 
-    A way that does all the collectives of an earlier one, and no fewer flops, is left out: it only does more.
+    One with all the collectives of an earlier one, and no fewer flops, is left out.
     """
 
-    def effort(way: Implementation) -> tuple[int, int, int]:
-        return sum(_sent(step, sizes) for step in way.communications), way.flops, len(way.steps)
+    def effort(candidate: Implementation) -> tuple[int, int, int]:
+        return sum(_sent(step, sizes) for step in candidate.communications), candidate.flops, len(candidate.steps)
 
     kept: list[tuple[set[Communicate], Implementation]] = []
-    for way in sorted(ways, key=effort):
-        done = set(way.communications)
-        if not any(less <= done and w.flops <= way.flops for less, w in kept):
-            kept.append((done, way))
-    return [way for _, way in kept]
+    for candidate in sorted(candidates, key=effort):
+        done = set(candidate.communications)
+        if not any(less <= done and w.flops <= candidate.flops for less, w in kept):
+            kept.append((done, candidate))
+    return [candidate for _, candidate in kept]
 
 
 def _pair(
     left: ShardedArray, right: ShardedArray, later: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes
 ) -> Iterator[Implementation]:
-    """The ways to the product of two arrays: to the result wanted or, if other operands follow, to an intermediate."""
+    """The implementations of the product of two arrays: the result or, with operands left, an intermediate."""
     dims = tuple(dict.fromkeys(left.dims + right.dims))
     needed = {dim for array in (*later, wanted) for dim in array.dims}
     kept = tuple(dim for dim in dims if dim in needed) if later else wanted.dims
@@ -90,9 +96,9 @@ def _pair(
 def _assignments(
     arrays: tuple[ShardedArray, ShardedArray, ShardedArray], dims: tuple[str, ...], summed: tuple[str, ...]
 ) -> Iterator[Assignment]:
-    """Every choice of a dim, or of none, for each axis, among the dims it splits in the operands or the result.
+    """Every choice of a dim, or of none, for each axis, among the dims it shards in the operands or the result.
 
-    An axis over which the result is to stay a sum may also work on any summed dim.
+    An axis over which the result is to stay unreduced may also shard any summed dim.
     """
     places: dict[str, list[str | None]] = {
         axis: [] for array in arrays for axis in (*array.split_axes, *array.unreduced)
@@ -107,31 +113,31 @@ def _assignments(
 
 
 def _assigned(array: ShardedArray, assignment: Assignment) -> ShardedArray:
-    """An operand as an assignment wants it."""
+    """An operand with the sharding of an assignment."""
     return replace(array, axes=tuple(assignment[dim] for dim in array.dims), unreduced=())
 
 
 def _multiply(
     operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, assignment: Assignment, sizes: Sizes
 ) -> Multiply:
-    """The local product: 2 flops for each element of the product of all dims, 1 if none of them is summed.
+    """The local product. Flops: 2 for each element of the product of all dims, 1 if none of them is summed.
 
-    Source of the count: jax-ml.github.io/scaling-book/transformers, "Counting dots".
+    Source: jax-ml.github.io/scaling-book/transformers, "Counting dots".
     """
     operations = 2 if len(assignment) > len(result.dims) else 1
-    working = {axis for axes in assignment.values() for axis in axes}
+    sharding = {axis for axes in assignment.values() for axis in axes}
     return Multiply(
         operands=operands,
         result=result,
         flops=operations * math.prod(sizes.dims[dim] // sizes.degree(axes) for dim, axes in assignment.items()),
-        repeated_axes=tuple(a for a, degree in sizes.degrees.items() if degree > 1 and a not in working),
+        repeated_axes=tuple(a for a, degree in sizes.degrees.items() if degree > 1 and a not in sharding),
     )
 
 
-def _sent_bytes(way: Implementation, sizes: Sizes) -> Counter[str]:
-    """The bytes that one device sends in the collectives over each axis; those over several count for each of them."""
+def _sent_bytes(candidate: Implementation, sizes: Sizes) -> Counter[str]:
+    """The bytes that one device sends over each axis; a collective over several axes counts for each."""
     sent: Counter[str] = Counter()
-    for step in way.communications:
+    for step in candidate.communications:
         sent.update(dict.fromkeys(step.axes, _sent(step, sizes)))
     return sent
 
@@ -141,11 +147,11 @@ def _sent(step: Communicate, sizes: Sizes) -> int:
     return round(wire_bytes(step.kind, step.bytes, sizes.degree(step.axes)))
 
 
-def _unbeaten(ways: list[Implementation], sizes: Sizes) -> list[Implementation]:
-    """The ways that no other way to the same array beats, nor equals: in flops and in the bytes over every axis."""
+def _pareto_optimal(candidates: list[Implementation], sizes: Sizes) -> list[Implementation]:
+    """The implementations that are Pareto-optimal in flops and bytes over each axis; the first of equal ones."""
     kept: list[tuple[Counter[str], Implementation]] = []
-    efforts = [(_sent_bytes(way, sizes), way) for way in ways]
-    for sent, way in sorted(efforts, key=lambda effort: (effort[0].total(), effort[1].flops)):
-        if not any(w.result == way.result and w.flops <= way.flops and less <= sent for less, w in kept):
-            kept.append((sent, way))
-    return [way for _, way in kept]
+    efforts = [(_sent_bytes(candidate, sizes), candidate) for candidate in candidates]
+    for sent, candidate in sorted(efforts, key=lambda effort: (effort[0].total(), effort[1].flops)):
+        if not any(w.result == candidate.result and w.flops <= candidate.flops and less <= sent for less, w in kept):
+            kept.append((sent, candidate))
+    return [candidate for _, candidate in kept]

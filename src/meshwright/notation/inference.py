@@ -1,6 +1,6 @@
-"""From an expression to the case it is and to every way to compute it.
+"""Infer the case of an expression and every implementation of it.
 
-Axes of degree 1 split nothing and are left out of everything inferred.
+Axes of degree 1 are left out of everything inferred.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from meshwright.notation.steps import Implementation, Step
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """What an expression is and takes: its case axis by axis, and the implementations that lead to its result.
+    """The case of an expression for each mesh axis, and the implementations of its result.
 
-    operands: as written, labels made distinct; one where an array is only resharded. result: what was asked for, or the
-    natural result, in which each dim keeps the axes that it came with. implementations: fewest bytes sent by a device
-    first (`cost` sorts them by time on a chip), the written one among them. written: the one that the expression itself
-    prescribes, as `... -> RS over x -> ...` does; None where it leaves that open.
+    operands: as written, with distinct labels; one for a resharding. result: the requested result, or the natural one,
+    in which each dim keeps its axes. implementations: fewest bytes sent by a device first (`cost` sorts them by time on
+    a chip), including the written one. written: the implementation that the expression prescribes, as `... -> RS over x
+    -> ...` does; None if it prescribes none.
     """
 
     operands: tuple[ShardedArray, ...]
@@ -37,7 +37,7 @@ class Inference:
 
     @property
     def case(self) -> int | None:
-        """The highest case of any axis; 1 where no axis splits anything, None where nothing is multiplied."""
+        """The highest case of any axis; 1 if no axis shards anything, None for a resharding."""
         return max((item.case for item in self.cases), default=1) if len(self.operands) > 1 else None
 
     @property
@@ -47,7 +47,7 @@ class Inference:
 
 
 def infer(expression: Expression, sizes: Sizes) -> Inference:
-    """The case of an expression and every way to its result. Raises for arrays that cannot lie on the mesh.
+    """Infer the case of an expression and its implementations. Raises for a sharding that the mesh cannot have.
 
     >>> from meshwright.notation.parser import parse
     >>> sizes = Sizes(degrees={"X": 4}, dims={"I": 64, "J": 64, "K": 64})
@@ -58,52 +58,54 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
         raise MeshwrightError(f"{expression} is one array: write -> and the sharding wanted, or @ and another array")
     start, stages = (expression.start, expression.stages) if isinstance(expression, Chain) else (expression, ())
     if isinstance(start, ShardedArray):
-        first = _normal(start, sizes)
+        first = _checked(start, sizes)
         operands = (first,)
     else:
-        operands = with_distinct_labels(tuple(_normal(operand, sizes) for operand in start.operands))
-        first = _normal(start.result or natural_result(operands), sizes)
+        operands = with_distinct_labels(tuple(_checked(operand, sizes) for operand in start.operands))
+        first = _checked(start.result or natural_result(operands), sizes)
     # The result of each stage has the name of the array that goes through the chain.
     stages = tuple(
-        Stage(stage.kind, _larger(stage.axes, sizes), replace(_normal(stage.result, sizes), name=first.name))
+        Stage(stage.kind, _nontrivial(stage.axes, sizes), replace(_checked(stage.result, sizes), name=first.name))
         for stage in stages
     )
     result = stages[-1].result if stages else first
-    ways = implementations_of(operands, result, sizes)
+    implementations = implementations_of(operands, result, sizes)
     written = None
-    if _prescribes(stages, operands):
+    # A collective by name, or an array on the way to the result, prescribes how it is computed.
+    if any(stage.kind for stage in stages) or len(stages) > 1 or (stages and len(operands) > 1):
         written = _follow(implementations_of(operands, first, sizes)[0], stages, sizes)
-        ways = ways if written in ways else sorted_implementations([*ways, written], sizes)
+        if written not in implementations:
+            implementations = sorted_implementations([*implementations, written], sizes)
     cases = axis_cases(operands, result.dims) if len(operands) > 1 else ()
     return Inference(
-        operands=operands, result=result, cases=cases, implementations=tuple(ways), written=written, sizes=sizes
+        operands=operands,
+        result=result,
+        cases=cases,
+        implementations=tuple(implementations),
+        written=written,
+        sizes=sizes,
     )
 
 
-def _prescribes(stages: tuple[Stage, ...], operands: tuple[ShardedArray, ...]) -> bool:
-    """Whether stages say how, not only what: a collective by name, or an array on the way."""
-    return any(stage.kind for stage in stages) or len(stages) > 1 or bool(stages and len(operands) > 1)
-
-
-def _normal(array: ShardedArray, sizes: Sizes) -> ShardedArray:
-    """A legal array without the axes of degree 1."""
+def _checked(array: ShardedArray, sizes: Sizes) -> ShardedArray:
+    """A legal array without its axes of degree 1. Raises for others."""
     check(array, sizes)
-    axes = tuple(_larger(axes, sizes) for axes in array.axes)
-    return replace(array, axes=axes, unreduced=_larger(array.unreduced, sizes))
+    axes = tuple(_nontrivial(axes, sizes) for axes in array.axes)
+    return replace(array, axes=axes, unreduced=_nontrivial(array.unreduced, sizes))
 
 
-def _larger(axes: tuple[str, ...], sizes: Sizes) -> tuple[str, ...]:
+def _nontrivial(axes: tuple[str, ...], sizes: Sizes) -> tuple[str, ...]:
     """The axes of a degree above 1."""
     return tuple(axis for axis in axes if sizes.degrees[axis] > 1)
 
 
-def _follow(way: Implementation, stages: tuple[Stage, ...], sizes: Sizes) -> Implementation:
-    """A way continued by the stages of a chain, as they are written."""
-    current = way.result
-    steps: list[Step] = list(way.steps)
+def _follow(start: Implementation, stages: tuple[Stage, ...], sizes: Sizes) -> Implementation:
+    """An implementation followed by the stages of a chain."""
+    current = start.result
+    steps: list[Step] = list(start.steps)
     for stage in stages:
         if stage.kind is None or stage.kind == "all-gather":
-            # What an all-gather over axes of several dims does is what resharding does: one collective a dim.
+            # An all-gather over axes of several dims is one collective a dim, as in resharding.
             steps.extend(reshard(current, stage.result, sizes))
         elif stage.axes:
             steps.append(communicate(stage.kind, stage.axes, current, stage.result, sizes))

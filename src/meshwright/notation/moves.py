@@ -1,7 +1,7 @@
-"""What a collective makes of a sharded array: gather, reduce, scatter, exchange, slice.
+"""The sharding of an array after a collective or a slice.
 
-Axes come and go at the end of a dim's list, because that is what a collective does: in `I_XY` each part of the split
-over X is cut again over Y, so a gather over Y alone joins neighbours, and one over X alone would interleave them.
+A collective adds and removes axes at the end of a dim's list: in `I_XY` each shard over X is cut again over Y, so a
+gather over Y alone joins neighbours, and one over X alone would interleave them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwright.record import Kind
 
 
 def gathered(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
-    """The array after an all-gather over `axes`, which may lie on several dims; they are the last on each."""
+    """The array after an all-gather over `axes`, the last axes of one or several dims."""
     _check_on_dims(array, axes, "all-gather")
     return array.with_axes({dim: _without(array, dim, axes) for dim in array.dims})
 
@@ -26,14 +26,14 @@ def reduced(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
 
 
 def scattered(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray:
-    """The array after a reduce-scatter over `axes` that leaves `dim` split over them."""
+    """The array after a reduce-scatter over `axes` that shards `dim` over them."""
     _check_unreduced(array, axes, "reduce-scatter")
     _check_dim(array, dim)
     return reduced(array, axes).with_axes({dim: array.axes_of(dim) + axes})
 
 
 def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: str) -> ShardedArray:
-    """The array after an all-to-all that takes `axes` from the dim `source` to the dim `target`."""
+    """The array after an all-to-all that moves `axes` from the dim `source` to the dim `target`."""
     _check_on_dims(array, axes, "all-to-all")
     _check_dim(array, target)
     kept = _without(array, source, axes)
@@ -44,12 +44,12 @@ def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: s
 
 
 def sliced(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray:
-    """The array when each device keeps only its part of `dim`: no communication."""
+    """The array after each device keeps its shard of `dim`: no communication."""
     return array.with_axes({dim: array.axes_of(dim) + axes})
 
 
 def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedArray) -> ShardedArray:
-    """The array after a collective, the dim that it splits taken from the result `like`."""
+    """The array after a collective, which shards the same dim as in the result `like`."""
     if kind == "all-gather":
         return gathered(array, axes)
     if kind == "all-reduce":
@@ -66,7 +66,7 @@ def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedA
 
 
 def _without(array: ShardedArray, dim: str, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes of a dim when `axes` have gone from its end."""
+    """The axes of a dim after `axes` are removed from its end. Raises if they are not there."""
     old = array.axes_of(dim)
     kept = tuple(axis for axis in old if axis not in axes)
     if kept != old[: len(kept)]:
@@ -78,14 +78,12 @@ def _without(array: ShardedArray, dim: str, axes: tuple[str, ...]) -> tuple[str,
 
 
 def _check_on_dims(array: ShardedArray, axes: tuple[str, ...], kind: str) -> None:
-    """Raise for an axis that splits no dim."""
     for axis in axes:
         if array.dim_of(axis) is None:
             raise MeshwrightError(f"an {kind} over {axis} needs a dim split over {axis}; {array} has none")
 
 
 def _check_unreduced(array: ShardedArray, axes: tuple[str, ...], kind: str) -> None:
-    """Raise for an axis over which there is no sum to take."""
     for axis in axes:
         if axis not in array.unreduced:
             raise MeshwrightError(
@@ -94,6 +92,5 @@ def _check_unreduced(array: ShardedArray, axes: tuple[str, ...], kind: str) -> N
 
 
 def _check_dim(array: ShardedArray, dim: str) -> None:
-    """Raise for a dim that the array does not have."""
     if dim not in array.dims:
         raise MeshwrightError(f"{array} has no dim {dim}; its dims are {', '.join(array.dims)}")

@@ -1,16 +1,17 @@
-"""Labels for the arrays of a product: distinct ones for operands, and ones for what has no name yet."""
+"""Labels for the arrays of a product: distinct ones for operands, new ones for results."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import chain, count
 from string import ascii_uppercase
 
 from meshwright.notation.array import ShardedArray
 
 
 def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArray, ...]:
-    """The operands, one whose label an earlier one has renamed: `A` twice becomes A and A2."""
+    """The operands with repeated labels numbered: `A` twice becomes A and A2."""
     distinct: list[ShardedArray] = []
     for operand in operands:
         taken = [array.label for array in (*distinct, *operands[len(distinct) + 1 :])]
@@ -20,9 +21,9 @@ def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArr
 
 
 def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
-    """The result that a product has by itself: the dims that one operand alone has, with the axes they came with.
+    """The result of a product written without one: the dims that one operand alone has, with their axes.
 
-    An axis that two of them would have stays on the first.
+    An axis on two of them stays on the first.
     """
     every = [dim for operand in operands for dim in operand.dims]
     dims = tuple(dim for dim in every if every.count(dim) == 1)
@@ -39,7 +40,7 @@ def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
 def intermediate(
     left: ShardedArray, right: ShardedArray, dims: tuple[str, ...], later: Collection[ShardedArray]
 ) -> str:
-    """The name of a product on the way to a larger one: `AB`, or none if neither has one and its dims will do."""
+    """The name of an intermediate product: `AB`; '' if neither operand has one and its dims label it."""
     taken = [array.label for array in later]
     if not left.name and not right.name and dims and "".join(dims) not in taken:
         return ""
@@ -47,9 +48,5 @@ def intermediate(
 
 
 def _numbered(label: str, taken: Collection[str]) -> str:
-    """A label that is not taken: itself, or with the first number that makes it new."""
-    number = 2
-    name = label
-    while name in taken:
-        name, number = f"{label}{number}", number + 1
-    return name
+    """A label that is not taken: itself, or with the first number from 2 that makes it new."""
+    return next(name for name in chain([label], (f"{label}{n}" for n in count(2))) if name not in taken)

@@ -1,4 +1,4 @@
-"""Text into expressions; every mistake is a NotationError that points at its character.
+"""Parse expressions of the notation; an error is a NotationError that points at the character.
 
     expression := (product | calls) { arrow (array | collective [arrow array]) }
     product    := array { times array } [ (arrow | "=") array ["(partial result)"] ]       times: @ · × .
@@ -9,8 +9,8 @@
     subscript  := "_" axes
     axes       := word | "{" word { "," word } "}"
 
-The subscript of a reduce-scatter may end with the dim it splits, `ReduceScatter_{X,K}`, that of an all-to-all with both
-dims, `AllToAll_{X,I->J}`; where they do not, the result says it.
+The subscript of a reduce-scatter may end with the dim it shards, `ReduceScatter_{X,K}`, that of an all-to-all with both
+dims, `AllToAll_{X,I->J}`; otherwise the result shows them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.notation.array import FUNCTION_NAMES, SHORT_NAMES, ShardedArray
-from meshwright.notation.array_parser import read_array, read_axes, resolve, with_sum
+from meshwright.notation.array_parser import read_array, read_axes, resolve, with_unreduced
 from meshwright.notation.expression import Chain, Expression, Product, Stage, check_stage
 from meshwright.notation.moves import exchanged, gathered, reduced, scattered
 from meshwright.notation.tokens import Reader, Token
@@ -31,7 +31,7 @@ _KINDS: dict[str, Kind] = {**SHORT_NAMES, **FUNCTION_NAMES}
 
 
 def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
-    """The array, product or chain that a text describes; `axes` are those of the mesh, None where there is none yet.
+    """Parse an array, a product or a chain. axes: those of the mesh; None without a mesh.
 
     >>> str(parse("B M_x @ M_x E = B E (partial result) -> RS over x -> B E_x"))
     'B M_x @ M_x E = B E{U_x} -> RS over x -> B E_x'
@@ -49,7 +49,7 @@ def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
 
 
 def parse_numbers(text: str) -> dict[str, int]:
-    """The numbers of `X=4,Y=2` or `B=65536,D=8192`: degrees of mesh axes, sizes of dims; whole numbers from 1."""
+    """Parse `X=4,Y=2` or `B=64Ki,D=8192`: degrees of mesh axes or sizes of dims, whole numbers from 1."""
     reader = Reader(text, None)
     numbers: dict[str, int] = {}
     while True:
@@ -58,7 +58,7 @@ def parse_numbers(text: str) -> dict[str, int]:
             raise reader.mistake(f"{name.text} stands twice", name.position)
         reader.expect("=", f"= and a number after {name.text}")
         number = reader.expect("number", "a whole number")
-        # `8k` and `8Ki` are a number and the word right after it.
+        # `8k` and `8Ki` are two tokens.
         end = number.position + len(number.text)
         unit = reader.take().text if reader.token.kind == "word" and reader.token.position == end else ""
         try:
@@ -76,7 +76,7 @@ def parse_numbers(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective as written: the words of its subscript, and the dims of an all-to-all where it says them."""
+    """A collective in function notation. words: of its subscript. dims: of an all-to-all, if written."""
 
     kind: Kind
     position: int
@@ -85,9 +85,9 @@ class _Call:
 
 
 def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
-    """The array that stages may follow: the only one, or the result of the product whose operands are collected.
+    """Read an array, or a product into `operands`; returns the array or the product's result as the first stage.
 
-    No stage where there is a product without its result.
+    No stage if the product has no result.
     """
     first = read_array(reader)
     while reader.accept("times"):
@@ -103,12 +103,12 @@ def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
     result = read_array(reader)
     reader.build(position, Product, tuple(operands), result)
     if reader.accept("("):
-        result = reader.build(position, with_sum, result, _partial(reader, operands, result))
+        result = reader.build(position, with_unreduced, result, _read_partial(reader, operands, result))
     return [Stage(None, (), result)]
 
 
-def _partial(reader: Reader, operands: list[ShardedArray], result: ShardedArray) -> tuple[str, ...]:
-    """The axes that MaxText's `(partial result)` stands for, its parenthesis passed: those of the summed dims."""
+def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedArray) -> tuple[str, ...]:
+    """Read MaxText's `(partial result)` after its parenthesis; returns the axes of the summed dims."""
     position = reader.token.position
     reader.accept("local")
     for word in ("partial", "result", ")"):
@@ -132,8 +132,12 @@ def _calls(reader: Reader) -> list[Stage]:
         reader.expect(")", ")")
         call = calls.pop()
         wanted = read_array(reader) if not calls and reader.accept("arrow") else None
-        axes, dims = _axes(reader, call, stages[-1].result)
-        _collect(reader, stages, call.kind, axes, dims, wanted, call.position)
+        words, dims = list(call.words), call.dims
+        # The last of several words of a reduce-scatter is a dim if the operand has it.
+        if call.kind == "reduce-scatter" and len(words) > 1 and words[-1].text in stages[-1].result.dims:
+            dims = (words.pop().text,)
+        axes = tuple(axis for word in words for axis in resolve(reader, word.text, word.position))
+        _add_collective(reader, stages, call.kind, axes, dims, wanted, call.position)
     return stages
 
 
@@ -159,7 +163,7 @@ def _call(reader: Reader) -> _Call:
 
 
 def _stage(reader: Reader, stages: list[Stage]) -> None:
-    """Add what follows an arrow: `RS over x -> B E_x`, or an array to reshard to."""
+    """Read a stage after an arrow: `RS over x -> B E_x`, or an array to reshard to."""
     position = reader.token.position
     if not _at_short(reader):
         stage = Stage(None, (), read_array(reader))
@@ -170,18 +174,10 @@ def _stage(reader: Reader, stages: list[Stage]) -> None:
     reader.accept("over")
     axes = read_axes(reader)
     wanted = read_array(reader) if reader.accept("arrow") else None
-    _collect(reader, stages, kind, axes, (), wanted, position)
+    _add_collective(reader, stages, kind, axes, (), wanted, position)
 
 
-def _axes(reader: Reader, call: _Call, operand: ShardedArray) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The mesh axes of a call and the dims that it names: the last of several words is one if the operand has it."""
-    words, dims = list(call.words), call.dims
-    if call.kind == "reduce-scatter" and len(words) > 1 and words[-1].text in operand.dims:
-        dims = (words.pop().text,)
-    return tuple(axis for word in words for axis in resolve(reader, word.text, word.position)), dims
-
-
-def _collect(
+def _add_collective(
     reader: Reader,
     stages: list[Stage],
     kind: Kind,
@@ -190,11 +186,11 @@ def _collect(
     wanted: ShardedArray | None,
     position: int,
 ) -> None:
-    """Add one collective to a chain. What is reduced must have been a sum, so it is marked as one where it was not."""
+    """Add a collective to a chain. The operand of a reduction is marked as unreduced if it was not."""
     before = stages[-1].result
     if kind in ("reduce-scatter", "all-reduce"):
         missing = tuple(axis for axis in axes if axis not in before.unreduced)
-        before = reader.build(position, with_sum, before, missing)
+        before = reader.build(position, with_unreduced, before, missing)
         stages[-1] = replace(stages[-1], result=before)
     result = reader.build(position, _outcome, before, kind, axes, dims, wanted)
     stage = Stage(kind, axes, result)
@@ -205,7 +201,7 @@ def _collect(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """The array after a collective: the one that is written, if any, checked against the dims that the call names."""
+    """The array after a collective: the written one, if any, checked against the dims of the call."""
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":
@@ -215,16 +211,16 @@ def _outcome(
     if not dims:
         raise MeshwrightError(f"the dim that {', '.join(axes)} will split is missing; write the result after ->")
     result = scattered(before, axes, dims[0]) if kind == "reduce-scatter" else exchanged(before, axes, *dims)
-    if wanted and not wanted.lies_like(result):
+    if wanted and not wanted.has_sharding_of(result):
         raise MeshwrightError(f"the collective leaves {result}, not {wanted}")
     return wanted or result
 
 
 def _at_function(reader: Reader) -> bool:
-    """Whether a collective stands here as a function."""
+    """Whether a collective in function notation comes next: `AllGather_X(`."""
     return reader.token.text.partition("_")[0] in FUNCTION_NAMES and reader.following.kind in ("(", "{")
 
 
 def _at_short(reader: Reader) -> bool:
-    """Whether a collective stands here by its word: `RS over x`."""
+    """Whether a collective in MaxText's notation comes next: `RS over x`."""
     return reader.token.text in _KINDS and reader.following.kind != "["

@@ -1,4 +1,4 @@
-"""From one sharding of an array to another: the collectives and free slices that lead there."""
+"""Reshard an array: the collectives and free slices from one sharding to another."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def reshard(
 ) -> tuple[Move, ...]:
     """The steps from one legal sharding to another of the same dims; `target` may be unreduced only where `source` is.
 
-    Slices come first, because they make everything after them smaller, and gathers last, because they make it larger:
-    a free slice, a reduce-scatter onto a dim that wants the axis, an all-to-all between dims, an all-reduce of what no
-    dim wants, an all-gather of what stands in the way. Kinds in `avoid` (reduce-scatter, all-to-all) are gone around.
+    Slices come first, because they make later arrays smaller, and gathers last, because they make them larger: free
+    slices, reduce-scatters onto dims that need the axis, all-to-alls between dims, all-reduces over axes that no dim
+    needs, all-gathers of the remaining axes. avoid: kinds to replace by others (reduce-scatter, all-to-all).
     """
     moves: list[Move] = []
     current = source
-    while not current.lies_like(target):
+    while not current.has_sharding_of(target):
         move = (
             _slice(current, target)
             or ("reduce-scatter" not in avoid and _scatter(current, target, sizes))
@@ -39,10 +39,10 @@ def reshard(
 
 
 def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> list[tuple[Move, ...]]:
-    """Every way worth pricing, the direct one first.
+    """Every resharding worth pricing, the direct one first.
 
-    The others do an all-reduce and a slice for a reduce-scatter, a gather and a slice for an all-to-all, or an
-    all-reduce in its halves: a reduce-scatter now and an all-gather that can wait.
+    The others have an all-reduce and a slice for a reduce-scatter, a gather and a slice for an all-to-all, or a
+    reduce-scatter and an all-gather, which can be later, for an all-reduce.
     """
     direct = reshard(source, target, sizes)
     kinds = {move.kind for move in direct if isinstance(move, Communicate)}
@@ -55,78 +55,74 @@ def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> lis
 def communicate(
     kind: Kind, axes: tuple[str, ...], operand: ShardedArray, result: ShardedArray, sizes: Sizes
 ) -> Communicate:
-    """A collective with its bytes."""
+    """A collective, with its bytes."""
     step = Communicate(kind=kind, axes=axes, operand=operand, result=result, bytes=0)
     return replace(step, bytes=sizes.local_bytes(step.counted))
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> Slice | None:
-    """Cut a dim over the axes that come next on it and are used nowhere yet."""
+    """Slice a dim over the next axes it needs that are unused so far."""
     used = {*current.split_axes, *current.unreduced}
     for dim in target.dims:
-        axes = tuple(itertools.takewhile(lambda axis: axis not in used, _wanted(current, target, dim)))
+        axes = tuple(itertools.takewhile(lambda axis: axis not in used, _missing_axes(current, target, dim)))
         if axes:
             return Slice(axes=axes, operand=current, result=sliced(current, axes, dim))
     return None
 
 
 def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Reduce-scatter over the axes that come next on a dim and are still a sum."""
+    """Reduce-scatter over the next axes that a dim needs, if the array is unreduced over them."""
     for dim in target.dims:
-        axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _wanted(current, target, dim)))
+        axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
         if axes:
             return communicate("reduce-scatter", axes, current, scattered(current, axes, dim), sizes)
     return None
 
 
 def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """All-to-all over the axes that come next on a dim and are the last of another."""
+    """All-to-all over the next axes that a dim needs, if they are the last of another dim."""
     for dim in target.dims:
-        wanted = _wanted(current, target, dim)
-        source = current.dim_of(wanted[0]) if wanted else None
+        missing = _missing_axes(current, target, dim)
+        source = current.dim_of(missing[0]) if missing else None
         held = current.axes_of(source) if source else ()
-        for count in range(min(len(wanted), len(held)), 0, -1):
-            if source and held[-count:] == wanted[:count]:
-                axes = wanted[:count]
+        for count in range(min(len(missing), len(held)), 0, -1):
+            if source and held[-count:] == missing[:count]:
+                axes = missing[:count]
                 return communicate("all-to-all", axes, current, exchanged(current, axes, source, dim), sizes)
     return None
 
 
 def _reduce(current: ShardedArray, target: ShardedArray, sizes: Sizes, avoid: tuple[Kind, ...]) -> Communicate | None:
-    """All-reduce what is not to stay a sum and will not be scattered onto a dim."""
+    """All-reduce over the axes that neither stay unreduced nor will be scattered onto a dim."""
     kept = {*target.unreduced} if "reduce-scatter" in avoid else {*target.unreduced, *target.split_axes}
     axes = tuple(axis for axis in current.unreduced if axis not in kept)
     return communicate("all-reduce", axes, current, reduced(current, axes), sizes) if axes else None
 
 
 def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate:
-    """All-gather the axes at the end of a dim that must leave it: on the dim where that makes the least of it.
+    """All-gather the excess axes at the end of a dim: of the dim where the array grows least.
 
-    Axes that no dim wants go together; one that another dim wants goes alone, since it may make an all-to-all possible.
+    Axes that no dim needs are gathered together; one that another dim needs alone, since an all-to-all may follow.
     """
-    leaving = [axes for dim in target.dims if (axes := _in_the_way(current, target, dim))]
+    leaving = [axes for dim in target.dims if (axes := _excess_axes(current, target, dim))]
     axes = min(leaving, key=sizes.degree)
     return communicate("all-gather", axes, current, gathered(current, axes), sizes)
 
 
-def _in_the_way(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """The last axes of a dim that must leave it."""
+def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
+    """The last axes of a dim that are not in the target: those no other dim needs, or one that another needs."""
     held = current.axes_of(dim)
-    excess = held[len(_common(held, target.axes_of(dim))) :]
+    pairs = zip(held, target.axes_of(dim), strict=False)
+    num_kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    excess = held[num_kept:]
     unwanted = tuple(itertools.takewhile(lambda axis: axis not in target.split_axes, reversed(excess)))
     return unwanted[::-1] or excess[-1:]
 
 
-def _wanted(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """The axes that a dim still lacks; none while others stand in their way."""
+def _missing_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
+    """The axes that a dim still needs; () while it has excess axes."""
     held, final = current.axes_of(dim), target.axes_of(dim)
     return final[len(held) :] if final[: len(held)] == held else ()
-
-
-def _common(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes that both begin with."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
-    return tuple(axis for axis, _ in pairs)
 
 
 def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
@@ -144,7 +140,7 @@ def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
 
 
 def _joined(moves: list[Move]) -> tuple[Move, ...]:
-    """The moves with neighbouring all-gathers of one dim made one: first the inner axes left, then the outer."""
+    """The moves with consecutive all-gathers of one dim (inner axes, then outer ones) as one."""
     joined: list[Move] = []
     for move in moves:
         last = joined[-1] if joined else None

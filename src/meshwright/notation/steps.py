@@ -1,7 +1,8 @@
-"""The steps of a way to compute a product or a resharding: collectives, free slices, local products."""
+"""The steps of an implementation: collectives, free slices, local products."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from string import ascii_letters
 
@@ -25,17 +26,17 @@ class Communicate:
 
     @property
     def counted(self) -> ShardedArray:
-        """The array that `bytes` are those of."""
+        """The array whose local bytes are `bytes`."""
         return self.result if self.kind == "all-gather" else self.operand
 
     @property
     def source(self) -> int | None:
-        """The position of the dim that the axes leave (all-gather, all-to-all), None for a reduction."""
+        """The position of the dim that an all-gather or an all-to-all unshards; None for reductions."""
         return _position(self.operand, self.axes)
 
     @property
     def target(self) -> int | None:
-        """The position of the dim that the axes come to split (reduce-scatter, all-to-all), None for the others."""
+        """The position of the dim that a reduce-scatter or an all-to-all shards; None for others."""
         return _position(self.result, self.axes)
 
     def __str__(self) -> str:
@@ -44,7 +45,7 @@ class Communicate:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Each device keeps its own part of the dim at position `target`, which `axes` come to split: no communication."""
+    """Each device keeps its shard over `axes` of the dim at position `target`: no communication."""
 
     axes: tuple[str, ...]
     operand: ShardedArray
@@ -63,10 +64,10 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply:
-    """The einsum of what each device holds of the operands; the sum over axes that split a summed dim is still to do.
+    """The einsum of each device's shards; the result is unreduced over axes that shard a summed dim.
 
-    flops: of one device, 2 for each element of the product of all dims (1 where no dim is summed). repeated_axes: the
-    axes larger than 1 along which every device does the same work.
+    flops: of one device, 2 for each element of the product of all dims (1 if no dim is summed). repeated_axes: the axes
+    larger than 1 along which every device does the same work.
     """
 
     operands: tuple[ShardedArray, ShardedArray]
@@ -76,11 +77,8 @@ class Multiply:
 
     @property
     def formula(self) -> str:
-        """The einsum in single letters, as `jnp.einsum` wants it: `ab,bc->ac`."""
-        dims = dict.fromkeys(dim for operand in self.operands for dim in operand.dims)
-        letters = dict(zip(dims, ascii_letters, strict=False))
-        left, right, result = ("".join(letters[d] for d in array.dims) for array in (*self.operands, self.result))
-        return f"{left},{right}->{result}"
+        """The formula for `jnp.einsum`."""
+        return einsum_formula(self.operands, self.result)
 
     def __str__(self) -> str:
         return str(Product(self.operands, self.result))
@@ -91,10 +89,7 @@ Step = Communicate | Slice | Multiply
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """One way to compute a result: steps in order.
-
-    A step reads its operands by label and leaves its result under its label.
-    """
+    """The steps that compute a result, in order. A step refers to its operands by label."""
 
     steps: tuple[Step, ...]
     result: ShardedArray
@@ -111,7 +106,7 @@ class Implementation:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives as a record holds them, in order."""
+        """The collectives as entries of a record, in order."""
         return tuple(
             Collective(kind=step.kind, axes=step.axes, phase="forward", bytes=step.bytes, array=step.operand.label)
             for step in self.communications
@@ -124,11 +119,18 @@ class Implementation:
 
     @property
     def repeated_axes(self) -> tuple[str, ...]:
-        """The axes along which all devices repeat the work of some product of this way."""
+        """The axes along which all devices repeat the work of some product."""
         return tuple(dict.fromkeys(axis for step in self.products for axis in step.repeated_axes))
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.steps)) or f"{self.result} as it is"
+
+
+def einsum_formula(operands: Collection[ShardedArray], result: ShardedArray) -> str:
+    """The formula of a product for `einsum`: `ab,bc->ac`."""
+    letters = dict(zip(dict.fromkeys(dim for operand in operands for dim in operand.dims), ascii_letters, strict=False))
+    *inputs, output = ("".join(letters[dim] for dim in array.dims) for array in (*operands, result))
+    return f"{','.join(inputs)}->{output}"
 
 
 def _position(array: ShardedArray, axes: tuple[str, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""A text in the notation as words and signs, and a reader that goes through them."""
+"""Tokens of a text in the notation, and a reader of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    """The tokens of a text, closed by one of kind `end`. White space only separates."""
+    """The tokens of a text, followed by one of kind `end`. White space separates."""
     tokens: list[Token] = []
     position = 0
     while position < len(text):
@@ -43,13 +43,13 @@ def tokenize(text: str) -> list[Token]:
 
 
 class Reader:
-    """A place in the tokens of one text; every mistake it reports carries the text and a position.
+    """A position in the tokens of a text; its errors show the text and a position.
 
-    axes: those of the mesh, None where there is no mesh yet.
+    axes: those of the mesh; None without a mesh.
     """
 
     def __init__(self, text: str, axes: Collection[str] | None) -> None:
-        # One character for one, so that positions stay: a message shows the text on one line.
+        # Errors show the text on one line; positions stay the same.
         self.text = "".join(" " if character.isspace() else character for character in text)
         self.axes = axes
         self._tokens = tokenize(self.text)
@@ -57,7 +57,7 @@ class Reader:
 
     @property
     def token(self) -> Token:
-        """The token that comes next."""
+        """The next token."""
         return self._tokens[self._index]
 
     @property
@@ -66,29 +66,29 @@ class Reader:
         return self._tokens[min(self._index + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
-        """The next token, passed."""
+        """Return the next token and move past it."""
         token = self.token
         self._index = min(self._index + 1, len(self._tokens) - 1)
         return token
 
     def accept(self, *kinds: str) -> Token | None:
-        """The next token, passed, if it is of one of these kinds or is one of these words."""
+        """Take the next token if it is of one of these kinds, or one of these words; else None."""
         return self.take() if self.token.kind in kinds or self.token.text in kinds else None
 
     def expect(self, kind: str, what: str) -> Token:
-        """The next token, passed; a mistake where it is of another kind."""
+        """Take the next token; raises if it is of another kind. what: for the error."""
         token = self.accept(kind)
         if token is None:
             raise self.mistake(f"{what} expected, not {self.token.text or 'the end'}", self.token.position)
         return token
 
     def mistake(self, reason: str, position: int) -> NotationError:
-        """The error to raise for a mistake at a position."""
+        """An error at a position."""
         return NotationError(reason, text=self.text, position=position)
 
     def build(self, position: int, make: Callable[..., Built], *arguments: object) -> Built:
-        """What `make` makes of the arguments; where it complains, its complaint with the position."""
+        """Call `make`; its errors get the position."""
         try:
             return make(*arguments)
-        except MeshwrightError as complaint:
-            raise self.mistake(str(complaint), position) from None
+        except MeshwrightError as error:
+            raise self.mistake(str(error), position) from None

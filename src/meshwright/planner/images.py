@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost import (
     IMAGE_AXES,
-    STATISTICS,
     borrowed_notes,
     contention_seconds,
     image_collectives,
@@ -34,6 +33,7 @@ from meshwright.planner.serving_facts import (
 )
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
+from meshwright.step.images import STATISTICS
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 
@@ -208,8 +208,8 @@ def _scaling(workload: ImageWorkload, system: System) -> DataParallelLimit | Non
 def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:
     """What one device computes in each pass."""
     passes = {"forward": 0.0, "backward": 0.0}
-    for op in image_ops(workload, mesh, system):
-        passes[op.phase] += op.seconds
+    for op, seconds, _ in image_ops(workload, mesh, system):
+        passes[op.phase] += seconds
     return passes
 
 
@@ -236,8 +236,8 @@ def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: 
         "memory": breakdown["update"],
         "communication": breakdown["exposed communication"],
     }
-    for op in image_ops(workload, mesh, system):
-        seconds[op.bound(system, workload.compute_dtype)] += op.seconds
+    for _, taken, ideal in image_ops(workload, mesh, system):
+        seconds[ideal.bound] += taken
     return max(seconds, key=seconds.__getitem__)
 
 

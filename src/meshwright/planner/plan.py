@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -194,7 +195,9 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 def plan_from_data(data: Any, *, name: str) -> Plan:
     """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
     if not has_fields(data) or data.get("meshwright_plan") != FORMAT:
-        raise MeshwrightError(f"{name} is not a plan of format {FORMAT}; `meshwright plan … -o {name}` writes one")
+        raise MeshwrightError(
+            f"{name} is not a plan of format {FORMAT}; `meshwright plan … -o {shlex.quote(name)}` writes one"
+        )
     try:
         return Plan(
             workload=workload_from_data(data["workload"]),
@@ -217,7 +220,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 def read_plan(path: Path) -> Plan:
     """The plan in a YAML or JSON file."""
     if not path.is_file():
-        raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {path}` writes one")
+        raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {shlex.quote(str(path))}` writes one")
     return plan_from_data(read_data(path), name=str(path))
 
 

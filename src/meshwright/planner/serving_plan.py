@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
     """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
     if not has_fields(data) or data.get("meshwright_serving_plan") != FORMAT:
         raise MeshwrightError(
-            f"{name} is not a serving plan of format {FORMAT}; `meshwright plan … --serve decode -o {name}` writes one"
+            f"{name} is not a serving plan of format {FORMAT};"
+            f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
     try:
         return ServingPlan(
@@ -145,5 +147,7 @@ def write_serving_plan(plan: ServingPlan, path: Path) -> None:
 def read_serving_plan(path: Path) -> ServingPlan:
     """The plan in a file, of JSON where it is named so, else of YAML."""
     if not path.is_file():
-        raise MeshwrightError(f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {path}` writes one")
+        raise MeshwrightError(
+            f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"
+        )
     return serving_plan_from_data(read_data(path), name=str(path))

@@ -1,8 +1,7 @@
-"""Simulate a compiled program on one device: a schedule in time, live buffers, HBM traffic, a trace."""
+"""Simulate a compiled program on one device: a schedule in time, live buffers, a trace."""
 
 from meshwright.simulate.buffers import Buffer, read_buffers
 from meshwright.simulate.events import COMPUTE, Event
-from meshwright.simulate.hbm import count_hbm_bytes
 from meshwright.simulate.perfetto import trace, write_trace
 from meshwright.simulate.schedule import Schedule, simulate
 
@@ -11,7 +10,6 @@ __all__ = [
     "Buffer",
     "Event",
     "Schedule",
-    "count_hbm_bytes",
     "read_buffers",
     "simulate",
     "trace",

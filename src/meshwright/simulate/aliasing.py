@@ -64,10 +64,15 @@ def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
         for instruction in module.computations[name].instructions.values():
             for left, right in _aliases(module, instruction):
                 shared.join(left, right)
-    for output, parameter, path in _ALIAS.findall(module.attributes.get("input_output_alias", "")):
-        root, donated = module.root(module.entry), module.computations[module.entry].parameters[int(parameter)]
-        shared.join(_leaf_at(root, _path(output)), _leaf_at(donated, _path(path)))
+    root, parameters = module.root(module.entry), module.computations[module.entry].parameters
+    for output, parameter, path in parse_aliases(module.attributes.get("input_output_alias", "")):
+        shared.join(_leaf_at(root, output), _leaf_at(parameters[parameter], path))
     return shared
+
+
+def parse_aliases(text: str) -> list[tuple[tuple[int, ...], int, tuple[int, ...]]]:
+    """Parse `{0}: (2, {}), ...`: the tuple indices of an output, an operand's number, the tuple indices in it."""
+    return [(_path(output), int(operand), _path(path)) for output, operand, path in _ALIAS.findall(text)]
 
 
 def reusable_operands(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
@@ -97,12 +102,12 @@ def _elementwise_sources(module: Module, value: Instruction) -> list[int]:
     """The parameters of a fused computation from which a value is computed elementwise."""
     found, seen, waiting = [], {value.name}, [value]
     while waiting:
-        one = waiting.pop()
-        if one.opcode == "parameter":
-            found.append(one.index)
-        if one.opcode not in _ELEMENTWISE:
+        made = waiting.pop()
+        if made.opcode == "parameter":
+            found.append(made.index)
+        if made.opcode not in _ELEMENTWISE:
             continue
-        for operand in module.operands(one):
+        for operand in module.operands(made):
             if operand.name not in seen and operand.shape.size == value.shape.size:
                 seen.add(operand.name)
                 waiting.append(operand)
@@ -151,8 +156,7 @@ def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Le
             yield from zip(leaves(module.computations[name].parameters[number]), leaves(operand), strict=True)
         yield from zip(own, leaves(module.root(name)), strict=True)
     else:
-        branches = instruction.called("branch_computations", "true_computation", "false_computation")
-        for name, operand in zip(branches, operands[1:], strict=True):
+        for name, operand in zip(instruction.branches, operands[1:], strict=True):
             yield from zip(leaves(module.computations[name].parameters[0]), leaves(operand), strict=True)
             yield from zip(own, leaves(module.root(name)), strict=True)
 
@@ -180,8 +184,8 @@ def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tupl
     """In-place updates: by opcode, as annotated by the compiler, and inside fusions."""
     if instruction.opcode in ("dynamic-update-slice", "scatter"):
         yield leaves(instruction)[0], leaves(module.operand(instruction))[0]
-    for output, number, path in _ALIAS.findall(instruction.attributes.get("output_to_operand_aliasing", "")):
-        yield _leaf_at(instruction, _path(output)), _leaf_at(module.operand(instruction, int(number)), _path(path))
+    for output, number, path in parse_aliases(instruction.attributes.get("output_to_operand_aliasing", "")):
+        yield _leaf_at(instruction, output), _leaf_at(module.operand(instruction, number), path)
     yield from _tpu_aliases(module, instruction)
     if instruction.opcode == "fusion":
         for own, value in _fused_results(module, instruction):
@@ -200,8 +204,7 @@ def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Lea
     found = _TPU_ALIASES.search(instruction.attributes.get("backend_config", ""))
     if found is None:
         return
-    given, own = _operand_leaves(module, instruction), leaves(instruction)
-    every = [*given, *own]
+    every = [*_operand_leaves(module, instruction), *leaves(instruction)]
     for indices in _INDICES.findall(found[1]):
         numbers = [int(number) for number in re.findall(r"\d+", indices)]
         for number in numbers[1:]:

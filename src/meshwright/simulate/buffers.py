@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.hlo import Module, Shape, contradictions_as_errors, describe, scope_of
+from meshwright.hlo import Module, Shape, contradictions_as_errors, describe
 from meshwright.record import Phase
 from meshwright.simulate.aliasing import Leaf
 from meshwright.simulate.liveness import Liveness
@@ -77,6 +77,6 @@ def _buffer(liveness: Liveness, leaf: Leaf, num_bytes: int) -> Buffer:
         shape=list(instruction.shape.arrays())[made.number],
         num_bytes=num_bytes,
         phase=said.phase,
-        scope=scope_of(said.op_name),
+        scope=said.scope,
         source=said.source,
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost import achieved_seconds
 from meshwright.hardware import MeshPlacement, Placement, System, lay_mesh
-from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of, scope_of
+from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of
 from meshwright.hlo.collectives import collective_entries
 from meshwright.hlo.groups import Axes, Groups
 from meshwright.record import Phase
@@ -114,7 +114,7 @@ class Fabric:
         if kind is None or self.system.num_slices == 1:
             return None
         across = lay_mesh(self.system, {_SLICES: self.system.num_slices, **self.slice_mesh})
-        whole = self.system.num_slices if kind == "all-gather" else 1  # what is sent is one slice's part
+        whole = self.system.num_slices if kind == "all-gather" else 1  # the send has one slice's part
         axes = tuple(axis for axis, degree in self.mesh.items() if degree > self.slice_mesh[axis])
         transfer = self._transfer(
             send,
@@ -156,7 +156,7 @@ class Fabric:
             seconds=seconds,
             num_bytes=num_bytes,
             phase=said.phase,
-            scope=scope_of(said.op_name),
+            scope=said.scope,
             source=said.source,
         )
 
@@ -192,7 +192,7 @@ def _links(placement: Placement, shift: int | None, system: System) -> frozenset
 
 
 def _direction(shift: int | None) -> tuple[str, ...]:
-    """The direction of a permute as a word; none for transfers in both directions."""
+    """The direction of a permute as a word; () for transfers in both directions."""
     return () if shift is None else ("forth",) if shift >= 0 else ("back",)
 
 
@@ -203,7 +203,7 @@ def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:
 
 
 def _shift(pairs: Groups, mesh: Mapping[str, int], axes: Axes) -> int:
-    """By how many devices along its axes, taken together, most pairs of a permute move data; the shorter direction."""
+    """How many devices along its flattened axes most pairs of a permute send: negative where back is shorter."""
     degrees = tuple(mesh.values())
     size = math.prod(mesh[axis] for axis in axes)
     kept = [number for number, axis in enumerate(mesh) if axis in axes]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable
 
-from meshwright.hlo import Instruction, Module, Tally, contradictions_as_errors, count_executions
-from meshwright.hlo.collectives import collective_kind
-from meshwright.hlo.loops import sequential_computations
-from meshwright.hlo.tally import PhaseScope, phase_and_scope
+from meshwright.hlo import Instruction, Module
+from meshwright.simulate.aliasing import parse_aliases
 
-FREE = frozenset(
+_FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain"}
     | {"partition-id", "replica-id", "opt-barrier", "while", "call", "conditional"}
 )
@@ -21,8 +17,6 @@ _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _CONVERSIONS = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
 _TARGETS = frozenset({"AllocateBuffer", "ConcatBitcast", "PrepareAsyncCallStart", "PrepareAsyncCallDone", "Sharding"})
 """Custom calls that move no data: they name, join or announce buffers."""
-
-_ALIAS = re.compile(r"\{(\d*)[\d, ]*\}: \((\d+), \{")
 
 
 def hbm_bytes(module: Module, instruction: Instruction) -> int:
@@ -46,48 +40,24 @@ def hbm_bytes(module: Module, instruction: Instruction) -> int:
     return result + _sum({operand.name: operand for operand in operands}.values())
 
 
-def count_hbm_bytes(module: Module) -> Tally:
-    """The bytes that a step reads from and writes to main memory, loop bodies as often as they run.
-
-    The sum of `hbm_bytes` over all ops, without collectives and asynchronous copies. Operands are assumed to be in main
-    memory, whatever a cache holds.
-    """
-    runs = count_executions(module)
-    by_part: Counter[PhaseScope] = Counter()
-    with contradictions_as_errors(module):
-        for name in sequential_computations(module):
-            for instruction in module.computations[name].instructions.values():
-                moved = hbm_bytes(module, instruction) * runs.times[name]
-                if moved and collective_kind(instruction) is None:
-                    by_part[phase_and_scope(module, instruction)] += moved
-    return Tally(by_phase_scope=dict(by_part), notes=runs.notes)
-
-
 def is_free(instruction: Instruction) -> bool:
     """Whether an instruction moves no data itself: it names a value, calls others, starts or awaits other engines."""
     if instruction.opcode == "custom-call":
-        return instruction.attributes.get("custom_call_target", "").strip('"') in _TARGETS
-    return instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-done", "-update"))
-
-
-def shared_outputs(instruction: Instruction) -> dict[int, int]:
-    """The operand that each part of a result shares memory with, as annotated by the compiler.
-
-    Keys are indices into the tuple of results; 0 where the result is no tuple.
-    """
-    found = _ALIAS.findall(instruction.attributes.get("output_to_operand_aliasing", ""))
-    return {int(output or 0): int(operand) for output, operand in found}
+        return instruction.custom_call_target in _TARGETS
+    return instruction.opcode in _FREE or instruction.opcode.endswith(("-start", "-done", "-update"))
 
 
 def _fusion_bytes(module: Module, fusion: Instruction) -> int:
     """What a fusion reads of each operand and writes of each result."""
-    body, shared = fusion.called("calls")[0], shared_outputs(fusion)
+    body, annotated = fusion.called("calls")[0], fusion.attributes.get("output_to_operand_aliasing", "")
+    # The compiler's annotation: which operand a result shares memory with.
+    shared = {output[0] if output else 0: operand for output, operand, _ in parse_aliases(annotated)}
     root, results = module.root(body), list(fusion.shape.arrays())
     made = module.operands(root) if root.opcode == "tuple" else (root,)
     in_place, total = set(), 0
     for number, (result, value) in enumerate(zip(results, made, strict=False)):
-        update = _update(module, value)
-        if update is not None:
+        update = _origin(module, value)
+        if update.opcode == "dynamic-update-slice":
             in_place.add(_origin(module, module.operand(update)).name)
             result = module.operands(update)[1].shape
         total += result.hbm_bytes if number not in shared else 0
@@ -113,12 +83,6 @@ def _read(module: Module, value: Instruction) -> int:
         else:
             return value.shape.hbm_bytes
     return min(total, value.shape.hbm_bytes)
-
-
-def _update(module: Module, value: Instruction) -> Instruction | None:
-    """The dynamic-update-slice that makes a fusion's result, or None."""
-    made = _origin(module, value)
-    return made if made.opcode == "dynamic-update-slice" else None
 
 
 def _origin(module: Module, value: Instruction) -> Instruction:

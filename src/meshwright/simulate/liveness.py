@@ -80,8 +80,8 @@ class Liveness:
         """
         lives = dict(self._live_spans(computation))
         instructions = self.module.computations[computation].instructions
-        if self._is_called(computation):
-            outside = {self.aliases.find(leaf) for leaf in self._boundary_leaves(computation)}
+        if any(caller.opcode != "while" for caller in self.module.callers[computation]):
+            outside = self._buffers([*self._parameter_leaves(computation), *leaves(self.module.root(computation))])
             lives = {buffer: span for buffer, span in lives.items() if buffer not in outside}
         elif computation != self.module.entry:
             lives = {buffer: span for buffer, span in lives.items() if not self.is_argument(span.leaf)}
@@ -91,7 +91,7 @@ class Liveness:
         spans = list(lives.values())
         for position, instruction in enumerate(instructions.values()):
             if instruction.opcode == "while":
-                state = {self.aliases.find(leaf) for leaf in leaves(instruction)} - self._arguments
+                state = self._buffers(leaves(instruction)) - self._arguments
                 spans = [part for span in spans for part in self._without_loop(span, position, state)]
         return [span for span in spans if span.num_bytes and span.first <= span.last]
 
@@ -109,14 +109,16 @@ class Liveness:
 
     def is_returned(self, leaf: Leaf) -> bool:
         """Whether a leaf of the entry is in a buffer that the program returns."""
-        return self.aliases.find(leaf) in {
-            self.aliases.find(one) for one in leaves(self.module.root(self.module.entry))
-        }
+        return self.aliases.find(leaf) in self._buffers(leaves(self.module.root(self.module.entry)))
 
     @cached_property
     def _arguments(self) -> set[Leaf]:
         """The buffers of the program's arguments."""
-        return {self.aliases.find(leaf) for leaf in self._parameter_leaves(self.module.entry)}
+        return self._buffers(self._parameter_leaves(self.module.entry))
+
+    def _buffers(self, some: list[Leaf]) -> set[Leaf]:
+        """The buffers of some leaves, each as the leaf that represents it."""
+        return {self.aliases.find(leaf) for leaf in some}
 
     def _live_spans(self, computation: str) -> dict[Leaf, Span]:
         """The live range of every buffer that a computation touches, by the leaf that represents the buffer."""
@@ -156,7 +158,7 @@ class Liveness:
                 lives[buffer] = replace(lives[buffer], last=max(lives[buffer].last, position))
 
     def _without_loop(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
-        """A span without the position of a loop whose state it is."""
+        """The parts of a span before and after a loop whose state it is; else the span itself."""
         if self.aliases.find(span.leaf) not in state or not span.first <= position <= span.last:
             yield span
             return
@@ -181,14 +183,6 @@ class Liveness:
         """The leaves of a computation's parameters."""
         parameters = self.module.computations[computation].parameters
         return [leaf for number in sorted(parameters) for leaf in leaves(parameters[number])]
-
-    def _boundary_leaves(self, computation: str) -> list[Leaf]:
-        """The leaves of a computation's parameters and of its result."""
-        return [*self._parameter_leaves(computation), *leaves(self.module.root(computation))]
-
-    def _is_called(self, computation: str) -> bool:
-        """Whether anything but a loop runs a computation."""
-        return any(caller.opcode != "while" for caller in self.module.callers[computation])
 
 
 def _reuse_memory(lives: dict[Leaf, Span], result: Leaf, operand: Leaf, position: int) -> None:

@@ -89,7 +89,7 @@ def kernel_seconds(module: Module, instruction: Instruction, system: System) -> 
     flops = flops_of(module, instruction)
     found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
     operands = [operand.shape for operand in module.operands(instruction)]
-    # One of blocks that are masked is of integers; a batch of one has no dim.
+    # Queries and keys: block masks are integer arrays; a batch of one has no dim.
     shapes = [shape.dims for shape in operands if "f" in shape.dtype and len(shape.dims) in (3, 4)]
     if found is None or len(shapes) < 2:
         return None if flops is None else flops / (system.peak() * attention_share(system))

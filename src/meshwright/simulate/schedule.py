@@ -13,6 +13,7 @@ from meshwright.cost import contention_seconds, straggling_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.hlo import Module, contradictions_as_errors, count_flops
+from meshwright.hlo.phases import source_and_scope
 from meshwright.record import KINDS, PHASES, Collective
 from meshwright.simulate.events import COMPUTE, Event
 from meshwright.simulate.fabric import Fabric
@@ -43,11 +44,6 @@ class Schedule:
     def step_seconds(self) -> float:
         """The time of a step."""
         return math.fsum(self.breakdown_seconds.values())
-
-    @property
-    def compute_seconds(self) -> float:
-        """The time in which ops run."""
-        return math.fsum(self.breakdown_seconds[phase] for phase in PHASES)
 
     @property
     def hfu(self) -> float:
@@ -120,7 +116,7 @@ def simulate(module: Module, mesh: Mapping[str, int], system: System) -> Schedul
 
 
 def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> dict[str, float]:
-    """The parts of a step; zero parts other than phases are left out."""
+    """The parts of a step: each phase, and exposed waits that are not zero."""
     parts: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     waits: dict[str, float] = dict.fromkeys((EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS), 0.0)
     hidden = 0.0
@@ -141,7 +137,6 @@ def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> d
 def _collective(events: list[Event]) -> Collective:
     """The executions of one collective as an entry of a record."""
     first = events[0]
-    place = " ".join(filter(None, (first.source, f"({first.scope})" if first.scope else "")))
     return Collective(
         kind=next(kind for kind in KINDS if kind == first.kind),
         axes=first.axes,
@@ -150,6 +145,6 @@ def _collective(events: list[Event]) -> Collective:
         count=sum(event.count for event in events),
         seconds=math.fsum(event.total_seconds for event in events),
         exposed_seconds=math.fsum(event.exposed_seconds * event.count for event in events),
-        source=place,
+        source=source_and_scope(first.source, first.scope),
         note=first.note,
     )

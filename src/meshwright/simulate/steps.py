@@ -70,13 +70,13 @@ def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPa
             yield TransferPart("whole", inner.name, fabric.copy(inner))
         if kind is None:
             continue
-        targets = {user.attributes.get("custom_call_target", "") for user in fabric.module.users(inner)}
+        targets = {user.custom_call_target for user in fabric.module.users(inner)}
         key = f"{kind} of channel {inner.attributes.get('channel_id', inner.name)}"
-        if '"AsyncCollectiveDone"' in targets:
+        if "AsyncCollectiveDone" in targets:
             yield TransferPart("done", key)
         elif "async_collective_fusion_config" not in inner.attributes.get("backend_config", ""):
             yield TransferPart("whole", key, fabric.collective(inner))
-        elif '"AsyncCollectiveStart"' in targets:
+        elif "AsyncCollectiveStart" in targets:
             yield TransferPart("start", key, fabric.collective(inner))
 
 

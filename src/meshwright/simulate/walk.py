@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.hlo import Instruction, describe, scope_of
+from meshwright.hlo import Instruction, describe
 from meshwright.hlo.loops import trip_count
 from meshwright.simulate.events import COMPUTE, Event, Repeat
 from meshwright.simulate.fabric import Fabric, Transfer
@@ -12,11 +12,10 @@ from meshwright.simulate.op_seconds import OpSeconds, op_seconds
 from meshwright.simulate.steps import TransferPart, transfer_parts
 
 _MOST_TRIPS = 4
-"""Iterations of a loop that are simulated.
+"""Iterations of a loop that are simulated at most.
 
-An iteration differs from the one before only in how long links are busy at its start.
-
-If they still differ after so many, a transfer outside the loop takes very long; the last iteration stands for the rest.
+Iterations differ only in how long links are busy at their start. If they still differ after so many, a transfer outside
+the loop takes very long, and the last iteration is repeated for the rest.
 """
 
 _SAME_SECONDS = 1e-12
@@ -77,12 +76,13 @@ class _Walker:
             steps = transfer_parts(self.fabric, instruction)
             moves_only = any(step.transfer is not None or step.part == "done" for step in steps)
             op = op_seconds(self.fabric.module, instruction, self.fabric.system)
-            # The memory traffic of a collective is part of its own time; only the compiler tells of an op beside it.
+            # The memory traffic of a collective is part of its own time. Only the compiler's estimate shows an op that
+            # computes at the same time.
             self.known[key] = (OpSeconds(0.0, op.basis) if moves_only and op.basis != "compiler" else op, steps)
         return self.known[key]
 
     def run(self, instruction: Instruction, op: OpSeconds) -> None:
-        """Run an op; nothing else computes meanwhile."""
+        """Run an op: record its event and advance the time."""
         said = describe(self.fabric.module, instruction)[0]
         self.events.append(
             Event(
@@ -92,7 +92,7 @@ class _Walker:
                 start_seconds=self.now,
                 seconds=op.seconds,
                 phase=said.phase,
-                scope=scope_of(said.op_name),
+                scope=said.scope,
                 source=said.source,
                 basis=op.basis,
             )
@@ -174,7 +174,7 @@ class _Walker:
                 start_seconds=begin,
                 seconds=self.now - begin,
                 phase=said.phase,
-                scope=scope_of(said.op_name),
+                scope=said.scope,
                 source=said.source,
                 note=note,
             )
@@ -183,10 +183,9 @@ class _Walker:
 
     def longest_branch(self, conditional: Instruction) -> None:
         """Run the branch of a conditional that takes longest."""
-        branches = conditional.called("branch_computations", "true_computation", "false_computation")
         self.notes.append(f"conditional {conditional.op_name or conditional.name}: the longest branch taken")
         before, best = self.state(), None
-        for branch in branches:
+        for branch in conditional.branches:
             self.restore(before)
             self.computation(branch)
             if best is None or self.now > best[0]:
@@ -195,13 +194,13 @@ class _Walker:
             self.restore(best)
 
     def state(self) -> tuple[float, dict[str, float], dict[str, int], list[Event]]:
-        """What a branch changes."""
+        """A copy of everything that running a branch changes."""
         return self.now, dict(self.busy_until), dict(self.in_flight), list(self.events)
 
     def restore(self, state: tuple[float, dict[str, float], dict[str, int], list[Event]]) -> None:
         """Go back to a state."""
-        self.now, busy, way, events = state
-        self.busy_until, self.in_flight, self.events = dict(busy), dict(way), list(events)
+        self.now, busy_until, in_flight, events = state
+        self.busy_until, self.in_flight, self.events = dict(busy_until), dict(in_flight), list(events)
 
     def remaining_busy_seconds(self) -> dict[str, float]:
         """How long each busy link stays busy."""

@@ -3,14 +3,11 @@
 from meshwright.step.images import (
     IMAGE_RULES,
     RESNETS,
-    ConvNet,
-    Convolution,
     ImageWorkload,
     check_image_mesh,
     convolutions,
     image_parameters,
     num_image_parameters,
-    pooled_size,
 )
 from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, learned_positions, limits
@@ -90,8 +87,6 @@ __all__ = [
     "STAGE_REMATS",
     "Attention",
     "CacheSplit",
-    "ConvNet",
-    "Convolution",
     "Dtype",
     "Experts",
     "FrameworkProfile",
@@ -146,7 +141,6 @@ __all__ = [
     "num_query_chunks",
     "num_staged_layers",
     "parameters",
-    "pooled_size",
     "routed_tokens",
     "rules_of",
     "scores_made",

@@ -1,16 +1,23 @@
-"""Image models: the ResNet family (arXiv:1512.03385, table 1), its parameters declared once, and a step of one."""
+"""Image models: the ResNet family (arXiv:1512.03385, table 1), its parameters declared once, and a step of its ops.
+
+A convolution is a product whose rows are what its filter sees of the image at each pixel (implicit GEMM,
+arXiv:1410.0759). Differentiation and collectives follow by the passes that a decoder's step goes through.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_batch
-from meshwright.step.parameter_tree import Parameter, Tree, leaves
+from meshwright.step.ir import Array, Block, Dim, Extents, Matmul, Op, Ops, Pass, Region, Repeat, Step
+from meshwright.step.parameter_tree import Parameter, leaves
+from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
+from meshwright.step.passes.nodes import Move, Node, PassOver, Product, Vector, Weight, Work
 from meshwright.step.rules import Rules, local_parameter_shape
 from meshwright.step.workload import Dtype
 
@@ -27,6 +34,12 @@ IMAGE_RULES: Rules = {
     "batch": ("dp", "fsdp"),
 }
 """Where the dims of an image model lie: kernels stored over fsdp, images split over dp and fsdp."""
+
+NORMS: Mapping[Place, Pass] = {"last": "batch_norm_add", "shortcut": "batch_norm_shortcut"}
+"""The pass of the norms that no relu follows at once, but a sum."""
+
+STATISTICS = "statistics of batch norms"
+"""What batch norms sum over all devices, between two ops of which the second waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,24 +87,9 @@ class Convolution:
         return math.ceil(self.in_size / self.stride)
 
     @property
-    def in_elements(self) -> int:
-        """The elements of an image that goes in."""
-        return self.in_size**2 * self.in_channels
-
-    @property
-    def out_elements(self) -> int:
-        """The elements of an image that comes out."""
-        return self.out_size**2 * self.out_channels
-
-    @property
-    def weight_elements(self) -> int:
-        """The elements of its kernel."""
-        return self.kernel**2 * self.in_channels * self.out_channels
-
-    @property
-    def flops(self) -> int:
-        """The operations for one image, forward: 2 for each element of the kernel and each pixel that comes out."""
-        return 2 * self.out_size**2 * self.weight_elements
+    def block(self) -> str:
+        """The residual block it is in; the stem and the classes are blocks of their own."""
+        return self.path.rpartition(".")[0] or self.path
 
     @property
     def has_norm(self) -> bool:
@@ -196,7 +194,7 @@ def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stri
 
 
 @cache
-def image_parameters(model: ConvNet) -> Tree[Parameter]:
+def image_parameters(model: ConvNet) -> Mapping[str, Mapping[str, Parameter]]:
     """The declaration of every parameter of an image model: kernels, the two vectors of each norm, a bias."""
     tree: dict[str, dict[str, Parameter]] = {}
     for made in convolutions(model):
@@ -232,3 +230,112 @@ def check_image_mesh(workload: ImageWorkload, mesh: MeshShape) -> None:
     check_batch(mesh, batch=workload.batch, seq_len=1)
     for path, parameter in leaves(image_parameters(workload.model)):
         local_parameter_shape(parameter, mesh=mesh, rules=IMAGE_RULES, what=path)
+
+
+def image_step(workload: ImageWorkload, mesh: MeshShape) -> Step:
+    """A train step of an image model. Its symbol `B` is the images of all devices; a residual block is a region."""
+    live = tuple(axis for axis in IMAGE_RULES["batch"] if mesh.degree(axis) > 1)
+    ops = _image_ops(workload.model, live, workload.syncs_norms)
+    once = Repeat(useful=1, executed=1, static=1, mean=1.0)
+    repeats = {op.region.name: once for op in ops.ops}
+    return Step(ops=ops, repeats=repeats, extents=Extents(sizes={"B": workload.batch}, mesh=mesh))
+
+
+@lru_cache(maxsize=256)
+def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
+    """The ops of a step, which depend on the axes that are larger than 1; kernels are gathered for both passes."""
+    ops: list[Op] = []
+    for node in _Sharder(model, live, syncs_norms).nodes():
+        ops += forward_ops(node)
+        # Nothing wants the gradient of the images.
+        ops += (op for op in backward_ops(node) if not _is_gradient_of_images(op))
+        for work in node.work:
+            if isinstance(work, Weight):
+                ops += gathers(work, node.region, "forward")
+                ops += gathers(work, node.region, "backward")
+                ops += scatters(work, node.region)
+            elif isinstance(work, Vector):
+                ops += sums(work, node.region)
+    return Ops(tuple(ops))
+
+
+def _is_gradient_of_images(op: Op) -> bool:
+    """Whether a product is that of the images' gradient."""
+    return isinstance(op, Matmul) and op.role == "input_gradient" and op.source == "images"
+
+
+@dataclass(frozen=True)
+class _Sharder:
+    """The nodes of an image model whose images are split over some axes."""
+
+    model: ConvNet
+    live: tuple[str, ...]
+    syncs_norms: bool
+
+    def nodes(self) -> Iterator[Node]:
+        """A node for each convolution with the norm, relu and sum that follow, and for each pool."""
+        stream = self._pixels("images", self.model.image_size, 3)
+        parameters = image_parameters(self.model)
+        source = stream
+        for made in convolutions(self.model):
+            if made.place in ("shortcut", "first"):
+                source = stream
+            if made.place == "classes":
+                source = self._pixels("mean", 1, made.in_channels)
+                yield _node("classes", PassOver(kind="pool", arrays=(stream,)))
+            output = self._pixels(made.path, made.out_size, made.out_channels, "PQK")
+            yield _node(made.block, *self._convolution(made, source, output, parameters[made.path]))
+            if made.place == "first":
+                # The gradient of the block's input: its own, and the shortcut's.
+                yield _node(made.block, PassOver(kind="gradients", arrays=(source,)))
+            source = self._pixels(f"{made.path}.relu", made.out_size, made.out_channels)
+            if made.place == "last":
+                stream = source
+            if made.place == "stem":
+                stream = self._pixels("maximum", pooled_size(self.model), made.out_channels)
+                yield _node("stem", PassOver(kind="pool", arrays=(source, stream)))
+
+    def _convolution(
+        self, made: Convolution, source: Array, output: Array, declared: Mapping[str, Parameter]
+    ) -> Iterator[Work]:
+        """A convolution, its batch norm, and its parameters on their way to their use."""
+        kernel = declared["kernel"]
+        stored = Array("kernel", self._stored(kernel))
+        used = Array("kernel", tuple(dim._replace(axes=()) for dim in stored.dims))
+        weight = Weight(name=f"{made.path}.kernel", stored=stored, used=used, pending=self.live)
+        *inner, columns = used.dims
+        yield weight
+        yield Product(
+            name=made.path,
+            rows=output.dims[:-1],
+            inner=tuple(inner),
+            columns=(columns,),
+            source=source.name,
+            weight=weight,
+            image=source,
+        )
+        for name, parameter in declared.items():
+            if parameter.role == "vector":
+                array = Array(name, self._stored(parameter), width="float32")
+                yield Vector(name=f"{made.path}.{name}", array=array, pending=(self.live,))
+        if made.has_norm:
+            yield PassOver(kind=NORMS.get(made.place, "batch_norm"), arrays=(output,))
+            if self.syncs_norms:
+                # A sum and a sum of squares of each channel; backward as many of gradients.
+                whole = Array(STATISTICS, (Dim("T", 2), columns), width="float32")
+                yield Move(name=STATISTICS, before=replace(whole, unreduced=self.live), after=whole, pending=self.live)
+
+    def _pixels(self, name: str, size: int, channels: int, letters: str = "HWC") -> Array:
+        """Images of so many pixels a side, split as the batch is."""
+        return Array(name, (Dim("B", None, self.live), *map(Dim, letters, (size, size, channels))))
+
+    def _stored(self, parameter: Parameter) -> tuple[Dim, ...]:
+        """The dims of a parameter as it is stored: rows and columns of a kernel, channels in, channels out."""
+        axes = [tuple(axis for axis in IMAGE_RULES[name] if axis in self.live) for name in parameter.axes]
+        letters = "RSCK"[-len(axes) :]
+        return tuple(map(Dim, letters, parameter.shape, axes))
+
+
+def _node(region: str, *work: Work) -> Node:
+    """A node of an image model."""
+    return Node(region=Region(region), block=Block.MLP, work=work)

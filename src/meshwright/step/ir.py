@@ -132,7 +132,8 @@ class Matmul:
     role: the product itself, the gradient of its input, or the gradient of its weight. is_summed: whether what it makes
     goes back to the residual stream, so that tp sums it. is_rounded: whether 8-bit products round its operands. source:
     the name of its input. stored: the dims of its weight as it is stored; none where it multiplies with another value,
-    called `right`. pending: the axes over which each device has a part of the weight's gradient.
+    called `right`. pending: the axes over which each device has a part of the weight's gradient. image: of a
+    convolution what it reads, whose windows are the rows of its left operand (implicit GEMM, arXiv:1410.0759).
     """
 
     name: str
@@ -152,6 +153,7 @@ class Matmul:
     right: str = ""
     stored: tuple[Dim, ...] = ()
     pending: tuple[str, ...] = ()
+    image: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +182,9 @@ class AttentionOp:
 
 
 Pass = Literal[
-    "norm", "layer_norm", "residual", "branch", "rotary", "gated", "activation", "dropout", "accumulate", "loss"
-]
+    "norm", "layer_norm", "residual", "branch", "rotary", "gated", "activation", "dropout", "accumulate", "loss",
+    "batch_norm", "batch_norm_add", "batch_norm_shortcut", "gradients", "pool",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

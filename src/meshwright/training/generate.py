@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,8 @@ def generate(
         checkpoints = Checkpoints(directory)
         if (step := checkpoints.whole(on_note, parts=("params",))) is None:
             raise MeshwrightError(
-                f"{directory} has no checkpoint yet; `meshwright train {directory} --resume` makes one"
+                f"{directory} has no checkpoint yet; `meshwright train {shlex.quote(str(directory))} --resume` makes"
+                f" one"
             )
         if conflict := config_conflict(config, checkpoints.config(step)):
             raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")

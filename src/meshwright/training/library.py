@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -120,7 +121,8 @@ def new_run(
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
         raise MeshwrightError(
-            f"{directory} holds a run; `meshwright train {directory} --resume` goes on with it, -o starts another"
+            f"{directory} holds a run; `meshwright train {shlex.quote(str(directory))} --resume` goes on with it,"
+            f" -o starts another"
         )
     if found := [name for name in ("checkpoints", "metrics.jsonl") if (directory / name).exists()]:
         raise MeshwrightError(

@@ -1,4 +1,4 @@
-"""What a compiler does otherwise than a plan says: the causes of differences, as data. Sentences are in `viz.words`."""
+"""Causes of differences between a plan and its compiled program, as data. Sentences are in `viz.words`."""
 
 from __future__ import annotations
 

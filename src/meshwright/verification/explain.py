@@ -1,9 +1,10 @@
-"""Rules that explain what a compiler does otherwise than planned, each by an exact identity of bytes."""
+"""Rules that explain differences between planned and compiled collectives, each by an exact identity of bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from meshwright.record import PHASES
 from meshwright.verification.differences import Cause, Difference
@@ -31,11 +32,10 @@ def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> froze
 
 
 TILE_BYTES = 4 * 8 * 128
-"""The least that the TPU compiler sums between slices for small arrays: a register tile in float32."""
-
+"""The smallest sum between slices that the TPU compiler makes of small arrays: a register tile in float32."""
 
 ROW_BYTES = 4 * 128
-"""The least that the TPU compiler sends between slices: a register row in float32."""
+"""The smallest array that the TPU compiler sends between slices: a register row in float32."""
 
 
 def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[str, int]) -> dict[Key, Cause]:
@@ -59,19 +59,24 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
     """
     difference = {key: found.get(key, 0) - planned.get(key, 0) for key in dict.fromkeys((*planned, *found))}
     causes: dict[Key, Cause] = {}
-    for rule in (_other_phase, _padded_shards, _ring_steps, _combined_across_phases, _within_and_between_slices):
-        for key, cause in rule(difference, mesh):
-            if difference[key]:
-                causes.setdefault(key, cause)
+    explained = (
+        _other_phase(difference),
+        _padded_shards(difference, mesh),
+        _ring_steps(difference, mesh),
+        _combined_across_phases(difference),
+        _within_and_between_slices(difference),
+    )
+    for key, cause in chain(*explained):
+        if difference[key]:
+            causes.setdefault(key, cause)
     for key, size in difference.items():
         if key[0] == "all-reduce" and key in planned and 0 < size < TILE_BYTES and found[key] % ROW_BYTES == 0:
             causes.setdefault(key, Cause(difference=Difference.REGISTER_ROWS))
     return causes
 
 
-def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
+def _other_phase(difference: Mapping[Key, int]) -> Explained:
     """More in one phase, and as much less in others."""
-    del mesh
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
         if sum(difference[key] for key in keys) == 0:
@@ -79,7 +84,7 @@ def _other_phase(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expl
 
 
 def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Reduce-scatters larger than planned, with permutes of (n - 1) / n of the excess in the same or a later phase."""
+    """Reduce-scatters larger than planned, with permutes of (n - 1) / n of the excess in the same phase or in all."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -108,9 +113,8 @@ def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expla
                 yield from ((key, Cause(difference=Difference.RING_REMAINDER)) for key in others)
 
 
-def _within_and_between_slices(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
+def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
     """All-reduces over other sets of axes that over each axis sum what was planned, or part of a tile more."""
-    del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}
@@ -119,9 +123,8 @@ def _within_and_between_slices(difference: Mapping[Key, int], mesh: Mapping[str,
         yield from ((key, Cause(difference=Difference.WITHIN_AND_BETWEEN_SLICES)) for key in keys)
 
 
-def _combined_across_phases(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
+def _combined_across_phases(difference: Mapping[Key, int]) -> Explained:
     """All-reduces over more axes at once and in other phases, which over each axis sum what was planned."""
-    del mesh
     keys = [key for key in difference if key[0] == "all-reduce"]
     axes = {axis for key in keys for axis in key[1]}
     is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)

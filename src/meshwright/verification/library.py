@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,7 +29,8 @@ def verify(
         what: a plan or its file; a model's name or a ModelConfig, with at least `on` and `batch` among the options; or
             the directory of a run, whose measured record is then compared too.
         effort: `fast` gives counts and bytes, `default` the schedule that will run (TPUs).
-        run: the directory of a run of the same step; or measured, its record.
+        run: the directory of a run of the same step.
+        measured: the record of a run, instead of its directory.
         options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
 
     Raises:
@@ -51,7 +53,9 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
     ran, record = _of_run(Path(run))
     for part in ("workload", "mesh", "hardware"):
         if getattr(ran, part) != getattr(plan, part):
-            raise MeshwrightError(f"{run} is a run of another {part}; `meshwright verify {run}` is of its own")
+            raise MeshwrightError(
+                f"{run} is a run of another {part}; `meshwright verify {shlex.quote(str(run))}` is of its own"
+            )
     return plan, record
 
 

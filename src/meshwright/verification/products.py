@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from string import ascii_letters
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
 from meshwright.hlo.text import hlo_text
 from meshwright.notation import Implementation, Inference
+from meshwright.notation.steps import einsum_formula
 from meshwright.record import Collective, merge
 from meshwright.runtime import Mode, compile_product, make_product_mesh, overlapped_collectives
 
@@ -104,7 +104,5 @@ def _draw(inference: Inference) -> list[np.ndarray]:
 
 def _unsharded(inference: Inference, arrays: list[np.ndarray]) -> np.ndarray:
     """The product on one device, in float64."""
-    names = dict.fromkeys(dim for operand in inference.operands for dim in operand.dims)
-    letters = dict(zip(names, ascii_letters, strict=False))
-    *operands, result = ("".join(letters[d] for d in a.dims) for a in (*inference.operands, inference.result))
-    return np.einsum(f"{','.join(operands)}->{result}", *(array.astype(np.float64) for array in arrays))
+    formula = einsum_formula(inference.operands, inference.result)
+    return np.einsum(formula, *(array.astype(np.float64) for array in arrays))

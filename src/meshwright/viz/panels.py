@@ -80,12 +80,12 @@ class Sketch:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that is drawn: characters across, rows and columns of a grid, those of a tile, parts of a wide table."""
+    """The most that is drawn: characters across, rows and columns of a grid, those of a tile, lines of a wide table."""
 
     width: int
     grid: tuple[int, int]
     tile: int
-    parts: int
+    lines: int
 
 
 def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
@@ -183,8 +183,9 @@ def _table(panel: Panel, limits: Limits) -> Scene:
             room = limits.width - panel.label_width - widths[number]
         parts[-1].append(number)
     drawn = [_columns(panel, labels, widths, part) for part in parts]
-    if len(drawn) > limits.parts:
-        kept, cut = limits.parts - 1, parts[limits.parts - 1 : -1]
+    most = max(3, limits.lines // (len(panel.cells) + 2))
+    if len(drawn) > most:
+        kept, cut = most - 1, parts[most - 1 : -1]
         left_out = paragraph(_left_out(sum(map(len, cut))), limits.width)
         drawn = [*drawn[:kept], left_out, drawn[-1]]
     return stack(drawn, gap=1)

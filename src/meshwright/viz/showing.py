@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 """The columns of a picture where there is no terminal that has a width."""
 
-_DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, parts=16)
+_DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # columns at the left of a text
 
 Numbers = str | Mapping[str, int]
@@ -81,7 +81,7 @@ class Picture:
             yield text
 
     def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Piece, ...]]:
-        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, parts=4)
+        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, lines=48)
         return terminal.lines_of(moved(self._scene(limits, gap=1), _MARGIN, 0), is_ascii=is_ascii)
 
     def _scene(self, limits: Limits, *, gap: int) -> Scene:

@@ -47,7 +47,7 @@ def uneven_stages(context: ProgramContext) -> Iterator[Finding]:
 
 def _by_device(context: ProgramContext, conditional: Instruction) -> np.ndarray | None:
     """The flops of the branch that each device takes; None where the program does not tell."""
-    names = conditional.called("branch_computations", "true_computation", "false_computation")
+    names = conditional.branches
     predicate = context.module.operand(conditional)
     taken = evaluate(context.module, predicate, context.module.num_devices)
     if taken is None or taken.size != context.module.num_devices:

@@ -101,7 +101,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A product with a weight, as it is multiplied; or with another value, called `right`."""
+    """A product with a weight, as it is multiplied; or with another value, called `right`. image: as of a `Matmul`."""
 
     name: str
     rows: tuple[Dim, ...]
@@ -114,6 +114,7 @@ class Product:
     source: str = "X"
     weight: Weight | None = None
     right: str = ""
+    image: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,59 @@
+"""Lines of words in whatever width a terminal has. Nothing heavy is imported: help is printed with it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+
+WIDTH = 100
+"""The columns of a screen that is piped, and the most that prose takes: longer lines are hard to read."""
+
+
+def terminal_columns() -> int | None:
+    """The columns of the terminal that stdout is; None where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def prose_width() -> int:
+    """The columns of a line of words."""
+    return min(terminal_columns() or WIDTH, WIDTH)
+
+
+def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
+    """A text in lines of a width, by default that of prose; a number and its unit stay together, no word is cut."""
+    lines = textwrap.wrap(
+        _WITH_UNIT.sub("\\1\0", text),
+        width or prose_width(),
+        initial_indent=first,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+_WITH_UNIT = re.compile(r"(\d%?) (?=(?:[kMGTP]?(?:B|flop|op|tok|bit)(?:/s)?|s|ms|us|ns|of \d)\b)")
+
+
+def folded(line: str) -> str:
+    """A line of words, set in and broken where it is too long."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
+
+
+def terms(title: str, amounts: Mapping[str, str]) -> str:
+    """Named amounts in a row after a title, broken into lines under each other."""
+    words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
+    return "\n".join(wrap(words, first=f" {title:<8}", then=" " * 9))
+
+
+def next_line(*commands: str, note: str = "") -> str:
+    """The end of a screen: the command to go on with, or several, and a note on it; no command is ever broken."""
+    found = [" next   " + "   or  ".join(commands) + (f"   ({note})" if note else "")]
+    if len(found[0]) > prose_width():
+        found = [f" next   {commands[0]}", *(f"   or   {command}" for command in commands[1:])]
+        found += [f"        ({note})"] if note else []
+    return "\n".join(["", *found])
