@@ -19,7 +19,7 @@ from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
 from meshwright.text import FILES, byte_tokenizer, read_tokenizer
-from meshwright.training import BYTES, Checkpoints, Note, abstract_state, config_conflict, read_config
+from meshwright.training import BYTES, Note, read_config, restore_params
 from meshwright.weights import load_weights, tensor_dtype
 
 MODEL_FILES = ("config.json", "generation_config.json", *FILES)
@@ -40,7 +40,7 @@ def load(
     Args:
         directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or one that `meshwright train`
             made, of which the last whole checkpoint is taken.
-        on: the hardware, as "cpu:8"; by default that of a run, or every device that JAX has.
+        on: the hardware, as "cpu:8"; by default that of a run.
         mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default that of a run, or all devices along fsdp.
         dtype: of parameters and products; by default that of the weights.
         on_bytes: called with the bytes of each slice that was read. on_note: called with what a user should read.
@@ -54,7 +54,9 @@ def load(
     if _is_run(path):
         return _load_run(path, on, mesh, dtype, on_note)
     model = load_model(str(path))
-    system = _system(on)
+    if on is None:
+        raise MeshwrightError(f"{path} is of no run, which would say its hardware; give on, as on='cpu:8'")
+    system = read_system(on)
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
     claim_devices(system)
     _check(model, shape)
@@ -89,13 +91,7 @@ def _load_run(
     _check(model, shape)
     built = build_mesh(shape)
     with jax.set_mesh(built):
-        checkpoints = Checkpoints(path)
-        if (step := checkpoints.whole(on_note, parts=("params",))) is None:
-            raise MeshwrightError(f"{path} has no checkpoint yet; `meshwright train {path} --resume` makes one")
-        if conflict := config_conflict(config, checkpoints.config(step)):
-            raise MeshwrightError(f"checkpoint {step} of {path} is another model's: {conflict}; put it back")
-        wanted = abstract_state(config.workload, ShardingContext(shape), config.optimizer, built, config.strategy)
-        params = checkpoints.restore(step, {"params": wanted["params"]})["params"]
+        params = restore_params(path, config, shape, built, on_note)
     written: dict[str, bytes] = {}
     if model.vocab == BYTES:
         found = hugging_face_config(model) | {"max_position_embeddings": config.workload.seq_len}
@@ -118,12 +114,6 @@ def _is_run(path: Path) -> bool:
         return "workload" in json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-
-
-def _system(on: str | System | None) -> System:
-    if on is None:
-        raise MeshwrightError("say the hardware, as on='cpu:8'")
-    return read_system(on)
 
 
 def _check(model: ModelConfig, mesh: MeshShape) -> None:

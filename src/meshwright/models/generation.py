@@ -1,7 +1,7 @@
 """Tokens after prompts: the prompts read at once, then a token of every row a step, with keys and values in a cache.
 
 Prompts may differ in length: each row stands at a position of its own. Prompts are read split over the mesh as in
-training; a step splits rows over dp and fsdp where these divide them, the slots of the cache over sp and heads over tp.
+training; a step splits rows as a batch is, the slots of the cache over sp, and heads over tp.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ SLOTS = 64
 """Slots of a cache are allotted in these many at a time, for the same reason."""
 
 
-def layouts_of(mesh: MeshShape, num_rows: int) -> tuple[ShardingContext, ShardingContext]:
-    """How prompts are read, and how steps are made; rows that dp and fsdp do not divide are whole on every device."""
-    batch = {} if num_rows % mesh.degree(RULES["batch"]) == 0 else {"batch": ()}
-    whole = {"sequence": (), "residual_sequence": ()}
-    return ShardingContext(mesh, {**RULES, **batch}), ShardingContext(mesh, {**RULES, **batch, **whole})
+def layouts_of(mesh: MeshShape) -> tuple[ShardingContext, ShardingContext]:
+    """How prompts are read, and how a step is made."""
+    return ShardingContext(mesh), ShardingContext(mesh, {**RULES, "sequence": (), "residual_sequence": ()})
 
 
 def generate_tokens(
@@ -58,6 +56,10 @@ def generate_tokens(
     Args:
         prompts: of each row its tokens, at least one. sampling: of each row.
     """
+    num_prompts = len(prompts)
+    # Rows of padding are as good as the first, and are not returned.
+    prompts = [*prompts, *[prompts[0]] * (-num_prompts % mesh.degree(RULES["batch"]))]
+    sampling = [*sampling, *[sampling[0]] * (len(prompts) - num_prompts)]
     rows, lengths = len(prompts), np.array([len(prompt) for prompt in prompts], np.int32)
     split = mesh.degree(("sp", "tp"))
     padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
@@ -71,15 +73,15 @@ def generate_tokens(
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
     first, step = _programs(model, mesh, rows, slots, jnp.dtype(dtype))
-    placed = jax.device_put(tokens, layouts_of(mesh, rows)[0].spec("batch", "sequence"))
+    placed = jax.device_put(tokens, layouts_of(mesh)[0].spec("batch", "sequence"))
     chosen, cache, seen = first(params, placed, jnp.asarray(lengths), samplers, seen)
     for number in range(1, num_tokens):
         # The next step is under way while this token is used.
         positions = jnp.asarray(lengths + number - 1)
         after, cache, seen = step(params, chosen, cache, positions, samplers, seen, jnp.int32(number))
-        yield np.asarray(chosen)
+        yield np.asarray(chosen)[:num_prompts]
         chosen = after
-    yield np.asarray(chosen)
+    yield np.asarray(chosen)[:num_prompts]
 
 
 @lru_cache(maxsize=16)
@@ -88,7 +90,7 @@ def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype:
 
     Both return the tokens chosen [rows], the cache, and which tokens each text has, where that matters.
     """
-    reading, stepping = layouts_of(mesh, rows)
+    reading, stepping = layouts_of(mesh)
 
     def choice(scores: Array, samplers: Samplers, seen: Array | None, number: Array) -> tuple[Array, Array | None]:
         chosen = choose(jax.reshard(scores[:, 0], P()), samplers, seen, number)

@@ -3,10 +3,11 @@
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_from_scratch, check_seed, check_start, check_vocab
 from meshwright.training.data import BYTES, load_corpus
+from meshwright.training.generate import restore_params
 from meshwright.training.library import new_run, train
 from meshwright.training.loop import is_first_process, measured, run_steps
 from meshwright.training.optimizer import Optimizer
-from meshwright.training.resume import config_conflict, resumed_run
+from meshwright.training.resume import resumed_run
 from meshwright.training.run import RunConfig, RunStoppedError, read_config, read_metrics
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
@@ -23,7 +24,6 @@ __all__ = [
     "check_seed",
     "check_start",
     "check_vocab",
-    "config_conflict",
     "initial_state",
     "is_first_process",
     "load_corpus",
@@ -32,6 +32,7 @@ __all__ = [
     "new_run",
     "read_config",
     "read_metrics",
+    "restore_params",
     "resumed_run",
     "run_steps",
     "train",

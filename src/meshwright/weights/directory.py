@@ -55,11 +55,6 @@ class Tensor:
         return data.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
-def has_weights(directory: Path) -> bool:
-    """Whether a directory holds weights as safetensors."""
-    return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
-
-
 def tensor_dtype(directory: Path) -> str:
     """The dtype that most of a directory's weights have: f32, f16, bf16 or f64."""
     sizes: dict[str, int] = {}
