@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshwright.inference import load
     from meshwright.inspection import inspect
     from meshwright.mesh import MeshShape
+    from meshwright.models import Sampling
     from meshwright.planner.library import plan
     from meshwright.planner.plan import Plan
     from meshwright.record import Record
@@ -34,6 +35,7 @@ __all__ = [
     "MeshwrightError",
     "Plan",
     "Record",
+    "Sampling",
     "Strategy",
     "System",
     "Workload",
@@ -51,6 +53,7 @@ _HOMES = {
     "MeshwrightError": "meshwright.errors",
     "Plan": "meshwright.planner.plan",
     "Record": "meshwright.record",
+    "Sampling": "meshwright.models",
     "Strategy": "meshwright.step",
     "System": "meshwright.hardware",
     "Workload": "meshwright.step",

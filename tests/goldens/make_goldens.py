@@ -53,14 +53,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     | {"num_attention_heads": 4, "max_position_embeddings": 64},
-    "phi3": SIZES | {"partial_rotary_factor": 0.5, "pad_token_id": None, "head_dim": 4, "sliding_window": 6},
-    "olmo2": SIZES | {"head_dim": 4, "pad_token_id": None},
 }
 """What each family is made with beyond its defaults."""
 
 WITH_GRADIENTS = ("llama", "gemma2", "gpt2")
 SHARDED = ("mixtral",)
-LENGTHS = (5, 17, 12, 1, 9, 20, 3, 24)
+LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
 NUM_NEW = 8
 FOLDER = Path(__file__).parent
 

@@ -62,7 +62,7 @@ def load(
     _check(model, shape)
     stored = tensor_dtype(path)
     kept: Dtype = dtype or ("bf16" if stored == "bf16" else "f32")
-    built = build_mesh(shape)
+    built = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(built):
         wanted: Any = abstract(parameters(model), built, ShardingContext(shape), kept)
         params = load_weights(path, model, wanted, on_bytes)
@@ -89,7 +89,7 @@ def _load_run(
     claim_devices(system)
     model: Any = config.workload.config
     _check(model, shape)
-    built = build_mesh(shape)
+    built = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(built):
         params = restore_params(path, config, shape, built, on_note)
     written: dict[str, bytes] = {}

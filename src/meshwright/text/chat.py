@@ -52,7 +52,7 @@ def apply_chat_template(
         text = environment.from_string(template).render(
             messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **tokens
         )
-    except TemplateError as error:
+    except Exception as error:  # A template is a program, and raises what it likes.
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
     # The template has written the special tokens that begin a text.
     return tokenizer.encode(text, add_special_tokens=False)

@@ -120,8 +120,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
 
     Raises:
         MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json`, or one with
-        tokens
-            beyond `vocab`, the rows of the model's table.
+            tokens beyond `vocab`, the rows of the model's table.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -131,7 +130,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
                     f"{directory} has {name} and no tokenizer.json; transformers writes one:"
                     f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
                 )
-    return None
+        return None
     try:
         of = HuggingFaceTokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:

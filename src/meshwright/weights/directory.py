@@ -90,15 +90,15 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
         files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         named: dict[str, set[str]] = {}
         for name, file in files.items():
-            if Path(file).name != file:
-                raise MeshwrightError(f"{path} names the file {file!r} of {name}; files are in the same directory")
-            named.setdefault(file, set()).add(name)
+            named.setdefault(str(file), set()).add(name)
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise MeshwrightError(f"{path} is no index of safetensors: it has no weight_map of names to files") from None
     found: dict[str, Tensor] = {}
     for file, names in sorted(named.items()):
+        if Path(file).name != file:
+            raise MeshwrightError(f"{path} names the file {file!r}; files are in the same directory")
         held = {tensor.name: tensor for tensor in _read_file(directory / file)}
         if absent := sorted(names - held.keys()):
             raise MeshwrightError(f"{directory / file} does not hold {absent[0]}, which {INDEX} says it does")

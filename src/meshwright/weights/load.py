@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from meshwright.errors import MeshwrightError
 from meshwright.step import ModelConfig, Tree
-from meshwright.step.parameter_tree import map_leaves
+from meshwright.step.parameter_tree import leaves, map_leaves
 from meshwright.weights.directory import Tensor, read_tensors
 from meshwright.weights.places import Place, places
 
@@ -55,7 +56,21 @@ def load_weights(
             ]
             return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
-        return map_leaves(read, wanted)
+        params = map_leaves(read, wanted)
+    for path, array in leaves(params):
+        if not jnp.isfinite(jnp.sum(array.astype(jnp.float32) * 0)):
+            raise _not_finite(where[path], tensors)
+    return params
+
+
+def _not_finite(place: Place, tensors: dict[str, Tensor]) -> MeshwrightError:
+    """The error of a parameter that has values which are no numbers: which tensor they are in."""
+    for _, name in place.names():
+        values = tensors[name].open().astype(np.float32)
+        if not np.isfinite(values).all():
+            kind = "NaN" if np.isnan(values).any() else "infinite values"
+            return MeshwrightError(f"{name} in {tensors[name].file} has {kind}; these weights compute nothing")
+    return MeshwrightError(f"the weights have values that are too large for their dtype, in {place.published.name}")
 
 
 def check_tensors(tensors: dict[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
