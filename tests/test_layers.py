@@ -20,6 +20,7 @@ FLOORS = (
     "units",
     "encoding",
     "files",
+    "field_types",
     "notebook",
     "mesh",
     "record",

@@ -34,7 +34,7 @@ class MeshShape:
 
     def __post_init__(self) -> None:
         for axis, degree in vars(self).items():
-            if not isinstance(degree, int) or degree < 1:
+            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise MeshwrightError(f"mesh axis {axis}={degree!r}; a degree is a whole number from 1")
 
     def __call__(self, devices: Sequence[Any] | None = None, *, types: Literal["explicit", "auto"] = "explicit") -> Any:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+from meshwright.field_types import from_data
 from meshwright.notebook import Table, card
 from meshwright.units import show_bytes, show_percent, show_seconds
 
@@ -149,21 +150,9 @@ def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else show_seconds(seconds)
 
 
-def record_from_json(data: Mapping[str, Any]) -> Record:
-    """The record that `Record.to_json` wrote."""
-    collectives = tuple(map(_collective_from_json, data.get("collectives", ())))
-    return Record(**(dict(data) | {"collectives": collectives, "notes": tuple(data.get("notes", ()))}))
-
-
-def _collective_from_json(data: Mapping[str, Any]) -> Collective:
-    lowerings = tuple(map(_lowering_from_json, data.get("lowerings", ())))
-    return Collective(**(dict(data) | {"axes": tuple(data["axes"]), "lowerings": lowerings}))
-
-
-def _lowering_from_json(data: Mapping[str, Any]) -> Lowering:
-    axes = {key: tuple(data.get(key, ())) for key in ("scatter_axes", "reduce_axes")}
-    form = LoweredAs(data["form"]) if "form" in data else None
-    return Lowering(form=form, promoted_from=data.get("promoted_from", ""), **axes)
+def record_from_json(data: Any, path: str = "") -> Record:
+    """The record that `Record.to_json` wrote; path: see `from_data`."""
+    return from_data(Record, data, path)
 
 
 def wire_bytes(kind: Kind, size: float, degree: int) -> float:

@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_refuses_what_it_cannot_take(folder, monkeypatch, cap
         (["folder", "--seed", "-1"], "seed is -1"),
         (["folder", "--prompt", ""], "prompt"),
         (["large_run"], "has a vocabulary of 512"),
-        (["hf"], "hf/config.json is not the config of a run: it has no 'workload'"),
+        (["hf"], "hf/config.json is not the config of a run: workload is missing"),
     ],
 )
 def test_what_cannot_be_generated_is_one_line(folder, monkeypatch, capsys, words, message):

@@ -13,7 +13,7 @@ from meshwright.planner import make_plan
 from meshwright.runtime import build_mesh
 from meshwright.step import Strategy, Workload
 from meshwright.training import lower_train_step
-from meshwright.verification import verify
+from meshwright.verification import Difference, verify
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=4),
@@ -91,12 +91,18 @@ def test_the_peak_of_memory_is_that_of_blocks_and_not_of_scores(method, shape):
     ids=str,
 )
 def test_the_tpu_compiler_moves_as_much_over_sp_and_runs_attention_in_kernels(method, shape, kernels):
-    """Forward, forward again, and of queries' and keys' gradients; a ring's before, in and after its loop."""
+    """Forward, forward again, and of queries' and keys' gradients; a ring's before, in and after its loop.
+
+    A ring's kernels state their flops, splash attention's none.
+    """
     model = replace(TINY.model, embed=256, num_heads=8, head_dim=64)
     workload = Workload(model=model, batch=8, seq_len=1024)
     strategy = Strategy(attention="flash", sp_method=method)
     found = verify(make_plan(workload, shape, parse_system("v5e:2x4"), strategy))
     assert found.program.hlo.count('custom_call_target="tpu_custom_call"') == kernels
+    (flops,) = (row for row in found.rows if row.quantity == "flops")
+    stated = Difference.KERNEL_ESTIMATES if method == "ring" else Difference.OPAQUE_KERNELS
+    assert [cause.difference for cause in flops.causes] == [stated]
     over_sp = [row for row in found.rows if row.quantity in MOVES]
     assert all(row.is_equal for row in over_sp)
     assert len(over_sp) == {"gather": 0, "ulysses": 3, "ring": 3}[method]

@@ -185,7 +185,7 @@ def test_a_plan_survives_its_file(tmp_path, name, model):
     [
         ("{}", r"is not a serving plan of format 1; `meshwright plan … --serve decode -o"),
         ("meshwright_plan: 1", "is not a serving plan of format 1"),
-        ("meshwright_serving_plan: 1", "is not a whole serving plan: 'serving'"),
+        ("meshwright_serving_plan: 1", "is not a whole serving plan: serving is missing"),
         ("[", "is not YAML"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
+from meshwright.hardware.load import DATA
 from meshwright.mesh import MeshShape
 from meshwright.step import Strategy, Workload
 from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, resumed_run, run_steps
@@ -317,6 +318,6 @@ def test_the_rate_without_jax_is_that_of_the_schedule(optimizer):
 
 
 def test_a_config_is_the_same_after_a_file(begun):
-    other = replace(CONFIG, strategy=Strategy(dropout=0.5), hardware_file="chip.toml")
+    other = replace(CONFIG, strategy=Strategy(dropout=0.5), hardware_file=str(DATA / "cpu.toml"))
     begin_run(begun, other, 0)
     assert read_config(begun) == other

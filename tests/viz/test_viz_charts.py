@@ -1,5 +1,6 @@
 """Charts of records: files that are pictures, with what was asked for in them."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from meshwright.hardware import parse_system
 from meshwright.planner import rank
 from meshwright.step import Workload
 from meshwright.viz import Bar, Limits, write_charts
-from meshwright.viz.charts import RooflinePoint, near_points, roofline_point
+from meshwright.viz.charts import lowered, roofline_point
 
 SYSTEM = parse_system("v5e:4x4")
 LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)
@@ -74,7 +75,10 @@ def test_the_title_of_a_sweep_claims_nothing_that_differs_between_its_points(tmp
         assert "remat" not in text
 
 
-def test_labels_that_would_touch_are_joined_in_the_order_of_the_points():
-    points = [("64", RooflinePoint(100.0, 1e14, 1e9)), ("8", RooflinePoint(20.0, 1e14, 1e9))]
-    points += [("128", RooflinePoint(90.0, 1e14, 1e9)), ("high", RooflinePoint(101.0, 2e14, 1e9))]
-    assert [[label for label, _ in group] for group in near_points(points)] == [["8"], ["64", "128"], ["high"]]
+def test_labels_that_would_touch_are_lowered():
+    apart = [(0.0, 100.0), (50.0, 100.0)]
+    assert lowered(["a", "b"], apart) == [6.0, 6.0]
+    near = [(0.0, 100.0), (10.0, 100.0), (12.0, 90.0)]
+    first, second, third = lowered(["128,000", "64,000", "8"], near)
+    tops = [100 - first, 100 - second, 90 - third]
+    assert all(abs(one - other) >= 13 for one, other in itertools.combinations(tops, 2))

@@ -27,7 +27,7 @@ from meshwright.units import show_bytes, show_seconds
 from meshwright.verification import Row, Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.pages import findings_section, inspection_page, verify_page
-from meshwright.viz.sections import timeline_section
+from meshwright.viz.sections import collectives_section, memory_section, timeline_section
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = GatheredTwice(
@@ -132,6 +132,41 @@ def test_the_page_of_an_inspection_begins_with_what_is_wrong(found):
     assert not [name for name, _ in read.attributes if name in FETCHES]
 
 
+def test_the_page_of_an_inspection_has_the_buffers_at_the_peak_and_leads_to_the_trace(found):
+    inspection = inspect_text(found.program.hlo, mesh=MESH.layout, name="dump")
+    inspection = replace(inspection, schedule=found.schedule)
+    read = Reader(inspection_page(inspection, "my steps/a&b.json.gz"))
+    largest = inspection.buffers[0]
+    assert "Largest buffers at the peak" in read.text
+    assert str(replace(largest.shape, layout="")) in read.text
+    assert ("href", "my%20steps/a%26b.json.gz") in read.attributes
+    assert "my steps/a&b.json.gz" in read.text
+    assert "href" not in dict(Reader(inspection_page(inspection)).attributes)
+
+
+def test_rows_alike_are_merged_and_columns_without_a_figure_left_out(found):
+    move = next(move for move in found.compiled.collectives if move.axes)
+    twice = replace(found.compiled, collectives=(replace(move, array="a"), replace(move, array="b")))
+    body = collectives_section(twice).body
+    text = Reader(body).text
+    assert body.count("<tr>") == 2  # the head and a row
+    assert show_bytes(2 * move.bytes) in text
+    assert "a and 1 more" in text
+    assert "seconds" not in text
+
+
+def test_memory_is_said_to_fit_or_not(found):
+    for limit, words in ((50, "40.0 B fits in the 50.0 B"), (30, "40.0 B does not fit in the 30.0 B")):
+        section = memory_section({"compiled": found.compiled}, limit)
+        assert words in Reader(section.body).text
+        assert f"usable {show_bytes(limit)}" in Reader(section.body).text
+
+
+def test_rows_that_differ_are_marked(found):
+    assert 'class="differs"' in verify_page(found)
+    assert 'class="differs"' not in verify_page(replace(found, rows=(replace(found.rows[0], compiled=2e9),)))
+
+
 def test_a_section_with_nothing_to_say_is_left_out():
     assert timeline_section(None).body == ""
     assert "<h2>" not in render("t", (), (Section("empty", ""), Section("none", html_table(("a",), ()))))
@@ -141,7 +176,7 @@ def test_a_finding_is_said_with_its_cost_its_place_and_its_cure():
     text = Reader(findings_section((FINDING,)).body).text
     for words in (
         "1. gathered twice",
-        "costs 250 ms and 2.00 MB a step",
+        "costs 250 ms a step, 2.00 MB",
         "w <is> f32[8,4] is gathered",
         "a.py:3",
         "fix: gather",

@@ -80,7 +80,7 @@ def run(args: Args) -> int:
     if memory and not found.buffers:
         raise MeshwrightError(f"{found.name} has no schedule, so nothing tells its buffers; leave --memory out")
     if page is not None:
-        found.html(page)
+        found.html(page, trace=trace)
     if trace is not None:
         found.trace(trace)
     if as_json:

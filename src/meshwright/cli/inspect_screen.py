@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import folded, prose_width, terms, wrap
-from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
@@ -21,8 +17,6 @@ if TYPE_CHECKING:
 
 _MOST_SCOPES = 12
 _MOST_ROWS = 30
-_MOST_BUFFERS = 20
-_SCREEN_PATH = 40
 
 
 def screen_text(found: Inspection) -> str:
@@ -34,9 +28,11 @@ def screen_text(found: Inspection) -> str:
 
 def print_screen(found: Inspection, *, memory: bool = False) -> None:
     """The answer, what it rests on, then each finding in full. memory: with the buffers at the peak."""
+    from meshwright.viz.rows import answer
+
     show(console(), _headline(found))
     print()
-    show(console(), _answer(found))
+    show(console(), f"  {answer(found)}")
     print()
     show(console(), _collective_table(found))
     print()
@@ -60,51 +56,28 @@ def _headline(found: Inspection) -> str:
     return " · ".join(words)
 
 
-def _answer(found: Inspection) -> str:
-    """The findings in a line, and the step where it was simulated."""
-    count = len(found.findings)
-    cost = found.findings[0].seconds if found.findings else None
-    says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
-    if cost:
-        says += f", the first of {show_seconds(cost)} a step"
-    if found.schedule is not None:
-        exposed = sum(move.exposed_seconds or 0.0 for move in found.collectives)
-        says += f"   step {show_seconds(found.schedule.step_seconds)}, of it exposed communication"
-        says += f" {show_seconds(exposed)}"
-    return f"  {says}"
-
-
 def _collective_table(found: Inspection) -> Any:
     """The collectives, those alike from one line added up, the largest first."""
+    from meshwright.viz.rows import alike, file_name
     from meshwright.viz.words import collective_note
 
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
     columns = ["collective", "over", "phase", "bytes", "times", *times, "from"]
-    moves = sorted(_alike(found.collectives), key=lambda move: -move.bytes)
+    moves = alike(found.collectives)
     rows = []
     for move in moves[:_MOST_ROWS]:
         seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []
         seconds += [show_seconds(move.exposed_seconds or 0.0)] if has_schedule else []
         counts = [show_bytes(move.bytes), str(move.count), *seconds]
-        place = _file_name(move.source) + (f" [{note}]" if (note := collective_note(move)) else "")
+        place = file_name(move.source) + (f" [{note}]" if (note := collective_note(move)) else "")
         rows.append([move.kind, "*".join(move.axes) or "?", move.phase, *counts, place])
     if len(moves) > _MOST_ROWS:
         rest = moves[_MOST_ROWS:]
         size, count = sum(move.bytes for move in rest), sum(move.count for move in rest)
         rows.append([f"{len(rest)} more", "", "", show_bytes(size), str(count), *[""] * (len(times) + 1)])
     return table(columns, rows or [["none", *[""] * (len(columns) - 1)]], left=(0, 1, 2, len(columns) - 1), folds=-1)
-
-
-def _alike(moves: Sequence[Collective]) -> Iterator[Collective]:
-    """The collectives with those of one kind, axes, phase, note and place in the source added up."""
-    groups: dict[tuple[Any, ...], list[Collective]] = {}
-    for move in moves:
-        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
-    for (*_, source), alike in groups.items():
-        (one,) = merge(alike)
-        yield replace(one, source=source)
 
 
 def _print_memory(found: Inspection) -> None:
@@ -119,20 +92,11 @@ def _print_memory(found: Inspection) -> None:
 
 def print_buffers(buffers: Sequence[Buffer]) -> None:
     """The largest buffers at the peak, alike ones in a row."""
-    alike: dict[tuple[str, str, str], list[Buffer]] = {}
-    for buffer in buffers:
-        name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
-        place = name if buffer.kind == "argument" else f"{buffer.source} ({name})"
-        alike.setdefault((str(replace(buffer.shape, layout="")), buffer.kind, place), []).append(buffer)
-    found = sorted(alike.items(), key=lambda one: -sum(buffer.num_bytes for buffer in one[1]))
-    rows = [
-        [shape, show_bytes(sum(buffer.num_bytes for buffer in same)), str(len(same)), kind, _file_name(place)]
-        for (shape, kind, place), same in found[:_MOST_BUFFERS]
-    ]
-    if rest := [buffer for _, same in found[_MOST_BUFFERS:] for buffer in same]:
-        rows.append([f"{len(found) - _MOST_BUFFERS} more", show_bytes(sum(one.num_bytes for one in rest)), "", "", ""])
+    from meshwright.viz.rows import buffer_rows
+
     print()
-    show(console(), table(["at the peak", "bytes", "times", "is", "from"], rows, left=(0, 3, 4), folds=-1))
+    columns = ["at the peak", "bytes", "times", "is", "from"]
+    show(console(), table(columns, buffer_rows(buffers), left=(0, 3, 4), folds=-1))
     print()
 
 
@@ -154,35 +118,15 @@ def _print_flops(found: Inspection) -> None:
 def _told(number: int, finding: Finding) -> str:
     """A finding in full."""
     from meshwright.inspection.words import evidence, fix
+    from meshwright.viz.rows import costs, short_path
 
-    costs = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
-    costs += [show_bytes(finding.bytes)] if finding.bytes else []
-    head = f" finding {number}  {finding.kind}"
-    price = f"costs {', '.join(costs)}" if costs else ""
-    width = prose_width()
+    head, price, width = f" finding {number}  {finding.kind}", costs(finding), prose_width()
     is_beside = len(head) + 2 + len(price) <= width
     lines = [f"{head}{price:>{width - len(head)}}"] if is_beside else [head, f"{price:>{width}}"]
     for words in (
         evidence(finding),
-        f"from {_short(finding.source)}" if finding.source else "",
+        f"from {short_path(finding.source)}" if finding.source else "",
         f"fix: {fix(finding)}",
     ):
         lines += wrap(words, first=" " * 12, then=" " * 12)
     return "\n".join(lines) + "\n"
-
-
-def _file_name(source: str) -> str:
-    """file:line (scopes) without the folders of the file."""
-    path, space, scope = source.partition(" ")
-    return f"{Path(path).name}{space}{scope}"
-
-
-def _short(source: str) -> str:
-    """file:line (scopes) with the path as short as it says where: relative to here, else its last parts."""
-    path, space, scope = source.partition(" ")
-    here = f"{Path.cwd()}{os.sep}"
-    if path.startswith(here):
-        path = path.removeprefix(here)
-    if len(path) > _SCREEN_PATH:
-        path = "…/" + "/".join(Path(path).parts[-2:])
-    return f"{path}{space}{scope}"

@@ -10,8 +10,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import deepseek, gemma, gemma2, gemma3, gpt2, gpt_neox, llama, mixtral, qwen2, qwen3
 from meshwright.families.family import PublishedFamily
 from meshwright.families.fields import Config, Fields
-from meshwright.step.model import Family, ModelConfig
-from meshwright.step.model import model_from_data as model_of_families
+from meshwright.field_types import from_data
+from meshwright.step.model import Family, Model, ModelConfig
 from meshwright.step.serving import Serving
 from meshwright.step.workload import Workload
 
@@ -27,21 +27,24 @@ PRESETS: Mapping[str, ModelConfig] = {model.name: model for published in PUBLISH
 _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.readers}
 
 
-def model_from_data(data: Mapping[str, Any]) -> ModelConfig:
-    """The model that `dataclasses.asdict` took apart."""
-    return model_of_families(data, FAMILIES)
+def model_from_data(data: Any, path: str = "") -> ModelConfig:
+    """The model that `dataclasses.asdict` took apart; a family that is not known has generic layers."""
+    return from_data(ModelConfig, data, path, {Family: _family_from_data})
 
 
-def workload_from_data(data: Mapping[str, Any]) -> Workload:
+def workload_from_data(data: Any, path: str = "") -> Workload:
     """The workload that `dataclasses.asdict` took apart."""
-    fields: dict[str, Any] = dict(data)
-    return Workload(**(fields | dict[str, Any](model=model_from_data(data["model"]))))
+    return from_data(Workload, data, path, {Model: model_from_data})
 
 
-def serving_from_data(data: Mapping[str, Any]) -> Serving:
+def serving_from_data(data: Any, path: str = "") -> Serving:
     """The serving that `dataclasses.asdict` took apart."""
-    fields: dict[str, Any] = dict(data)
-    return Serving(**(fields | dict[str, Any](model=model_from_data(data["model"]))))
+    return from_data(Serving, data, path, {ModelConfig: model_from_data})
+
+
+def _family_from_data(data: Any, path: str) -> Family:
+    family = from_data(Family, data, path)
+    return FAMILIES.get(family.name, family)
 
 
 def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:

@@ -35,6 +35,7 @@ from meshwright.compiler.process import compile_error
 from meshwright.compiler.targets import device_kind, platform_of
 from meshwright.compiler.worker import CompileError, compile_lowered, failure_of, read_compiled
 from meshwright.errors import DoesNotFitError, MeshwrightError
+from meshwright.field_types import not_a_choice
 from meshwright.hardware import System, chip_names, parse_system
 from meshwright.inspection.context import Rules
 from meshwright.inspection.inspection import Inspection, read_inspection
@@ -54,7 +55,6 @@ from meshwright.inspection.meshes import (
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.planner import read_system
 from meshwright.record import Collective
-from meshwright.step.choices import not_a_choice
 
 _SDY_MESH = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]+)\]>")
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,11 +49,14 @@ class Inspection:
 
         return screen_text(self)
 
-    def html(self, file: str | Path | None = None) -> str:
-        """The page of `meshwright inspect --html`, self-contained; also written to a file, where one is given."""
+    def html(self, file: str | Path | None = None, *, trace: str | Path | None = None) -> str:
+        """The page of `meshwright inspect --html`, self-contained; also written to a file, where one is given.
+
+        trace: a file that `trace` writes, which the page links to.
+        """
         from meshwright.viz.pages import inspection_page
 
-        page = inspection_page(self)
+        page = inspection_page(self, None if trace is None else os.path.relpath(trace, Path(file or "page").parent))
         if file is not None:
             write_file(file, page)
         return page

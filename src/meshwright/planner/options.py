@@ -32,6 +32,7 @@ from meshwright.step import (
     TpStream,
     Workload,
     check_positions,
+    largest,
 )
 from meshwright.units import parse_count, parse_seconds
 
@@ -174,10 +175,6 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
             raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
 
 
-LARGEST = {"num_layers": 10_000, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8, "--tokens": 10**18}
-"""The most that some options may be; all others 10^9. A search over more would not end."""
-
-
 def read_count(name: str, value: Count) -> int:
     """A whole number from 1, of a number or a text."""
     try:
@@ -186,8 +183,8 @@ def read_count(name: str, value: Count) -> int:
         number = 0
     if number < 1 or isinstance(value, bool):
         raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k, 128Ki or 4M")
-    if number > LARGEST.get(name, 10**9):
-        raise MeshwrightError(f"{name} is {value!r}; the most is {LARGEST.get(name, 10**9):,}")
+    if number > (most := 10**18 if name == "--tokens" else largest(name)):
+        raise MeshwrightError(f"{name} is {value!r}; the most is {most:,}")
     return number
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import workload_from_data
+from meshwright.field_types import from_data
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
 from meshwright.planner.files import has_fields, read_data, write_data
+from meshwright.planner.options import read_mesh
 from meshwright.planner.prediction import predict
-from meshwright.record import Record, record_from_json
+from meshwright.record import Record
 from meshwright.step import (
     DEFAULT,
     Strategy,
@@ -194,22 +196,22 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
     """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
-    if not has_fields(data) or data.get("meshwright_plan") != FORMAT:
+    if not has_fields(data) or data.get("meshwright_plan") is not FORMAT:
         raise MeshwrightError(
             f"{name} is not a plan of format {FORMAT}; `meshwright plan … -o {shlex.quote(name)}` writes one"
         )
+    fields = {field: value for field, value in data.items() if field != "meshwright_plan"}
     try:
-        return Plan(
-            workload=workload_from_data(data["workload"]),
-            hardware=data["hardware"],
-            hardware_file=data.get("hardware_file"),
-            memory_headroom=data.get("memory_headroom"),
-            mesh=MeshShape(**data["mesh"]),
-            strategy=strategy_from_data(data.get("strategy", {})),
-            predicted=record_from_json(data["predicted"]),
-        )
-    except (KeyError, TypeError) as error:
+        read = from_data(Plan, fields, readers={Workload: workload_from_data, Strategy: strategy_from_data})
+        system = read.system
+        made = make_plan(read.workload, read_mesh(read.mesh, system.num_devices), system, read.strategy)
+    except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
+    # What is predicted follows from the rest, which may have been edited, or be another version's.
+    if replace(made.predicted, notes=()) == replace(read.predicted, notes=()):
+        return made
+    said = f"predicted again: {name} was edited, or written by another version, and has {read.predicted}"
+    return replace(made, predicted=replace(made.predicted, notes=(said, *made.predicted.notes)))
 
 
 def write_plan(plan: Plan, path: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from meshwright.cost import ServingStep, borrowed_notes, serving_flops, serving_memory, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.families import serving_from_data
+from meshwright.field_types import from_data
 from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import has_fields, read_data, write_data
-from meshwright.record import Record, merge, record_from_json
+from meshwright.record import Record, merge
 from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
 FORMAT = 1
@@ -122,20 +123,15 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
     """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
-    if not has_fields(data) or data.get("meshwright_serving_plan") != FORMAT:
+    if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
         raise MeshwrightError(
             f"{name} is not a serving plan of format {FORMAT};"
             f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
     try:
-        return ServingPlan(
-            serving=serving_from_data(data["serving"]),
-            hardware=data["hardware"],
-            mesh=MeshShape(**data["mesh"]),
-            cache=data["cache"],
-            predicted=record_from_json(data["predicted"]),
-        )
-    except (KeyError, TypeError) as error:
+        own = {field.name: data[field.name] for field in fields(ServingPlan) if field.name in data}
+        return from_data(ServingPlan, own, readers={Serving: serving_from_data})
+    except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole serving plan: {error}") from None
 
 

@@ -11,7 +11,7 @@ from meshwright.step.images import (
 )
 from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, learned_positions, limits
-from meshwright.step.model import Experts, Model, ModelConfig, ProgramModel
+from meshwright.step.model import Experts, Model, ModelConfig, ProgramModel, largest
 from meshwright.step.parameter_tree import (
     Parameter,
     Tree,
@@ -129,6 +129,7 @@ __all__ = [
     "halves_queries",
     "image_parameters",
     "is_zigzag",
+    "largest",
     "learned_positions",
     "leaves",
     "limits",

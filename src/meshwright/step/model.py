@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.choices import check_choices
+from meshwright.field_types import check_fields
 from meshwright.step.layer import Activation, Gated, LinearRopeScaling, Lookup, NormKind, Program, RopeScaling, Stack
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
+
+ABOVE_ZERO = (
+    *("rope_theta", "rope_theta_local", "attention_softcap", "logits_softcap", "attention_scale"),
+    *("embedding_scale", "norm_epsilon"),
+)
+"""The fields of a model that are numbers above 0, or None."""
+
+
+def largest(field: str) -> int:
+    """The most that a whole number may be: a search over more would not end."""
+    return {"num_layers": 10**4, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}.get(field, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +165,12 @@ class ModelConfig:
     planned_only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         for field in SIZES:
             _check_whole(self, field)
+        for field in ABOVE_ZERO:
+            if (value := getattr(self, field)) is not None and value <= 0:
+                raise MeshwrightError(f"model {self.name} has {field}={value:g}; it takes a number above 0")
         if self.num_heads % self.num_kv_heads:
             raise MeshwrightError(
                 f"model {self.name} has num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads};"
@@ -236,10 +249,11 @@ Model = ModelConfig | ProgramModel
 
 
 def _check_whole(model: ModelConfig, field: str) -> None:
-    """Raise where a size of a model is no whole number from 1; True is none."""
-    value = getattr(model, field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise MeshwrightError(f"model {model.name} has {field}={value!r}; it takes a whole number from 1")
+    """Raise where a size of a model is not from 1 to the largest."""
+    if not 1 <= (value := getattr(model, field)) <= largest(field):
+        raise MeshwrightError(
+            f"model {model.name} has {field}={value!r}; it takes a whole number from 1 to {largest(field):,}"
+        )
 
 
 def _check_positions(model: ModelConfig) -> None:
@@ -262,15 +276,3 @@ def _check_positions(model: ModelConfig) -> None:
             f"model {model.name} has layers with a window, and no sliding_window; give one, or leave out"
             f" full_attention_every and rope_theta_local"
         )
-
-
-def model_from_data(data: Mapping[str, Any], families: Mapping[str, Family]) -> ModelConfig:
-    """The model that `dataclasses.asdict` took apart; a family that is not among `families` has generic layers."""
-    parts: dict[str, Any] = {"experts": Experts, "latent": LatentAttention}
-    built = {name: part(**data[name]) for name, part in parts.items() if data.get(name)}
-    if scaling := data.get("rope_scaling"):
-        built["rope_scaling"] = (RopeScaling if "low_freq_factor" in scaling else LinearRopeScaling)(**scaling)
-    built["planned_only"] = tuple(data.get("planned_only", ()))
-    if family := data.get("family"):
-        built["family"] = families.get(family["name"], Family(family["name"]))
-    return ModelConfig(**(dict(data) | built))

@@ -3,7 +3,8 @@
 The stream is split over fsdp. The first products of a block are summed over fsdp, its last over sp and tp; with fsdp=1
 that is Megatron's layout in one dim. Of prompts the stream is split over sp and tp too, along the tokens. A cache split
 by batch or sequence moves queries to where it lies and what comes out of attention back (arXiv:2211.05102, section 3.3;
-scaling book, jax-ml.github.io/scaling-book/inference).
+scaling book, jax-ml.github.io/scaling-book/inference). The ops say how arrays lie before and after; the collectives
+between are the notation's (`notation.reshard`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.record import Kind
 from meshwright.step.blocks import program
 from meshwright.step.ir import (
     Array,
@@ -31,6 +31,7 @@ from meshwright.step.layer import (
     STREAM,
     Add,
     Attention,
+    Combine,
     Dispatch,
     EndOp,
     Gated,
@@ -42,7 +43,7 @@ from meshwright.step.layer import (
 )
 from meshwright.step.layer import Block as LayerBlock
 from meshwright.step.model import ModelConfig
-from meshwright.step.passes.nodes import Layout
+from meshwright.step.passes.nodes import Layout, moves_between
 from meshwright.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit, ServingPhase
 
 LOGITS, EMBEDDING = Region("logits"), Region("embedding")
@@ -101,9 +102,14 @@ class _BlockWalk:
         self.live: list[Array] = []
 
     def ops(self) -> Iterator[Op]:
-        """The ops in order."""
+        """The ops in order. Norms of heads and of a block's output are in the passes beside them."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
-        yield from self._stream(residual)
+        stream = Array(STREAM, (*self.layout.tokens, self.width))
+        # The norm, once for all that read it.
+        yield self._pass("norm", residual)
+        squares = Array("squares", self.layout.tokens, self.fsdp, width="float32")
+        yield from self._move(f"{self.block.name} norm", (squares, _reduced(squares)))
+        yield from self._move(f"{self.block.name} input", (residual, stream))
         for op in self.block.ops:
             match op:
                 case Linear():
@@ -112,9 +118,13 @@ class _BlockWalk:
                     yield from self._attention(op)
                 case Gated():
                     yield from self._gated(op)
-                case Dispatch():
-                    yield from self._dispatch()
+                case Dispatch() | Combine() if self.layout.axes("expert"):
+                    yield from self._exchange(op)
                 case Add():
+                    # Of a token the sum is one all-reduce, of a prompt it is scattered along the tokens.
+                    yield from self._move(
+                        f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
+                    )
                     # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
                     for _ in range(2 if self.block.name == "block" else 1):
                         yield self._pass("residual", residual)
@@ -123,22 +133,6 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
-
-    def _stream(self, residual: Array) -> Iterator[Op]:
-        """The stream's norm, once for all that read it, and the stream into and out of the block.
-
-        Of a token each sum is one all-reduce and not two collectives, which is what counts where there is little to
-        send. Norms of heads and of a block's output are in the passes beside them.
-        """
-        name = self.block.name
-        stream = Array(STREAM, (*self.layout.tokens, self.width))
-        yield self._pass("norm", residual)
-        yield from self._move(f"{name} norm", "all-reduce", self.fsdp, _wide("squares", self.layout.tokens))
-        if self.is_prefill:
-            yield from self._move(f"{name} input", "all-gather", self.tensor, stream)
-            yield from self._move(f"{name} output", "reduce-scatter", self.tensor, stream)
-        else:
-            yield from self._move(f"{name} output", "all-reduce", self.tensor, stream)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
         """A product with a weight that stays where it is."""
@@ -149,9 +143,11 @@ class _BlockWalk:
             name=f"{self.region.name}.{op.name}", target=op.target, phase="forward", region=self.region,
             block=self.part, role="result", rows=rows, inner=inner, columns=columns, experts=experts,
         )  # fmt: skip
-        self.arrays[op.target] = Array(op.target, (*tokens, *columns))
+        self.arrays[op.target] = result = Array(op.target, (*tokens, *columns), _axes(inner))
         if op.is_on_residual:
-            yield from self._move("router", "all-reduce", self.fsdp, replace(self.arrays[op.target], width="float32"))
+            yield from self._move(
+                "router", (replace(result, width="float32"), replace(_reduced(result), width="float32"))
+            )
 
     def _gated(self, op: Gated) -> Iterator[Op]:
         """Hidden activations: the first products' sums scattered over fsdp, and gathered again once multiplied."""
@@ -161,31 +157,30 @@ class _BlockWalk:
         if is_of_experts:
             # One more dim before the last: a token's experts.
             sources = [replace(array, dims=(*array.dims[:-1], Dim("K", copies), array.dims[-1])) for array in sources]
-        self.arrays[op.target] = hidden = sources[0]
+        self.arrays[op.target] = hidden = _reduced(sources[0])
         self.live += sources
-        yield from self._move("mlp hidden", "reduce-scatter", self.fsdp, *sources)
-        yield from self._move("mlp hidden", "all-gather", self.fsdp, hidden)
+        scattered = [_split(array, -1, self.fsdp) for array in sources]
+        yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
+        yield from self._move("mlp hidden", (scattered[0], hidden))
 
-    def _dispatch(self) -> Iterator[Op]:
-        """Tokens on their way to the devices of their experts and back, once to each device that has any of them.
+    def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:
+        """Tokens on their way to the devices of their experts or back, once to each device that has any of them.
 
         Every device of sp and tp sends its part of a token, which is gathered where it arrives, and summed onto parts
         before it goes back.
         """
-        batch, tokens, expert = self.layout.tokens[0], self.layout.tokens[1], self.layout.axes("expert")
-        if not expert:
-            return
-        sent = Array("sent", (batch, tokens, Dim("C", None), self.width))
-        part = replace(sent, dims=(batch, tokens._replace(axes=self.tensor), *sent.dims[2:]))
-        for name in ("dispatch", "combine"):
-            yield from self._move(f"experts {name}", "all-to-all", expert, part)
-        yield from self._move("experts input", "all-gather", self.tensor, sent)
-        yield from self._move("experts output", "reduce-scatter", self.tensor, sent)
+        batch, tokens, expert = *self.layout.tokens, self.layout.axes("expert")
+        here = Array("sent", (batch, tokens._replace(axes=self.tensor), Dim("C", None), self.width))
+        there = Array("sent", (_whole(batch, expert), tokens, Dim("C", None, expert), self.width))
+        if isinstance(op, Dispatch):
+            yield from self._move("experts dispatch", (here, there))
+        else:
+            yield from self._move("experts combine", (replace(there, unreduced=self.tensor), here))
 
     def _attention(self, op: Attention) -> Iterator[Op]:
         """Attention, and queries, keys and values on their way to the cache, and what comes back."""
         query = self.arrays[op.query]
-        output = replace(query, name=op.target, dims=(*query.dims[:-1], Dim("H", op.value_dim)))
+        output = Array(op.target, (*query.dims[:-1], Dim("H", op.value_dim)))
         self.live += [query, output]
         latents = self._latents(op)
         cached = latents or (self.arrays[op.key], self.arrays[op.value])
@@ -195,10 +190,10 @@ class _BlockWalk:
             yield self._pass("rotary", query, keys)
         if latents:
             sums = [self.arrays[each] for each in self._reads_of_stream()]
-            yield from self._move("latents", "all-reduce", self.fsdp, *sums)
+            yield from self._move("latents", *((each, _reduced(each)) for each in sums))
         else:
-            kind: Kind = "reduce-scatter" if self.is_prefill or self.split == "batch" else "all-reduce"
-            yield from self._move("queries, keys and values", kind, self.fsdp, query, *cached)
+            names = "queries, keys and values"
+            yield from self._move(names, *((each, self._shared(each)) for each in (query, *cached)))
         held = tuple(
             Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
             for array in cached
@@ -210,8 +205,8 @@ class _BlockWalk:
             batch, tokens = self.layout.tokens
             if not latents:
                 # Each device of fsdp takes some queries, and all keys and values before them.
-                yield from self._move("keys and values", "all-gather", self.fsdp, *cached)
-                yield from self._move("heads", "all-gather", self.fsdp, output)
+                yield from self._move("keys and values", *((self._shared(each), _reduced(each)) for each in cached))
+                yield from self._move("heads", (self._shared(output), output))
                 tokens = tokens._replace(axes=self.fsdp)
             queries = replace(query, dims=(batch, tokens, heads, Dim("H", score)))
         else:
@@ -240,18 +235,24 @@ class _BlockWalk:
         head's maximum, then its weighted results and their sum (flash decoding, pytorch.org/blog/flash-decoding).
         """
         if self.split == "batch":
-            for name, array in (("queries", query), ("heads", output)):
-                batch = array.dims[0]._replace(axes=(*array.dims[0].axes, *self.fsdp))
-                yield from self._move(name, "all-to-all", across, replace(array, dims=(batch, *array.dims[1:])))
-            yield from self._move("heads", "all-gather", self.fsdp, output)
+            sent = self._shared(query)
+            yield from self._move("queries", (sent, _split(_gathered(sent, across), 0, across)))
+            yield from self._move("heads", (_split(_gathered(self._shared(output), across), 0, across), output))
         elif self.split == "sequence":
-            whole = replace(output, dims=tuple(_whole(dim, across) for dim in output.dims))
-            scalars, parts = (_wide("sums", array.dims[:-1]) for array in (whole, output))
-            gathered = replace(query, dims=tuple(_whole(dim, across) for dim in query.dims))
-            yield from self._move("queries", "all-gather", across, gathered)
-            yield from self._move("maxima", "all-reduce", (*self.fsdp, *across), scalars)
-            yield from self._move("heads and sums", "reduce-scatter", across, whole, scalars)
-            yield from self._move("heads and sums", "all-reduce", self.fsdp, output, parts)
+            axes = (*self.fsdp, *across)
+            whole = replace(_gathered(output, across), unreduced=axes)
+            scalars, parts = (
+                Array("sums", array.dims[:-1], array.unreduced, width="float32") for array in (whole, output)
+            )
+            yield from self._move("queries", (_reduced(query), _gathered(query, across)))
+            yield from self._move("maxima", (scalars, _reduced(scalars)))
+            yield from self._move("heads and sums", (whole, output), (scalars, parts))
+
+    def _shared(self, array: Array) -> Array:
+        """Queries, keys, values or heads where fsdp shares them out: tokens of a prompt, sequences of a split cache."""
+        if self.is_prefill or self.split == "batch":
+            return _split(array, 1 if self.is_prefill else 0, self.fsdp)
+        return _reduced(array)
 
     def _latents(self, op: Attention) -> tuple[Array, ...]:
         """The latent that keys and values are made of, and the part of a key beside it; nothing where they are kept."""
@@ -275,18 +276,18 @@ class _BlockWalk:
         """A chain of elementwise ops."""
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
-    def _move(self, name: str, kind: Kind, axes: tuple[str, ...], *arrays: Array) -> Iterator[Communicate]:
-        """A collective of this block."""
-        yield from _moved(name, kind, axes, self.region, *arrays)
+    def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
+        """Arrays of this block from one layout to another, in the same collectives."""
+        yield from _moved(name, self.region, *pairs)
 
 
 def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
     """The lookup in a table whose rows are split."""
     for op in ops:
         if isinstance(op, Lookup) and not op.is_positional:
-            stream = Array("embedding", (*layout.tokens, *layout.stored((op.columns,))))
-            kind: Kind = "reduce-scatter" if layout.tp_stream == "split" else "all-reduce"
-            yield from _moved("embedding", kind, layout.axes("vocab"), EMBEDDING, stream)
+            columns = layout.stored((op.columns,))
+            rows = Array("embedding", (*layout.tokens, *columns), layout.axes("vocab"))
+            yield from _moved("embedding", EMBEDDING, (rows, Array("embedding", (*layout.residual_tokens, *columns))))
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
@@ -295,36 +296,59 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
     for op in ops:
         if isinstance(op, Linear):
             inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
-            if layout.tp_stream == "split":
-                yield from _moved("logits input", "all-gather", vocab, LOGITS, Array("stream", (batch, *inner)))
+            if layout.tp_stream == "split" and vocab:
+                # No layout says that the last token of a sequence is on one device of those that split its tokens.
+                stream = Array("stream", (batch, *inner))
+                yield Communicate(
+                    name="logits input", kind="all-gather", axes=vocab, phase="forward", region=LOGITS, array=stream
+                )
             yield Matmul(
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
                 rows=(batch,), inner=inner, columns=columns,
             )  # fmt: skip
-            yield from _moved("logits", "all-reduce", layout.axes("embed"), LOGITS, _wide("logits", (batch, *columns)))
+            logits = Array("logits", (batch, *columns), _axes(inner), width="float32")
+            yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
             # A value and its id.
-            best = _wide("best tokens", (batch, Dim("best", 2), Dim("P", None)))
-            yield from _moved("best tokens", "all-gather", vocab, LOGITS, best)
+            best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
+            yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
 
 
 def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
     """The logits of the last tokens."""
     for op in ops:
         if isinstance(op, Linear):
-            yield _wide("logits", (layout.tokens[0], *layout.stored(op.outputs)))
+            yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
 
 
-def _moved(name: str, kind: Kind, axes: tuple[str, ...], region: Region, *arrays: Array) -> Iterator[Communicate]:
-    """A collective over its live axes, if any."""
-    if axes:
+def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
+    """What brings arrays from one layout to another that all go the same way, in the same collectives."""
+    for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(
-            name=name, kind=kind, axes=axes, phase="forward", region=region, array=arrays[0], beside=arrays[1:]
-        )
+            name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
+            beside=tuple(move.array for move in beside),
+        )  # fmt: skip
 
 
-def _wide(name: str, dims: tuple[Dim, ...]) -> Array:
-    """An array of four bytes an element."""
-    return Array(name, dims, width="float32")
+def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
+    """The axes that split some dims: a product that sums over these leaves a sum over the axes."""
+    return tuple(axis for dim in dims for axis in dim.axes)
+
+
+def _reduced(array: Array) -> Array:
+    """An array that is no sum any more."""
+    return replace(array, unreduced=())
+
+
+def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
+    """An array with one dim split over more axes, and no sum any more."""
+    dims = list(array.dims)
+    dims[at] = dims[at]._replace(axes=(*dims[at].axes, *axes))
+    return replace(array, dims=tuple(dims), unreduced=())
+
+
+def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
+    """An array that some axes do not split, and no sum any more."""
+    return replace(array, dims=tuple(_whole(dim, axes) for dim in array.dims), unreduced=())
 
 
 def _whole(dim: Dim, axes: tuple[str, ...]) -> Dim:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.choices import check_choices
+from meshwright.field_types import check_fields, from_data
 from meshwright.step.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
@@ -111,7 +110,7 @@ class Strategy:
     profile: FrameworkProfile = XLA
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         for field in ("num_microbatches", "virtual_stages"):
             if getattr(self, field) < 1:
                 raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
@@ -126,11 +125,15 @@ DEFAULT = Strategy()
 _FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "lockstep": "spmd_pipeline"}
 
 
-def strategy_from_data(data: Mapping[str, Any]) -> Strategy:
-    """The strategy that `dataclasses.asdict` made plain data of; a file may have the fields' former names."""
-    fields = {_FORMER_NAMES.get(name, name): value for name, value in data.items()}
-    if (is_split := fields.pop("sequence_parallel", None)) is not None:
+def strategy_from_data(data: Any, path: str = "") -> Strategy:
+    """The strategy that `dataclasses.asdict` made plain data of; a file may have the fields' former names.
+
+    path: see `from_data`.
+    """
+    if not isinstance(data, dict):
+        return from_data(Strategy, data, path)
+    fields = {_FORMER_NAMES.get(name, name): value for name, value in cast(dict[str, Any], data).items()}
+    if isinstance(is_split := fields.get("sequence_parallel"), bool):
+        del fields["sequence_parallel"]
         fields["tp_stream"] = "split" if is_split else "whole"
-    if "profile" in fields:
-        fields["profile"] = FrameworkProfile(**fields["profile"])
-    return Strategy(**fields)
+    return from_data(Strategy, fields, path)

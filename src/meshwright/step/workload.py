@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.choices import check_choices
-from meshwright.step.model import Model, ModelConfig, ProgramModel
+from meshwright.field_types import check_fields
+from meshwright.step.model import Model, ModelConfig, ProgramModel, largest
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
@@ -43,10 +43,10 @@ class Workload:
     remat: Remat = "block"
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         for field in ("batch", "seq_len"):
-            if getattr(self, field) < 1:
-                raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+            if not 1 <= (value := getattr(self, field)) <= largest(field):
+                raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
 
     @property
     def config(self) -> ModelConfig:

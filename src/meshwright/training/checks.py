@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from meshwright.training.data import BYTES
 from meshwright.training.run import RunConfig
 from meshwright.units import show_bytes, show_percent
 
-MAX_SEED = 2**32 - 1
-"""The largest seed that NumPy and Grain take."""
-
 ANYWAY = "--anyway (anyway=True) trains it all the same"
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
@@ -26,27 +22,6 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voc
 
 class DoesNotFitError(MeshwrightError):
     """A check that failed, not a mistake: the plan does not fit the memory of its devices."""
-
-
-def check_rate(rate: float) -> float:
-    """A learning rate, which is a finite number above 0."""
-    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not (math.isfinite(rate) and rate > 0):
-        raise MeshwrightError(f"learning_rate is {rate}; it is a number above 0, as 0.003")
-    return float(rate)
-
-
-def check_seed(seed: int) -> int:
-    """A seed, which NumPy has to take."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
-        raise MeshwrightError(f"seed is {seed}; it is a whole number from 0 to {MAX_SEED}")
-    return seed
-
-
-def check_save_every(steps: int) -> int:
-    """Steps between checkpoints."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-        raise MeshwrightError(f"save_every is {steps}; it is a whole number of steps, or 0 to keep the last only")
-    return steps
 
 
 def check_from_scratch(what: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,8 @@ from meshwright.models import Sampling, generate_tokens
 from meshwright.runtime import DTYPES, ShardingContext, build_mesh
 from meshwright.step import check_positions
 from meshwright.training.checkpoint import Checkpoints, Note
-from meshwright.training.checks import MAX_SEED
 from meshwright.training.resume import config_conflict
-from meshwright.training.run import RunConfig
+from meshwright.training.run import MAX_SEED, RunConfig
 from meshwright.training.step import abstract_state
 
 
@@ -69,7 +69,8 @@ def restore_params(directory: Path, config: RunConfig, mesh_shape: MeshShape, me
         )
     checkpoints = Checkpoints(directory)
     if (step := checkpoints.whole(on_note, parts=("params",))) is None:
-        raise MeshwrightError(f"{directory} has no checkpoint yet; `meshwright train {directory} --resume` makes one")
+        resume = f"meshwright train {shlex.quote(str(directory))} --resume"
+        raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
     if conflict := config_conflict(config, checkpoints.config(step)):
         raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
     wanted = abstract_state(config.workload, ShardingContext(mesh_shape), config.optimizer, mesh, config.strategy)

@@ -14,7 +14,7 @@ from meshwright.planner import Count, PlanLike, PlanOptions, given, plan_to_run,
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training.checkpoint import Checkpoints
-from meshwright.training.checks import check_from_scratch, check_rate, check_save_every, check_seed, check_start
+from meshwright.training.checks import check_from_scratch, check_start
 from meshwright.training.data import check_corpus, load_corpus
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer
@@ -103,18 +103,17 @@ def new_run(
     """The config of a new run of a plan; a directory that holds a run is an error."""
     said = given(settings, ("data", "learning_rate", "seed"))
     count = STEPS if steps is None else read_count("steps", steps)
-    rate = check_rate(said.get("learning_rate", LEARNING_RATE))
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,
         hardware=plan.hardware,
         hardware_file=plan.hardware_file,
         memory_headroom=plan.memory_headroom,
-        optimizer=Optimizer(learning_rate=rate, decay_steps=count),
+        optimizer=Optimizer(learning_rate=said.get("learning_rate", LEARNING_RATE), decay_steps=count),
         steps=count,
-        seed=check_seed(said.get("seed", 0)),
+        seed=said.get("seed", 0),
         data=tuple(said.get("data", ())),
-        save_every=check_save_every(save_every or 0),
+        save_every=save_every or 0,
         strategy=plan.strategy,
     )
     if (directory / "config.json").exists():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from meshwright.errors import MeshwrightError
+from meshwright.field_types import check_fields
 from meshwright.runtime import DTYPES
 from meshwright.step import DEFAULT, Dtype, Strategy
 
@@ -30,6 +31,16 @@ class Optimizer:
     b1: float = 0.9
     b2: float = 0.95
     clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.learning_rate <= 0:
+            raise MeshwrightError(f"learning_rate is {self.learning_rate}; it is a number above 0, as 0.003")
+        wrong = [name for name in ("warmup_steps", "weight_decay", "b1", "b2") if getattr(self, name) < 0]
+        wrong += [name for name in ("b1", "b2") if getattr(self, name) >= 1]
+        wrong += [name for name in ("decay_steps", "clip_norm") if getattr(self, name) <= 0]
+        if wrong:
+            raise MeshwrightError(f"the optimizer has {wrong[0]}={getattr(self, wrong[0])}, which it cannot step by")
 
     def schedule(self) -> optax.Schedule:
         """The learning rate at each step."""

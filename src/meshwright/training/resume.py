@@ -12,7 +12,6 @@ from meshwright.planner import Count, PlanOptions, given, read_count, read_mesh,
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.step import DEFAULT, Workload, check_positions, unused_options
 from meshwright.training.checkpoint import Checkpoints
-from meshwright.training.checks import check_rate, check_save_every, check_seed
 from meshwright.training.run import RunConfig, read_config
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
@@ -56,7 +55,7 @@ def resumed_run(
     ]
     config = replace(
         config,
-        save_every=before.save_every if save_every is None else check_save_every(save_every),
+        save_every=before.save_every if save_every is None else save_every,
         strategy=replace(config.strategy, **{name: getattr(DEFAULT, name) for name in idle}),
     )
     config, more = _with_end(config, directory, None if steps is None else read_count("steps", steps))
@@ -110,11 +109,9 @@ def _with(said: Mapping[str, Any], before: RunConfig) -> RunConfig:
         before,
         workload=workload,
         strategy=replace(before.strategy, **fields),
-        optimizer=replace(
-            before.optimizer, learning_rate=check_rate(said.get("learning_rate", before.optimizer.learning_rate))
-        ),
+        optimizer=replace(before.optimizer, learning_rate=said.get("learning_rate", before.optimizer.learning_rate)),
         data=tuple(said.get("data", before.data)),
-        seed=check_seed(said.get("seed", before.seed)),
+        seed=said.get("seed", before.seed),
     )
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import workload_from_data
+from meshwright.field_types import check_fields, from_data
 from meshwright.files import append_line, write_file
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
+from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.optimizer import Optimizer
 
@@ -25,6 +27,16 @@ Row = dict[str, Any]
 
 class RunStoppedError(MeshwrightError):
     """A run that had begun could not go on: the line says why, and what is left of it."""
+
+
+MAX_SEED = 2**32 - 1
+"""The largest seed that NumPy and Grain take."""
+
+
+def check_seed(seed: int) -> None:
+    """Raise where a number is no seed."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+        raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +57,16 @@ class RunConfig:
     """The TOML file of a chip that is not one of the project's."""
     memory_headroom: float | None = None
     """The share of memory that the plan kept for the error of its prediction."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_seed(self.seed)
+        if self.steps < 1:
+            raise MeshwrightError(f"steps is {self.steps}; it is a whole number from 1")
+        if self.save_every < 0:
+            raise MeshwrightError(
+                f"save_every is {self.save_every}; it is a whole number of steps, or 0 to keep the last only"
+            )
 
     @property
     def system(self) -> System:
@@ -71,20 +93,13 @@ def read_config(directory: Path) -> RunConfig:
         raise MeshwrightError(f"no run in {str(directory)!r}: it has no config.json; `meshwright train` makes one")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return RunConfig(
-            workload=workload_from_data(data.pop("workload")),
-            mesh=MeshShape(**data.pop("mesh")),
-            optimizer=Optimizer(**data.pop("optimizer")),
-            data=tuple(data.pop("data")),
-            strategy=strategy_from_data(data.pop("strategy", {})),
-            **data,
-        )
+        config = from_data(RunConfig, data, readers={Workload: workload_from_data, Strategy: strategy_from_data})
+        read_mesh(config.mesh, config.system.num_devices)
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
-    except KeyError as error:
-        raise MeshwrightError(f"{path} is not the config of a run: it has no {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise MeshwrightError(f"{path} is not the config of a run: {str(error).splitlines()[0]}") from None
+    return config
 
 
 def append_metrics(directory: Path, row: Row) -> None:

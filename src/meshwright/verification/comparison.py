@@ -21,12 +21,10 @@ _LEAST_SHARE = 0.005
 class StaticOverhead:
     """What the HLO text of a program contains beyond its plan, by cause: dropless padding and untaken branches.
 
-    flops: of each cause. opaque_kernel_flops: planned flops in kernels that state none. collectives: bytes are
-    negative where the program has less.
+    flops: of each cause. Flops and bytes of collectives are negative where the program has less.
     """
 
     flops: Mapping[Difference, float] = field(default_factory=dict)
-    opaque_kernel_flops: float = 0.0
     collectives: tuple[tuple[Difference, Collective], ...] = ()
 
 
@@ -170,7 +168,7 @@ def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
 
 def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead) -> tuple[Cause, ...]:
     """The causes of a difference of flops, if together they account for it exactly."""
-    known = {**overhead.flops, Difference.OPAQUE_KERNELS: -overhead.opaque_kernel_flops}
+    known = overhead.flops
     if compiled.flops != (predicted.flops or 0.0) + sum(known.values()):
         return (Cause(difference=Difference.ANOTHER_PROGRAM),)
     return tuple(Cause(difference=difference) for difference, flops in known.items() if flops)

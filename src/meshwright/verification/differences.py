@@ -25,10 +25,12 @@ class Difference(StrEnum):
     """Branches taken in few pipeline ticks, counted as if taken in every tick."""
     OPAQUE_KERNELS = "opaque kernels"
     """Flops in kernels that state none."""
+    KERNEL_ESTIMATES = "kernel estimates"
+    """Flops that attention kernels state: half of all scores, and more products backward than are counted."""
     SUMMED_ONCE = "summed once"
     """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
     GATHERED_EACH_LAYER = "gathered each layer"
-    """XLA:GPU gathers positions with the keys of each layer, not once for all layers of a stage."""
+    """XLA:GPU and XLA:TPU gather positions with the keys of each layer, not once for all layers of a stage."""
 
     # What a compiler does otherwise; found by exact identities of bytes.
     OTHER_PHASE = "other phase"

@@ -24,7 +24,7 @@ from meshwright.cost import (
     untaken_branch_collectives,
     untaken_branch_flops,
 )
-from meshwright.cost.rates.attention import tpu_kernel
+from meshwright.cost.rates.attention import BACKWARD_FLOPS, TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
@@ -85,17 +85,32 @@ def static_overhead(plan: Plan) -> StaticOverhead:
         Difference.SUMMED_ONCE: _summed_once(plan),
         Difference.GATHERED_EACH_LAYER: _gathered_each_layer(plan),
     }
-    # Splash attention and cuDNN's state no flops; our own kernels and block-by-block attention do.
-    is_whole = kind == "tpu" and strategy.attention == "flash" and not is_zigzag(mesh, strategy)
-    is_opaque = strategy.attention == "cudnn" or (is_whole and tpu_kernel(workload.seq_len) == "splash")
     return StaticOverhead(
         flops={
             Difference.DROPLESS_PADDING: dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu"),
             Difference.UNTAKEN_BRANCHES: untaken_branch_flops(workload, mesh, strategy),
+            **_kernel_flops(plan),
         },
-        opaque_kernel_flops=attention_flops(workload, mesh, strategy).total if is_opaque else 0.0,
         collectives=tuple((difference, move) for difference, found in moves.items() for move in found),
     )
+
+
+def _kernel_flops(plan: Plan) -> dict[Difference, float]:
+    """Flops that attention kernels state otherwise than the plan counts them.
+
+    Splash attention and cuDNN's state none; block-by-block attention all. Our own kernels state half of the scores, as
+    the mask is causal, and backward two kernels of seven products, where five are counted.
+    """
+    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
+    planned, kernel = attention_flops(workload, mesh, strategy), strategy.attention
+    if kernel == "flash" and plan.system.chip.kind == "tpu":
+        is_in_chunks = is_zigzag(mesh, strategy)
+        kernel = tpu_chunk_kernel(workload.seq_len // mesh.sp) if is_in_chunks else tpu_kernel(workload.seq_len)
+        if kernel == "flash":
+            backward = (TPU_PRODUCTS["dkv"] + TPU_PRODUCTS["dq"]) / (BACKWARD_FLOPS * TPU_PRODUCTS["fwd"])
+            stated = (planned.forward + planned.recompute + backward * planned.backward) / 2
+            return {Difference.KERNEL_ESTIMATES: stated - planned.total}
+    return {Difference.OPAQUE_KERNELS: -planned.total} if kernel in ("splash", "cudnn") else {}
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
@@ -112,12 +127,12 @@ def _summed_once(plan: Plan) -> Iterator[Collective]:
 
 
 def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
-    """Gathers that XLA:GPU repeats in each layer of a stage: positions, which it gathers together with keys.
+    """Gathers that XLA:GPU and XLA:TPU repeat in each layer of a stage: positions, gathered together with keys.
 
     Without stages JAX hoists them out of the loop over layers before any compiler sees it.
     """
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
-    if plan.system.chip.kind != "gpu" or mesh.pp == 1:
+    if plan.system.chip.kind == "cpu" or mesh.pp == 1:
         return
     slots = chunk_slots(num_staged_layers(workload.model), mesh.pp, strategy.virtual_stages)
     for move in step_collectives(workload, mesh, strategy, counted="executed"):

@@ -204,30 +204,52 @@ def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
         said = " to ".join(dict.fromkeys(show_rate(rate, "B/s") for rate in (rates[0], rates[-1])))
         _annotate(axes, f"links: {said}", peak / rates[0] / 6, peak / 6, up=-4, left=-8, ha="left")
         _annotate(axes, f"peak {show_rate(peak, 'flop/s')}", last, peak, up=4, left=4, ha="right")
-    # Labels are below each other by turns, so that neighbours do not touch.
-    for number, near in enumerate(near_points([(bar.label.split()[0], point) for bar, point in points])):
-        _, point = near[len(near) // 2]
-        axes.plot([p.intensity for _, p in near], [p.flops_per_second for _, p in near], "o", color=INK)
-        said = "  ".join(label for label, _ in near)
-        _annotate(axes, said, point.intensity, point.flops_per_second, up=-18 - 14 * (number % 3))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda rate, _: show_rate(rate, "flop/s"))
     axes.minorticks_off()
     axes.set_xlabel("flops a byte sent on the network")
     _plain(axes)
+    if points:
+        _draw_points(axes, [(bar.label.split()[0], point) for bar, point in points])
 
 
-def near_points(points: Sequence[tuple[str, RooflinePoint]]) -> list[list[tuple[str, RooflinePoint]]]:
-    """Points in groups whose labels would lie on top of each other."""
-    groups: list[list[tuple[str, RooflinePoint]]] = []
-    for label, point in sorted(points, key=lambda pair: pair[1].intensity):
-        last = groups[-1][-1][1] if groups else point
-        is_level = 0.8 < point.flops_per_second / last.flops_per_second < 1.25
-        if groups and is_level and point.intensity < 1.25 * last.intensity:
-            groups[-1].append((label, point))
-        else:
-            groups.append([(label, point)])
-    return [sorted(group, key=points.index) for group in groups]
+def _draw_points(axes: Axes, points: Sequence[tuple[str, RooflinePoint]]) -> None:
+    """Points, each with its label below it, so far that no label lies on another or on a point."""
+    places = [(point.intensity, point.flops_per_second) for _, point in points]
+    axes.plot(*zip(*places, strict=True), "o", color=INK)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # Only now is it known where points are on the page.
+    in_points = [(x * 72 / figure.dpi, y * 72 / figure.dpi) for x, y in axes.transData.transform(places)]
+    for (label, _), place, down in zip(points, places, lowered([label for label, _ in points], in_points), strict=True):
+        line = {"arrowstyle": "-", "color": RULE, "linewidth": 0.7, "shrinkB": 3} if down > _BELOW else None
+        axes.annotate(label, place, (0, -down), textcoords="offset points", ha="center", va="top", arrowprops=line)
+
+
+_BELOW = 6.0
+"""Points from the middle of a mark to the top of the label below it."""
+
+
+_HIGH, _WIDE = 13.0, 6.5
+"""The height of a label and the width of its letters, in points."""
+
+
+def lowered(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
+    """How far below its place each label is to be, so that none touches another or a mark. All in points."""
+    marks = [(x - 4, x + 4, y - 4, y + 4) for x, y in places]
+    taken: list[tuple[float, float, float, float]] = []  # left, right, bottom, top
+    found = [0.0] * len(places)
+    for index in sorted(range(len(places)), key=places.__getitem__):
+        label, (x, y) = labels[index], places[index]
+        left, right = x - _WIDE * len(label) / 2 - 2, x + _WIDE * len(label) / 2 + 2
+        others = [*taken, *marks[:index], *marks[index + 1 :]]
+        below = [(bottom, top) for start, end, bottom, top in others if start < right and left < end]
+        down = _BELOW
+        while any(bottom < y - down and y - down - _HIGH < top for bottom, top in below):
+            down += _HIGH / 2
+        taken.append((left, right, y - down - _HIGH, y - down))
+        found[index] = down
+    return found
 
 
 def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: float = 0, ha: str = "center") -> None:

@@ -6,7 +6,7 @@ Every text is escaped. A content security policy in the head forbids the page to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -17,9 +17,11 @@ WIDTH = 132
 """Characters of a drawing: what the page is wide."""
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #666; --line: #e8e8e8; --page: #fff; }
+:root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #666; --line: #e8e8e8; --page: #fff; --wrong: #c0392b;
+  --differs: #8a5a00; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e6; --quiet: #a0a0a0; --line: #3a3a3a; --page: #161616; } }
+  :root { --ink: #e6e6e6; --quiet: #a0a0a0; --line: #3a3a3a; --page: #161616; --wrong: #e8796b;
+    --differs: #e0b060; } }
 body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1060px;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.35rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
@@ -29,9 +31,13 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top;
   white-space: nowrap; }
 th { color: var(--quiet); font-weight: 500; } td.text, th.text { text-align: left; white-space: normal; }
-td.text:first-child { white-space: nowrap; }
-svg { display: block; } svg text { fill: var(--ink); }
-.finding { border-left: 3px solid #c0392b; padding: .2rem .8rem; margin: .7rem 0; } code { font-size: .92em; }
+td:first-child, th:first-child { padding-left: 0; } td.text:first-child { white-space: nowrap; }
+td.text:last-child { min-width: 18rem; } tr.differs td { color: var(--differs); }
+svg { display: block; } svg text { fill: var(--ink); } a { color: inherit; }
+.key { display: inline-block; margin-right: 1.2rem; white-space: nowrap; }
+.key i { display: inline-block; width: .8em; height: .8em; margin-right: .4em; vertical-align: -.05em; }
+.finding { border-left: 3px solid var(--wrong); padding: .2rem .8rem; margin: .7rem 0; }
+.wrong { color: var(--wrong); font-weight: 600; } code { font-size: .92em; overflow-wrap: anywhere; }
 """
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -65,19 +71,38 @@ def drawing(scene: Scene) -> str:
     return f'<div class="wide">\n{svg.element(scene)}</div>\n'
 
 
-def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:
-    """A table without its empty columns; columns are numeric except those in `text`. Empty without rows."""
+def legend(colours: Mapping[str, str]) -> str:
+    """A square and a name for each colour."""
+    keys = (
+        f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
+        for name, colour in colours.items()
+    )
+    return f"<p>{' '.join(keys)}</p>\n"
+
+
+def html_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    text: Sequence[int] = (0,),
+    differs: Sequence[bool] = (),
+) -> str:
+    """A table without its empty columns, which scrolls where it is too wide. Empty without rows.
+
+    text: the columns that hold no numbers. differs: of each row, whether it is marked.
+    """
     if not rows:
         return ""
     shown = [index for index in range(len(columns)) if any(row[index] not in ("", "–") for row in rows)]
 
-    def line(cells: Sequence[str], tag: str) -> str:
+    def line(cells: Sequence[str], tag: str, *, is_marked: bool = False) -> str:
         marked = (
             f"<{tag}{' class=' + chr(34) + 'text' + chr(34) if index in text else ''}>{escape(cells[index])}</{tag}>"
             for index in shown
         )
-        return f"<tr>{''.join(marked)}</tr>"
+        return f"<tr{' class=' + chr(34) + 'differs' + chr(34) if is_marked else ''}>{''.join(marked)}</tr>"
 
-    body = "\n".join(line(row, "td") for row in rows)
+    marks = differs or (False,) * len(rows)
+    body = "\n".join(line(row, "td", is_marked=is_marked) for row, is_marked in zip(rows, marks, strict=True))
     table = f"<table>\n<thead>{line(columns, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
     return f'<div class="wide">\n{table}\n</div>'

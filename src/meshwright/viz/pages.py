@@ -9,10 +9,11 @@ from meshwright.hardware import parse_system
 from meshwright.inspection import Finding, Inspection
 from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
-from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
+from meshwright.units import show_flops, show_percent, show_seconds
 from meshwright.verification import Verification
 from meshwright.viz.document import Section, html_table, render
-from meshwright.viz.sections import collectives_section, memory_section, timeline_section
+from meshwright.viz.rows import answer, costs, short_path
+from meshwright.viz.sections import buffers_section, collectives_section, memory_section, timeline_section
 from meshwright.viz.words import row_cells
 
 
@@ -30,8 +31,10 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
     ran = any(row.measured is not None for row in found.rows)
     columns = ("quantity", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), "")
     rows = [row_cells(row, with_measured=ran) for row in found.rows]
+    differs = [not row.is_equal for row in found.rows]
+    lines = (*lines, f"{differs.count(False)} of {len(rows)} quantities are equal")
     sections = (
-        Section("Predicted and compiled", html_table(columns, rows, text=(0, len(columns) - 1))),
+        Section("Predicted and compiled", html_table(columns, rows, text=(0, len(columns) - 1), differs=differs)),
         memory_section(records, usable),
         collectives_section(found.compiled),
         timeline_section(found.schedule),
@@ -40,21 +43,28 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
     return render(f"{workload.model.name} · {plan.mesh} on {plan.hardware}", lines, sections)
 
 
-def inspection_page(found: Inspection) -> str:
-    """The page of an inspection: findings first, then memory, collectives by axes, flops and the timeline."""
+def inspection_page(found: Inspection, trace: str | None = None) -> str:
+    """The page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
+
+    trace: the way from the page to a file with the trace of the step, which it links to.
+    """
     record, program = found.record, found.program
     mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
-    lines = [f"{show_flops(found.flops)} a device and step, in products"]
+    lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in products"]
     if program is not None:
         lines.append(f"compiled by {program.compiler}")
     total = found.flops or 1.0
-    flops = [(name or "–", show_flops(part), show_percent(part / total)) for name, part in found.flops_by_scope.items()]
+    flops = [
+        (name or "(no scope)", show_flops(part), show_percent(part / total))
+        for name, part in found.flops_by_scope.items()
+    ]
     usable = parse_system(record.hardware).usable_bytes if record.fits is not None else None
     sections = (
         findings_section(found.findings),
         memory_section({"compiled": record} if record.memory_bytes else {}, usable),
+        buffers_section(found.buffers),
         collectives_section(record),
-        timeline_section(found.schedule),
+        timeline_section(found.schedule, trace),
         Section("Flops by scope", html_table(("scope", "flops", "share"), flops)),
         _notes_section(record.notes),
     )
@@ -73,11 +83,8 @@ def _notes_section(notes: Iterable[str]) -> Section:
 
 
 def _finding(number: int, finding: Finding) -> str:
-    costs = [show_seconds(finding.seconds)] if finding.seconds is not None else []
-    costs += [show_bytes(finding.bytes)] if finding.bytes else []
-    said = f"costs {' and '.join(costs)} a step" if costs else ""
-    place = f"<p><code>{escape(finding.source)}</code></p>" if finding.source else ""
+    place = f"<p><code>{escape(short_path(finding.source))}</code></p>" if finding.source else ""
     return (
-        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(said)}</p>\n'
+        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(costs(finding))}</p>\n'
         f"<p>{escape(evidence(finding))}</p>\n{place}\n<p>fix: {escape(fix(finding))}</p>\n</div>"
     )

@@ -7,7 +7,7 @@ a page of HTML has them as SVG.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -106,15 +106,3 @@ def flow(scenes: Sequence[Scene], width: float) -> Scene:
     return stack(
         (together(moved(scene, number * column, 0) for number, scene in enumerate(row)) for row in rows), gap=1
     )
-
-
-def legend(colours: Mapping[str, str], width: float) -> Scene:
-    """A square and a name for each colour."""
-    items: list[Box | Line | Label] = []
-    x, y = 0.0, 0.0
-    for name, colour in colours.items():
-        if x and x + len(name) + 2 > width:
-            x, y = 0.0, y + 1
-        items += [Box(x, y + 0.2, 1.3, 0.6, fill=colour, edge="outlined"), Label(x + 2, y, name)]
-        x += len(name) + 5
-    return Scene(width, y + 1, tuple(items))

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import islice, product
+from urllib.parse import quote
 
 from meshwright.record import PHASES, Collective, Record, wire_bytes
-from meshwright.simulate import Event, Schedule
+from meshwright.simulate import Buffer, Event, Schedule
 from meshwright.units import show_bytes, show_percent, show_seconds
 from meshwright.viz.charts import NOT_TERMS
 from meshwright.viz.colours import WRONG, named
-from meshwright.viz.document import WIDTH, Section, drawing, html_table
-from meshwright.viz.scene import Box, Label, Line, Scene, legend, stack
+from meshwright.viz.document import WIDTH, Section, drawing, html_table, legend
+from meshwright.viz.rows import alike, buffer_rows, file_name
+from meshwright.viz.scene import Box, Label, Line, Scene
 from meshwright.viz.words import collective_note
+
+_TRACE = 'The same for ui.perfetto.dev: <a href="{}">{}</a>'
 
 _MOST_RUNS = 2_000
 """Executions of one event that are drawn; of a longer loop only its first iterations are shown."""
@@ -49,9 +53,15 @@ def memory_section(records: Mapping[str, Record], usable_bytes: float | None) ->
     largest = max((record.memory_bytes.get("peak", 0) for record in records.values()), default=0)
     body = _bars({name: bar for name, bar in bars.items() if bar}, usable_bytes)
     if usable_bytes and body:
-        does = "fits" if largest <= usable_bytes else "does not fit"
+        does = "fits" if largest <= usable_bytes else '<span class="wrong">does not fit</span>'
         body += f"<p>{show_bytes(largest)} {does} in the {show_bytes(usable_bytes)} that a program can use</p>"
     return Section("Memory of a device", body)
+
+
+def buffers_section(buffers: Sequence[Buffer]) -> Section:
+    """The largest buffers at the peak of memory."""
+    columns = ("array", "bytes", "times", "is", "from")
+    return Section("Largest buffers at the peak", html_table(columns, buffer_rows(buffers), text=(0, 3, 4)))
 
 
 def collectives_section(record: Record) -> Section:
@@ -63,7 +73,7 @@ def collectives_section(record: Record) -> Section:
         sent = wire_bytes(move.kind, move.bytes, degree) if move.axes else float(move.bytes)
         hint = f"{move.phase}: {show_bytes(sent)} sent a device, {move.count} times"
         bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(Piece(sent, move.phase, hint))
-    rows = [_row(move) for move in sorted(record.collectives, key=lambda move: -move.bytes)]
+    rows = [_row(move) for move in alike(record.collectives)]
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed", "array", "from, note")
     return Section("Collectives by mesh axes", _bars(bars, None) + html_table(columns, rows, text=(0, 1, 2, 7, 8)))
 
@@ -71,7 +81,7 @@ def collectives_section(record: Record) -> Section:
 def _row(move: Collective) -> tuple[str, ...]:
     """A collective as a line of the table."""
     times = ["–" if seconds is None else show_seconds(seconds) for seconds in (move.seconds, move.exposed_seconds)]
-    said = "; ".join(filter(None, (move.source, collective_note(move))))
+    said = "; ".join(filter(None, (file_name(move.source), collective_note(move))))
     return (
         move.kind,
         "*".join(move.axes),
@@ -108,11 +118,11 @@ def _bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
     names = dict.fromkeys(piece.name for pieces in bars.values() for piece in pieces)
     colours = {name: named(name) for name in sorted(names, key=lambda name: name in PHASES and PHASES.index(name))}
     drawn = Scene(WIDTH, len(bars) + (1.1 if shown_limit else 0.2), tuple(items))
-    return drawing(stack((drawn, legend(colours, WIDTH))))
+    return drawing(drawn) + legend(colours)
 
 
-def timeline_section(schedule: Schedule | None) -> Section:
-    """The timeline of a step and its breakdown; empty without a schedule."""
+def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Section:
+    """The timeline of a step and its breakdown; empty without a schedule. trace: a file to link to."""
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")
@@ -128,7 +138,7 @@ def timeline_section(schedule: Schedule | None) -> Section:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         said, x = show_seconds(share * end), left + share * end * scale
         items += [Line(x, len(lanes), 0, 0.3), Label(min(x - len(said) / 2, WIDTH - len(said)), len(lanes) + 0.2, said)]
-    colours = {phase: named(phase) for phase in PHASES}
+    colours = {phase: named(phase) for phase in PHASES if any(event.phase == phase for event in schedule.events)}
     drawn = Scene(WIDTH, len(lanes) + 1.4, tuple(items))
     parts = ", ".join(
         f"{name} {show_seconds(seconds)} ({show_percent(seconds / schedule.step_seconds)})"
@@ -136,7 +146,8 @@ def timeline_section(schedule: Schedule | None) -> Section:
         if seconds
     )
     said = f"step {show_seconds(schedule.step_seconds)}: {parts}. A red edge: ops wait for it."
-    return Section(title, f"{drawing(stack((drawn, legend(colours, WIDTH))))}\n<p>{escape(said)}</p>")
+    link = f"<p>{_TRACE.format(escape(quote(trace)), escape(trace))}</p>" if trace else ""
+    return Section(title, f"{drawing(drawn)}{legend(colours)}<p>{escape(said)}</p>{link}")
 
 
 def _runs(event: Event) -> Iterator[tuple[float, float]]:

@@ -16,6 +16,7 @@ DIFFERENCES: Mapping[Difference, str] = {
     Difference.DROPLESS_PADDING: "padded for any routing, as experts without a capacity need; planned as in balance",
     Difference.UNTAKEN_BRANCHES: "counted in every tick, as in the text: in a branch that few ticks take",
     Difference.OPAQUE_KERNELS: "attention is in kernels that do not state their flops",
+    Difference.KERNEL_ESTIMATES: "attention kernels state half of the scores, and two products more backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
     Difference.GATHERED_EACH_LAYER: "positions are gathered with the keys of each layer, not once for all of a stage",
     Difference.OTHER_PHASE: "in another phase: all phases together are as planned",

@@ -66,6 +66,11 @@ def tpu_kernel(length: int) -> Literal["splash", "flash", "blockwise"]:
     return "splash" if length <= SPLASH_LENGTH else "flash"
 
 
+def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
+    """The attention of chunks of `length` tokens of a sequence on TPUs: our own kernels, or plain JAX."""
+    return "blockwise" if length % LANES else "flash"
+
+
 def tpu_block(head_dim: float) -> int:
     """The queries, and the keys, of a block of a TPU's kernel at most (`runtime/attention/kernels.py`).
 

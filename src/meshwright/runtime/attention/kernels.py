@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from meshwright.cost.rates.attention import LANES, tpu_block, tpu_kernel
+from meshwright.cost.rates.attention import tpu_block, tpu_chunk_kernel, tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.runtime.attention import flash
 from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS, Keys
@@ -41,7 +41,7 @@ def select_kernel(attention: Attention, query: Array, length: int, segments: Seg
 
 def select_kernel_for_chunks(length: int) -> Kernel:
     """The kernel for chunks of `length` tokens on the devices of the current mesh."""
-    return "flash" if _platform() == "tpu" and length % LANES == 0 else "blockwise"
+    return tpu_chunk_kernel(length) if _platform() == "tpu" else "blockwise"
 
 
 def _platform() -> str:

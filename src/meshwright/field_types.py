@@ -1,0 +1,169 @@
+"""The fields of a dataclass held against their types: when an object is made, and when one is read from plain data.
+
+Data that no type checker has seen (a file, a notebook, the command line) gets one line that names the field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from meshwright.errors import MeshwrightError
+
+T = TypeVar("T")
+Check = Callable[[Any], bool]
+Readers = Mapping[Any, Callable[[Any, str], Any]]
+"""By a type, what reads it from plain data and the path of the field, instead of `from_data`."""
+
+_PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+"""The plain types, in words."""
+
+
+def check_fields(thing: object) -> None:
+    """Raise where a field of a dataclass is not of its type: True is no number, a whole number is, NaN is none."""
+    for name, hint, is_of in _checks(type(thing)):
+        if not is_of(value := getattr(thing, name)):
+            raise MeshwrightError(_wrong(name, value, hint))
+
+
+def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
+    """The message for a value that is not one of a field's choices, with the nearest one."""
+    words = [str(choice) for choice in choices]
+    near = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{name} is {value!r}; {hint}it is one of {', '.join(words)}"
+
+
+def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types.MappingProxyType({})) -> T:
+    """A dataclass from the plain data that `dataclasses.asdict` made of it, by way of a file that people can edit.
+
+    Args:
+        kind: the dataclass.
+        data: its fields by name, those of dataclasses in it too.
+        path: where the data stands in its file, as `workload.model`, for messages.
+        readers: see `Readers`.
+
+    Raises:
+        MeshwrightError: where a field is missing, unknown or not of its type; the line names it.
+    """
+    if not isinstance(data, Mapping):
+        raise MeshwrightError(f"{path or 'it'} is {data!r}; it is an object, fields by name")
+    declared = {field.name: field for field in fields(kind) if field.init}  # pyright: ignore[reportArgumentType]
+    start = f"{path}." if path else ""
+    for name, field in declared.items():
+        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+            near = difflib.get_close_matches(name, [str(other) for other in data if other not in declared], n=1)
+            hint = f"; there is {near[0]}, which is no field" if near else ""
+            raise MeshwrightError(f"{start}{name} is missing{hint}")
+    for name in data:
+        if name not in declared:
+            near = difflib.get_close_matches(str(name), declared, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise MeshwrightError(f"{start}{name} is no field that is known{hint}")
+    hints = _hints(kind)
+    return kind(**{name: _read(hints[name], value, f"{start}{name}", readers) for name, value in data.items()})
+
+
+def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
+    """A value of a type from plain data."""
+    if hint in readers:
+        return readers[hint](value, path)
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType) and any(map(is_dataclass, options)):
+        if value is None and type(None) in options:
+            return None
+        return _read(_dataclass_of(options, value), value, path, readers)
+    if is_dataclass(hint):
+        return from_data(hint, value, path, readers)  # pyright: ignore[reportArgumentType]
+    if isinstance(hint, type) and issubclass(hint, Enum) and value in [one.value for one in hint]:
+        return hint(value)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_read(options[0], item, f"{path}[{number}]", readers) for number, item in enumerate(value))
+    # YAML 1.1 reads 1e-5, without a point, as text.
+    if float in (hint, *options) and isinstance(value, str) and "e" in value.lower():
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if not _check(hint)(value):
+        raise MeshwrightError(_wrong(path, value, hint))
+    return value
+
+
+def _dataclass_of(options: tuple[Any, ...], data: Any) -> Any:
+    """Of several dataclasses the first that has all the fields of some data, else the first."""
+    found = [option for option in options if is_dataclass(option)]
+    names = set(data) if isinstance(data, Mapping) else set()
+    return next((one for one in found if names == {field.name for field in fields(one)}), found[0])
+
+
+def _wrong(name: str, value: object, hint: Any) -> str:
+    """The message for a value that is not of a type."""
+    options = _options(hint)
+    if choices := [choice for option in options for choice in _choices(option)]:
+        return not_a_choice(name, value, [*choices, *([None] if type(None) in options else [])])
+    return f"{name} is {value!r}; it is {' or '.join(map(_in_words, options))}"
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _choices(option: Any) -> tuple[Any, ...]:
+    """What a `Literal` or an enum allows, and nothing of other types."""
+    if get_origin(option) is Literal:
+        return get_args(option)
+    return tuple(one.value for one in option) if isinstance(option, type) and issubclass(option, Enum) else ()
+
+
+def _in_words(option: Any) -> str:
+    """A type in words."""
+    if get_origin(option) is tuple:
+        return f"a list, of which each is {_in_words(get_args(option)[0])}"
+    if isinstance(get_origin(option), type) and issubclass(get_origin(option), Mapping):
+        return f"an object, in which each is {_in_words(get_args(option)[1])}"
+    return _PLAIN.get(option) or f"a {getattr(option, '__name__', option)}"
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields."""
+    return get_type_hints(kind)
+
+
+@cache
+def _checks(kind: type) -> tuple[tuple[str, Any, Check], ...]:
+    """The fields of a dataclass with their types, and a test of each."""
+    hints = _hints(kind)
+    return tuple((field.name, hints[field.name], _check(hints[field.name])) for field in fields(kind))
+
+
+@cache
+def _check(hint: Any) -> Check:
+    """Whether a value is of a type. What is no plain type, choice, dataclass or collection of these always is."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        checks = [_check(option) for option in options]
+        return lambda value: any(check(value) for check in checks)
+    if origin is Literal:
+        kinds, allowed = tuple(map(type, options)), frozenset(map(repr, options))
+        return lambda value: isinstance(value, kinds) and repr(value) in allowed
+    if hint is float:
+        return lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return lambda value: isinstance(value, int) and not isinstance(value, bool)
+    if origin is tuple and options[1:] == (...,):
+        check = _check(options[0])
+        return lambda value: isinstance(value, tuple) and all(map(check, value))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        key, item = map(_check, options)
+        return lambda value: isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))
+    if isinstance(hint, type) and (hint in _PLAIN or is_dataclass(hint) or issubclass(hint, Enum)):
+        return lambda value: isinstance(value, hint)
+    return lambda value: True
