@@ -72,7 +72,7 @@ def load(
         mesh=built,
         mesh_shape=shape,
         dtype=kept,
-        tokenizer=read_tokenizer(path, vocab=model.vocab),
+        tokenizer=read_tokenizer(path, vocab=model.vocab) or (byte_tokenizer() if model.vocab == BYTES else None),
         source={name: (path / name).read_bytes() for name in MODEL_FILES if (path / name).is_file()},
     )
 

@@ -1,6 +1,6 @@
 """Text and tokens: tokenizers of Hugging Face directories, chat templates, and text that is shown as it is made."""
 
-from meshwright.text.chat import apply_chat_template, has_chat_template
+from meshwright.text.chat import apply_chat_template
 from meshwright.text.tokenizer import FILES, Tokenizer, TokenStream, byte_tokenizer, read_tokenizer
 
 __all__ = [
@@ -9,6 +9,5 @@ __all__ = [
     "Tokenizer",
     "apply_chat_template",
     "byte_tokenizer",
-    "has_chat_template",
     "read_tokenizer",
 ]

@@ -14,11 +14,6 @@ from meshwright.errors import MeshwrightError
 from meshwright.text.tokenizer import Tokenizer, special_token
 
 
-def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer says how a chat is written."""
-    return bool(tokenizer.config.get("chat_template"))
-
-
 def apply_chat_template(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
 ) -> list[int]:
