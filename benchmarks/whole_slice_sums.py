@@ -14,9 +14,8 @@ from jax import P
 from jax.sharding import Mesh
 
 from meshwright.compiler import CompileRequest, compile_in_child
-from meshwright.hardware import parse_system
+from meshwright.hardware import parse_system, within_slice
 from meshwright.hlo import read_hlo
-from meshwright.runtime.mesh import within_slice
 
 SLICES = ("v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:16x16", "v6e:4x4", "v6e:4x8", "v5p:2x2x4", "v5p:4x4x4")
 IN_TURN = {"v5e:4x4": (4, 4), "v5e:8x8": (8, 8), "v5e:16x16": (16, 16), "v6e:4x4": (4, 4), "v5p:4x4x4": (16, 4)}
@@ -45,7 +44,7 @@ def kinds(hardware: str, mesh: Mapping[str, int], *, in_turn: bool = False) -> s
         function="whole_slice_sums:lower", hardware=hardware, mesh=mesh, arguments={"in_turn": in_turn}
     )
     program = compile_in_child(request)
-    record = read_hlo(program.hlo, within_slice(parse_system(hardware), mesh), hardware=hardware)
+    record = read_hlo(program.hlo, within_slice(mesh, parse_system(hardware).num_slices), hardware=hardware)
     return ", ".join(f"{move.kind} {'*'.join(move.axes)} {move.bytes / 1e6:.1f} MB" for move in record.collectives)
 
 

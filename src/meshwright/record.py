@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from meshwright.field_types import from_data
 from meshwright.notebook import Table, card
-from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.units import show_bytes, show_degrees, show_percent, show_seconds
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 Phase = Literal["forward", "backward", "recompute", "update"]
@@ -122,8 +122,9 @@ class Record:
 
     def _repr_html_(self) -> str:
         """The record in a notebook."""
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.mesh.items() if degree > 1) or "one device"
-        return card(f"{self.origin} · {mesh} · {self.hardware}", str(self), self.tables(), self.notes)
+        return card(
+            f"{self.origin} · {show_degrees(self.mesh)} · {self.hardware}", str(self), self.tables(), self.notes
+        )
 
     def tables(self) -> tuple[Table, ...]:
         """What the step and the memory are made of, and the collectives, as rows of text."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
 
@@ -44,6 +45,11 @@ def show_seconds(seconds: float) -> str:
 def show_percent(share: float) -> str:
     """A share: `58.2%`."""
     return f"{_figures(100 * share)}%"
+
+
+def show_degrees(degrees: Mapping[str, int]) -> str:
+    """The mesh axes larger than 1: `fsdp=2,tp=4`; `one device` if there are none."""
+    return ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "one device"
 
 
 def parse_count(text: str) -> int:

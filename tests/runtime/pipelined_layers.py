@@ -8,8 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
-from meshwright.runtime.pipeline.stages import LayerOutput, Pipeline, pipelined_loss, wait_for_input
+from meshwright.runtime.pipeline.stages import LayerOutput, Pipeline
 from meshwright.step import RULES
 from meshwright.step.passes.schedule import Schedule, slot_layers
 

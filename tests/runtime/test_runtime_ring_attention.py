@@ -18,8 +18,8 @@ from meshwright.hardware import parse_system
 from meshwright.hlo import parse_hlo, read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.runtime.attention.blockwise import Keys
-from meshwright.runtime.attention.ring import blocks_per_device, ring_attention, zigzag
-from meshwright.runtime.attention.segments import Mask, Segments, pairwise_mask
+from meshwright.runtime.attention.ring import ring_attention, zigzag
+from meshwright.runtime.attention.segments import Mask, Segments, any_visible, pairwise_mask
 from meshwright.simulate import simulate
 from meshwright.step import Strategy, Workload
 
@@ -200,6 +200,13 @@ def kernels_beside_sends(module, computation):
             done = next(i for i, x in enumerate(rest) if start.name in x.operands and x.opcode.endswith("-done"))
             kernels = sum("tpu_custom_call" in str(dict(x.attributes)) for x in rest[:done])
             yield next(start.shape.arrays()).dtype, kernels
+
+
+def blocks_per_device(segments, degree, mask, *, block):
+    """The number of unmasked blocks on each device for a sequence [1, length] sharded over `degree` devices."""
+    tiles = np.asarray(segments.positions).reshape(-1, 1, block)
+    visible = [[bool(any_visible(Segments(row), Segments(column), mask)) for column in tiles] for row in tiles]
+    return np.reshape(visible, (degree, -1)).sum(axis=1)
 
 
 def test_the_zigzag_order_gives_every_device_as_much_to_do():

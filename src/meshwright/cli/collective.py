@@ -14,6 +14,7 @@ from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console, show
 from meshwright.cli.text import folded, wrap
 from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
 from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Placement, System, lay_mesh, parse_system
@@ -86,7 +87,10 @@ def run(args: Args) -> int:
     layout = lay_mesh(system, degrees)
     placement = layout.placement(axes)
     found = collective_seconds(KINDS[args.kind], nbytes, placement)
-    measured = _bench(args, system, degrees, axes, nbytes) if is_bench else None
+    measured = None
+    if is_bench:
+        with waiting(f"timing it on {system}"):
+            measured = _bench(args, system, degrees, axes, nbytes)
     if as_json:
         print(json.dumps(_data(found, placement, measured), indent=2))
         return 0
@@ -188,12 +192,14 @@ def _show(kind: str, degree: int) -> None:
 
     if degree > 8:
         raise MeshwrightError(f"--run shows up to 8 devices; {degree} would fill the screen: take a smaller mesh")
-    from meshwright.runtime import claim_devices
-
-    claim_devices(parse_system(f"cpu:{degree}"))
     name = KINDS[kind]
-    print()
-    console().print(show_collective(name, degree=degree), soft_wrap=True)
-    if name != "collective-permute":
+    with waiting("running it on simulated devices"):
+        from meshwright.runtime import claim_devices
+
+        claim_devices(parse_system(f"cpu:{degree}"))
+        pictures = [show_collective(name, degree=degree)]
+        if name != "collective-permute":
+            pictures.append(show_ring(name, degree=degree))
+    for picture in pictures:
         print()
-        console().print(show_ring(name, degree=degree), soft_wrap=True)
+        console().print(picture, soft_wrap=True)

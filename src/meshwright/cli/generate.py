@@ -56,7 +56,8 @@ class Args:
 def run(args: Args) -> int:
     """Print the texts, a single one as it is written."""
     _check(args)
-    from meshwright.training import check_seed, read_config
+    with waiting("loading JAX"):
+        from meshwright.training import check_seed, read_config
 
     check_seed(args.seed)
     config = read_config(args.run)
@@ -66,10 +67,11 @@ def run(args: Args) -> int:
     mesh = config.mesh if is_same else parse_mesh(args.mesh or "dp=1,fsdp=-1", num_devices=system.num_devices)
     prompt = args.prompt.encode(errors="surrogateescape")
     _check_size(args, config, len(prompt), system.usable_bytes * system.num_devices)
-    from meshwright.runtime import claim_devices
+    with waiting(f"starting {system}"):
+        from meshwright.runtime import claim_devices
 
-    claim_devices(system)
-    from meshwright.training.generate import generate
+        claim_devices(system)
+        from meshwright.training.generate import generate
 
     pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

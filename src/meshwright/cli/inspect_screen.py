@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import folded, prose_width, terms, wrap
-from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
+from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.inspection import Finding, Inspection
@@ -48,7 +48,7 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
 
 def _headline(found: Inspection) -> str:
     """What was inspected."""
-    mesh = ",".join(f"{axis}={degree}" for axis, degree in found.record.mesh.items() if degree > 1) or "one device"
+    mesh = show_degrees(found.record.mesh)
     words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
     if found.program:
         took = f"in {show_seconds(found.program.compile_seconds)}{' (cached)' if found.program.cached else ''}"

@@ -15,6 +15,7 @@ from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import folded, terms, wrap
 from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
 from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
@@ -80,7 +81,10 @@ def run(args: Args) -> int:
         )
     if top is not None:
         _print(args, priced, system, top)
-    executed = _execute(_small(priced)) if is_run else None
+    executed = None
+    if is_run:
+        with waiting("running it on simulated devices"):
+            executed = _execute(_small(priced))
     if top is None:
         print(json.dumps(priced.to_json() | ({"run": executed.to_json()} if executed else {}), indent=2))
     elif executed:

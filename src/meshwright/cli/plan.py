@@ -137,7 +137,8 @@ class _Training:
         if plot is not None:
             from meshwright.cli.plan_sweep import plot_plan
 
-            plot_plan(ranking.plans, plot)
+            with waiting(f"drawing {plot}"):
+                plot_plan(ranking.plans, plot)
         run = None if tokens is None else training_run(chosen, tokens, price)
         shown = Shown(ranking=ranking, asked=asked, beyond=beyond, run=run)
         if as_json:

@@ -42,7 +42,8 @@ def plan_sweep(
         raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
     code = 0 if any(point.record and point.record.fits for point in points) else 1
     if plot is not None:
-        _plot(points, plot, workload, system, sweep.key)
+        with waiting(f"drawing {plot}"):
+            _plot(points, plot, workload, system, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code

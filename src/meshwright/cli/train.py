@@ -16,6 +16,7 @@ from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, giv
 from meshwright.cli.tables import console, headline, show, speed
 from meshwright.cli.text import next_line
 from meshwright.cli.train_screen import TrainScreen
+from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.planner import plan_to_run
 from meshwright.record import Record
@@ -116,7 +117,8 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
     from meshwright.runtime import Processes, claim_devices
     from meshwright.training import is_first_process, run_steps
 
-    claim_devices(config.system, Processes(**vars(args.process)))
+    with waiting(f"starting {config.hardware}"):
+        claim_devices(config.system, Processes(**vars(args.process)))
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
@@ -168,7 +170,8 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
         raise MeshwrightError("--change is for a run that goes on (--resume); leave it out")
     plan = plan_to_run(args.model, args.options)
     directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
-    from meshwright.training import check_from_scratch, new_run
+    with waiting("loading JAX"):
+        from meshwright.training import check_from_scratch, new_run
 
     if not run.from_scratch:
         check_from_scratch(args.model)
@@ -177,7 +180,8 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
     """The config of the run in the model's place as it goes on; what is another than before is said."""
-    from meshwright.training import resumed_run
+    with waiting("loading JAX"):
+        from meshwright.training import resumed_run
 
     run = args.run
     if run.output is not None:

@@ -115,20 +115,19 @@ def _write_page(path: Path, found: Verification, measured: Record | None) -> Non
 
 
 def _print(found: Verification) -> None:
-    """The table, with a column for what was measured where there is anything."""
-    from meshwright.viz.words import row_cells
+    """The table, and one of what a run measured beside it."""
+    from meshwright.viz.words import row_tables
 
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     show(console(), headline(plan.workload, plan.hardware))
     show(console(), f"mesh {plan.mesh} · compiled by {program.compiler} {took}")
     print()
-    ran = any(row.measured is not None for row in rows)
-    columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), ""]
-    cells = [row_cells(row, with_measured=ran) for row in rows]
-    styles = ["" if row.is_equal else "yellow" for row in rows]
-    show(console(), table(columns, cells, left=(0, len(columns) - 1), folds=-1, styles=styles))
+    for columns, cells, differs in row_tables(rows):
+        styles = ["yellow" if is_marked else "" for is_marked in differs]
+        show(console(), table(columns, cells, left=(0, -1), folds=-1, styles=styles))
+        print()
     different = sum(not row.is_equal for row in rows)
-    print(f"\n {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
+    print(f" {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
     for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):
         print(folded(f"note: {note}"))

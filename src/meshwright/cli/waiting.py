@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FIRST, AGAIN = 0.8, 0.5
+FIRST, AGAIN = 0.5, 0.5
 """Seconds until a terminal shows something, and between its changes."""
 
 EACH_LINE = 25.0
@@ -20,7 +20,7 @@ EACH_LINE = 25.0
 def waiting(what: str) -> Iterator[None]:
     """Say what is waited for and for how long so far: on a terminal a line that goes away, else a line now and then.
 
-    Nothing is written where what is waited for takes less than a second.
+    Nothing is written where what is waited for takes less than half a second.
     """
     done = threading.Event()
     thread = threading.Thread(target=_say, args=(what, done), daemon=True)

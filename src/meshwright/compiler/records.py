@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from meshwright.compiler.optimized import read_optimized
 from meshwright.compiler.program import CompiledProgram, MeshMethod
-from meshwright.hardware import parse_system
+from meshwright.hardware import across_slices, parse_system, within_slice
 from meshwright.hlo import read_module
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
-from meshwright.runtime import across_slices, within_slice
 
 
 def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Record:
@@ -20,12 +19,11 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     slices is compiled as one of each. Raises where the program is for another number of devices.
     """
     system, module = parse_system(hardware), read_optimized(program)
-    across = dict(zip(mesh.layout, across_slices(mesh.layout, system.num_slices), strict=True))
     record = read_module(
         module,
-        within_slice(system, mesh.layout),
+        within_slice(mesh.layout, system.num_slices),
         hardware=hardware,
-        across=across if system.num_slices > 1 else None,
+        across=across_slices(mesh.layout, system.num_slices) if system.num_slices > 1 else None,
     )
     fits = program.memory_bytes["peak"] <= system.usable_bytes if system.chip.kind != "cpu" else None
     is_split = program.mesh_method == MeshMethod.SPLIT_PHYSICAL_AXES

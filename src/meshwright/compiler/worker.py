@@ -20,7 +20,6 @@ import jax
 
 import meshwright
 from meshwright.compiler.devices import make_device_mesh
-from meshwright.compiler.dumps import dump_options, read_dumps, read_optimized_dump
 from meshwright.compiler.load import load_function
 from meshwright.compiler.module import output_names
 from meshwright.compiler.program import (
@@ -35,6 +34,15 @@ from meshwright.compiler.targets import compiler_name, compiler_options
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.hlo.text import hlo_text
+
+_DUMPED_PASSES = "shardy-xla|spmd-partitioning"
+
+# The names of these passes are the same for CPU, TPU and GPU but for a prefix; those of other passes differ.
+_DUMPS = {
+    "annotated": re.compile(r"\.before_[\w-]*shardy-xla\."),
+    "propagated": re.compile(r"\.before_[\w-]*spmd-partitioning\."),
+    "partitioned": re.compile(r"\.after_[\w-]*spmd-partitioning\."),
+}
 
 # As the TPU and the GPU compiler write it.
 _OUT_OF_MEMORY = (
@@ -96,22 +104,36 @@ def compile_lowered(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
         try:
-            compiled = program.lowered.compile(compiler_options=options | dump_options(directory))
+            dump = {"xla_dump_to": directory, "xla_dump_hlo_pass_re": _DUMPED_PASSES}
+            compiled = program.lowered.compile(compiler_options=options | dump)
         except Exception as error:  # XLA raises many types; with any, the dump may show what did not fit
-            raise CompileError(read_optimized_dump(directory)) from error
-        dumps = read_dumps(directory)
+            raise CompileError(_optimized_dump(directory)) from error
+        dumps = _read_dumps(directory)
     seconds = time.perf_counter() - start
     found = read_compiled(compiled, compiler=compiler, mesh_method=mesh_method)
     return replace(
         found,
+        **dumps,
         compile_seconds=seconds,
-        annotated=dumps["annotated"],
-        propagated=dumps["propagated"],
-        partitioned=dumps["partitioned"],
         output_names=output_names(program),
         unused_constraints=program.unused_constraints,
         notes=program.notes,
     )
+
+
+def _read_dumps(directory: str) -> dict[str, str]:
+    """The modules around the partitioner's passes (`CompiledProgram`), all '' if the program was not partitioned."""
+    files = sorted(Path(directory).glob("*.txt"))
+    found = {name: [file for file in files if part.search(file.name)] for name, part in _DUMPS.items()}
+    if not all(found.values()):
+        return dict.fromkeys(found, "")
+    return {name: matching[0].read_text(errors="replace") for name, matching in found.items()}
+
+
+def _optimized_dump(directory: str) -> str:
+    """The optimized module that a compiler dumped before it failed; '' if it failed earlier."""
+    files = sorted(Path(directory).glob("*.after_optimizations.txt"))
+    return files[-1].read_text(errors="replace") if files else ""
 
 
 def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:

@@ -4,6 +4,7 @@ from meshwright.hardware.chip import MEMORY_HEADROOM, Chip
 from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes
 from meshwright.hardware.fabric import IDLE, Crossing, MeshPlacement, Placement, Ring, lay_mesh
 from meshwright.hardware.load import chip_names, chips, load_chip, load_hardware
+from meshwright.hardware.slices import across_slices, within_slice
 from meshwright.hardware.system import System, cloud_note, make_system, parse_system
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Placement",
     "Ring",
     "System",
+    "across_slices",
     "canonical_dtype",
     "chip_names",
     "chips",
@@ -25,4 +27,5 @@ __all__ = [
     "load_hardware",
     "make_system",
     "parse_system",
+    "within_slice",
 ]

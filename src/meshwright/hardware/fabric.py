@@ -11,7 +11,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.assign import assign
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.jax_device_order import jax_device_order
+from meshwright.hardware.slices import across_slices, within_slice
 from meshwright.hardware.system import System, units_of
+from meshwright.units import show_degrees
 
 IDLE = "(idle)"
 """The axis of devices left idle by a smaller mesh. It is outermost, so that the mesh uses neighbours."""
@@ -177,15 +179,15 @@ def _slices_note(axis: str, num_slices: int) -> str:
 
 
 def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str:
-    mesh = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
     advice = "" if torus.splits_axes else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
+    mesh = show_degrees(degrees)
     return f"{mesh} does not take whole physical axes of {system}, so links are shared and some rings open{advice}"
 
 
 def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool, tuple[int, ...] | None]:
     """The pieces of every mesh axis on a torus, whether an axis is split, and JAX's hard-coded device order, if any."""
-    over_slices, inside = _divide_slices(system, degrees)
-    outer = _nested(list(over_slices.items()), _SLICE)
+    inside = within_slice(degrees, system.num_slices)
+    outer = _nested(list(across_slices(degrees, system.num_slices).items()), _SLICE)
     known = None if IDLE in degrees else jax_device_order(system, tuple(inside.values()))
     if known:
         return (*outer, *_in_order(known.dims, inside)), False, known.order
@@ -212,16 +214,6 @@ def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> 
                 free.append((dim, left // taken, stride * taken))
             degree //= taken
     return pieces
-
-
-def _divide_slices(system: System, degrees: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Each axis's degree over slices and inside one. The outermost axes cross slices: they communicate least."""
-    left, over, inside = system.num_slices, {}, {}
-    for axis, degree in degrees.items():
-        over[axis] = math.gcd(degree, left)
-        inside[axis] = degree // over[axis]
-        left //= over[axis]
-    return over, inside
 
 
 def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:

@@ -1,11 +1,13 @@
-"""The legal shapes of a slice of a torus, and which of its axes wrap."""
+"""Slices of a torus: their legal shapes, which of their axes wrap, and mesh axes across and within them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.chip import Chip, Torus
+from meshwright.units import show_degrees
 
 
 def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
@@ -51,6 +53,26 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
             f" and slices are {_offered(torus)}"
         )
     return shape
+
+
+def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
+    """The factor of each axis's degree that crosses slices: the outermost axes first, which communicate least.
+
+    Raises if the degrees do not contain the number of slices.
+    """
+    left, across = num_slices, {}
+    for axis, degree in degrees.items():
+        across[axis] = math.gcd(degree, left)
+        left //= across[axis]
+    if left > 1:
+        raise MeshwrightError(f"{num_slices} slices do not divide the axes of mesh {show_degrees(degrees)}")
+    return across
+
+
+def within_slice(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
+    """The degree of each axis inside one slice. Each slice runs its own program and numbers its own devices."""
+    across = across_slices(degrees, num_slices)
+    return {axis: degree // across[axis] for axis, degree in degrees.items()}
 
 
 def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:

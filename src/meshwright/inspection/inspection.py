@@ -13,7 +13,7 @@ from meshwright.compiler import CompiledProgram, read_optimized
 from meshwright.cost import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
-from meshwright.hardware import System, lay_mesh
+from meshwright.hardware import System, across_slices, lay_mesh, within_slice
 from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
@@ -21,9 +21,8 @@ from meshwright.inspection.run_checks import run_checks
 from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
-from meshwright.runtime import within_slice
 from meshwright.simulate import Buffer, Schedule, read_buffers, simulate, write_trace
-from meshwright.units import show_flops, show_seconds
+from meshwright.units import show_degrees, show_flops, show_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +75,14 @@ class Inspection:
 
     def __repr__(self) -> str:
         """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.record.mesh.items() if degree > 1) or "one device"
-        kinds = ", ".join(finding.kind for finding in self.findings[:3])
+        mesh, kinds = show_degrees(self.record.mesh), ", ".join(finding.kind for finding in self.findings[:3])
         found = f"{len(self.findings)} findings: {kinds}" if self.findings else "no finding"
         return f"<Inspection of {self.name} on {mesh}: {len(self.collectives)} collectives, {found}>"
 
     def _repr_html_(self) -> str:
         """The inspection in a notebook: the findings, then collectives, memory and flops by scope."""
         record, count = self.record, len(self.findings)
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
+        mesh = show_degrees(record.mesh)
         found = [
             (finding.kind, show_seconds(finding.seconds) if finding.seconds else "", evidence(finding), fix(finding))
             for finding in self.findings[:MOST_SHOWN]
@@ -149,9 +147,8 @@ def read_inspection(
       expected: see `ProgramContext`.
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
-    within = within_slice(system, mesh) if system else dict(mesh)
-    is_split = system is not None and system.num_slices > 1
-    across = {axis: degree // within[axis] for axis, degree in mesh.items()} if is_split else None
+    within = within_slice(mesh, system.num_slices) if system else dict(mesh)
+    across = across_slices(mesh, system.num_slices) if system and system.num_slices > 1 else None
     record = read_module(module, within, hardware=hardware, across=across)
     schedule = simulate(module, mesh, system) if system and is_scheduled else None
     context = ProgramContext(

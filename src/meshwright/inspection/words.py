@@ -21,7 +21,7 @@ from meshwright.inspection.checks.undonated_buffers import NotDonated
 from meshwright.inspection.checks.uneven_stages import UnevenStages
 from meshwright.inspection.checks.unexpected_collectives import UnexpectedBecause, UnexpectedCollective
 from meshwright.inspection.finding import Finding
-from meshwright.units import show_bytes, show_flops, show_percent, show_seconds
+from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
 
 def evidence(finding: Finding) -> str:
@@ -120,7 +120,7 @@ _OVERLAP = {
 
 @_sentences.register
 def _(found: SlowMeshOrder) -> tuple[str, str]:
-    order = ",".join(f"{axis}={degree}" for axis, degree in found.order if degree > 1)
+    order = show_degrees(dict(found.order))
     return (
         f"collectives take {show_seconds(found.seconds_now)} a step on this mesh and"
         f" {show_seconds(found.seconds_then)} with its axes in the order {order}; most of it the {found.collective}"

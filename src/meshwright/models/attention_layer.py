@@ -1,4 +1,4 @@
-"""Attention of one layer: by a fused kernel, or by scores that go through memory, over a cache in generation."""
+"""Attention of one layer: by a fused kernel, or with scores in memory, over a cache in generation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from meshwright.step.layer import Attention
 
 
 def attention_layer(query: Array, new: Cache, op: Attention, context: LayerContext) -> tuple[Array, Cache]:
-    """What queries [b, s, k, g, h] attend to, and the keys and values of their tokens.
+    """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
 
-    With a cache these are written into it first, and the whole cache is returned.
+    With a cache, these are written into it first, and the cache of all layers is returned.
     """
     if context.cache is not None:
         numbers, layer = context.positions.numbers, jnp.asarray(context.cache_layer)
@@ -41,7 +41,7 @@ def _scoring(op: Attention) -> Scoring:
 
 
 def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
-    """Attention by a kernel that keeps scores on the chip; layers with different windows are branches of it."""
+    """Attention by a fused kernel; layers with different windows take different branches."""
     positions, strategy = context.positions.positions, context.strategy
     if op.softcap:
         raise MeshwrightError(f"attention={strategy.attention!r} has no cap of scores; use attention='scores'")
@@ -63,7 +63,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
 
     if len(set(op.windows)) == 1:
         return attend_within(op.windows[0], query, *new)
-    # Kernels take windows that are known as they are compiled.
+    # Kernels need windows at compile time.
     kinds = tuple(dict.fromkeys(op.windows))
     of_kind = (is_of_kind(window, op.windows, context.layer).astype(jnp.int32) for window in kinds)
     kind = sum(number * share for number, share in enumerate(of_kind))
@@ -71,7 +71,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
 
 
 def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext) -> Array:
-    """Attention by scores that go through memory; every query has the keys of the whole sequence there."""
+    """Attention with scores in memory, over gathered keys of the whole sequence."""
     positions, layout = context.positions.positions, context.layout
     if isinstance(positions, Segments):
         raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
@@ -84,7 +84,7 @@ def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:
-    """The window of one layer of a stack; None where no layer has one that `length` keys would not fit in."""
+    """The window of one layer of a stack; None if no layer has a window below `length` keys."""
     windows = [length if window is None else min(window, length) for window in op.windows]
     if min(windows) == length:
         return None

@@ -1,7 +1,7 @@
-"""The keys and values of the tokens read so far, for generation: every row of a batch at a position of its own.
+"""The KV cache of generation: every row of a batch has a position of its own.
 
-Slot t of a row holds the token at position t. Rows whose prompts are shorter than the longest have slots of padding
-behind them, which no query attends to before they are overwritten.
+Slot t of a row holds the keys and values of the token at position t. Slots of padding after a short prompt are masked
+until they are overwritten.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Cache(NamedTuple):
 
 
 def empty_cache(model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any) -> Cache:
-    """A cache of zeros: rows split as a batch is, slots over the axes of a sequence, heads over tp."""
+    """A cache of zeros: rows sharded as a batch, slots as a sequence, heads over tp."""
     spec = layout.spec("layers", "batch", "sequence", "kv_heads", "head_dim")
     shape = (model.num_layers, num_rows, length, model.num_kv_heads, model.head_dim)
     return Cache(*(jnp.zeros(shape, dtype, out_sharding=spec) for _ in Cache._fields))
 
 
 def with_prompts(cache: Cache, new: Cache, layer: Array) -> Cache:
-    """The cache with the keys and values [b, s, k, h] of whole prompts as those of one layer."""
+    """The cache with the keys and values [b, s, k, h] of whole prompts written for one layer."""
 
     def put(whole: Array, new: Array) -> Array:
         spec: Any = jax.typeof(whole).sharding.spec
@@ -46,9 +46,9 @@ def with_prompts(cache: Cache, new: Cache, layer: Array) -> Cache:
 
 
 def with_tokens(cache: Cache, new: Cache, layer: Array, positions: Array) -> Cache:
-    """The cache with the keys and values [b, 1, k, h] of a token at positions [b, 1] of each row, of one layer.
+    """The cache with the keys and values [b, 1, k, h] of one token a row, at positions [b, 1], written for one layer.
 
-    Each device writes the rows and slots that it has.
+    Each device writes its own rows and slots.
     """
 
     def put(whole: Array, new: Array) -> Array:
@@ -71,9 +71,9 @@ def with_tokens(cache: Cache, new: Cache, layer: Array, positions: Array) -> Cac
 def attend_to_cache(
     query: Array, cache: Cache, layer: Array, positions: Array, scoring: Scoring, window: Array | int | None
 ) -> Array:
-    """What queries [b, s, k, g, h] at positions [b, s] attend to in one layer of a cache. Softmax is in float32.
+    """The attention output of queries [b, s, k, g, h] at positions [b, s] over one layer of a cache.
 
-    Where the slots of a cache are split, each device scores its own, and maxima and sums go over devices.
+    Softmax is in float32. If slots are sharded, each device scores its own; maxima and sums are all-reduced.
     """
     key, value = (jax.lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
     rows, slots, heads = jax.typeof(key).sharding.spec[:3]

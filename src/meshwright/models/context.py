@@ -1,4 +1,4 @@
-"""What a layer runs with beside its weights and the residual stream: positions, dropout, and a cache in generation."""
+"""The context of a layer beside its weights and the residual stream: positions, dropout, and a cache."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Weights = Mapping[str, Any]
 
 
 class PositionInfo(NamedTuple):
-    """The positions of tokens, [s] where they lie in order, and the rotary tables there: the same in every layer."""
+    """Positions of tokens ([s] for tokens in order) and their rotary tables, the same in every layer."""
 
     positions: Array | Segments
     tables: AllTables
 
     @property
     def numbers(self) -> Array:
-        """The positions [s], or [b, s] where rows differ."""
+        """The positions [s], or [b, s] if rows differ."""
         return self.positions.positions if isinstance(self.positions, Segments) else self.positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
-    """What one layer runs with.
+    """The context of one layer.
 
-    layer: its number in its stack, wanted where layers of a stack differ. cache: in generation, the keys and values of
-    the tokens before, in all layers; cache_layer: which of its layers this is.
+    layer: its number in its stack, needed if layers of the stack differ. cache: past keys and values of all layers, in
+    generation; cache_layer: the layer's index in it.
     """
 
     positions: PositionInfo
@@ -51,7 +51,7 @@ class LayerContext:
 
 
 def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:
-    """The positions of the tokens of a batch; rotary tables are split as the tokens are."""
+    """The positions of a batch's tokens; rotary tables are sharded like the tokens."""
     if "positions" in batch:
         return position_info(Segments(batch["positions"], batch.get("segments")), model)
     tokens = jax.typeof(batch["tokens"])
@@ -60,6 +60,6 @@ def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:
 
 
 def position_info(positions: Array | Segments, model: ModelConfig) -> PositionInfo:
-    """Positions as layers take them, with the rotary tables there."""
+    """Positions with their rotary tables."""
     numbers = positions.positions if isinstance(positions, Segments) else positions
     return PositionInfo(positions, rotary_tables(numbers, model))

@@ -1,7 +1,6 @@
-"""The forward pass of a decoder over its ops, its declared parameters and their logical axes.
+"""The forward pass of a decoder from its ops and declared parameters.
 
-Letters of dims: b batch, s sequence, t sequence of keys, d embed, f mlp, k kv heads, g query heads a kv head, h head
-dim, v vocab.
+Dims: b batch, s sequence, t keys, d embed, f mlp, k kv heads, g query heads per kv head, h head dim, v vocab.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from meshwright.step import DEFAULT, ModelConfig, Remat, Strategy, blocks
 from meshwright.step.layer import Stack
 
 STACKS = ("dense_layers", "layers")
-"""The stacks of layers in their order, whose numbers dropout is drawn by; most models have no first one."""
+"""The stacks of layers in order; dropout keys depend on their index. Most models have no dense layers first."""
 
 
 def loss_and_load(
@@ -39,11 +38,11 @@ def loss_and_load(
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
-    """The mean loss in nats of `batch`: `tokens` and `targets`, [b, s] each; and the load of each layer's experts.
+    """The mean loss in nats of a batch, and the load of each layer's experts, if any.
 
-    `positions` [b, s] beside them say where tokens stand that do not lie in order, or not in one document a row;
-    `segments` [b, s] then tell documents apart. Both want a fused attention, which knows positions. Of a model of
-    experts its loss of imbalance is a part. rng: what is dropped, if anything.
+    batch: `tokens` and `targets` [b, s]; `positions` [b, s] if tokens are not in order or rows have several documents,
+    with the documents' `segments` [b, s], both for fused attention only. The loss includes the load balancing loss of
+    experts. rng: dropout, if any.
     """
     positions, load = positions_of(batch, model), None
     x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
@@ -67,7 +66,7 @@ def layers(
     strategy: Strategy,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
-    """The residual stream [b, s, d] after the layers of a stack, and the load of their experts, if they have some."""
+    """The residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any."""
 
     def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
         weights, number = own

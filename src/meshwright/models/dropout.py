@@ -1,7 +1,7 @@
-"""Dropout whose draws do not depend on the mesh: each token has its own key, and with it goes wherever it lies.
+"""Dropout that does not depend on the mesh: each token has its own key.
 
-A key is folded from that of a step, the layer, the place in it, and the number of the token in the step's batch. Every
-device draws for its own tokens; nothing is sent, and nothing kept: backward draws again.
+The key is folded from the step's key, the layer, the place in it, and the token's number in the batch. Each device
+draws masks for its own tokens, and draws them again in backward: nothing is communicated or saved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.runtime import ShardingContext, token_order
 from meshwright.step import Strategy
 
 Place = int
-"""What is dropped in a layer: attention's weights, its output, that of the mlp or the experts."""
+"""The place of dropout in a layer: attention weights, attention output, output of the mlp or the experts."""
 
 WEIGHTS, ATTENTION, MLP = range(3)
 
@@ -26,14 +26,14 @@ WEIGHTS, ATTENTION, MLP = range(3)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DropoutRng:
-    """What decides what is dropped: the share of it, a key, and the number of each token [b, s] in its step's batch."""
+    """The dropout rate, a key, and the number of each token [b, s] in the batch."""
 
     rate: float = field(metadata={"static": True})
     key: Array
     tokens: Array
 
     def fold_in(self, number: Array | int) -> DropoutRng:
-        """The draws of one of several things, as layers are, that are drawn for apart."""
+        """The dropout of one layer, or of one place in it."""
         return replace(self, key=jax.random.fold_in(self.key, number))
 
     @property
@@ -43,25 +43,25 @@ class DropoutRng:
 
 
 def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
-    """The number of each token of a batch [b, s], counted in the order of its text, in whichever order it lies."""
+    """The number of each token of a batch [b, s] in text order, whatever the storage order."""
     batch, length = shape
-    lies = token_order(length, layout, strategy)
-    places = jnp.asarray(np.arange(length) if lies is None else lies, jnp.uint32)
+    order = token_order(length, layout, strategy)
+    places = jnp.asarray(np.arange(length) if order is None else order, jnp.uint32)
     rows = layout.place(jnp.arange(batch, dtype=jnp.uint32), "batch")
     return rows[:, None] * length + layout.place(places, "sequence")[None, :]
 
 
 def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Place) -> Array:
-    """x [b, s, d], which joins the residual stream, without the elements drawn; the others larger by as much."""
+    """Dropout of x [b, s, d], which is added to the residual stream."""
     if rng is None:
         return x
     tokens = layout.place(rng.tokens, "batch", "residual_sequence")
     keys = replace(rng.fold_in(place), tokens=tokens).keys
-    return _without(x, jax.vmap(jax.vmap(partial(_kept, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
+    return _drop(x, jax.vmap(jax.vmap(partial(_kept, rate=rng.rate, size=x.shape[-1])))(keys), rng.rate)
 
 
 def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
-    """Attention's weights [b, k, g, s, t] without those drawn; the others larger by as much."""
+    """Dropout of attention weights [b, k, g, s, t]."""
     if rng is None:
         return weights
     _, num_kv_heads, group, _, num_keys = weights.shape
@@ -73,12 +73,12 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
 
     # Mapped from the innermost dim out: queries, query heads, kv heads, sequences.
     of_row = jax.vmap(jax.vmap(jax.vmap(of_token, (0, None)), (None, 0)), (None, 0))
-    return _without(weights, jax.vmap(of_row, (0, None))(rng.fold_in(WEIGHTS).keys, heads), rng.rate)
+    return _drop(weights, jax.vmap(of_row, (0, None))(rng.fold_in(WEIGHTS).keys, heads), rng.rate)
 
 
 def _kept(key: Array, *, rate: float, size: int) -> Array:
     return jax.random.bernoulli(key, 1 - rate, (size,))
 
 
-def _without(x: Array, kept: Array, rate: float) -> Array:
+def _drop(x: Array, kept: Array, rate: float) -> Array:
     return jnp.where(kept, x / (1 - rate), 0)

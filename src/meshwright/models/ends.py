@@ -1,4 +1,4 @@
-"""What stands before and after the layers: embedding tables and positions, logits and the loss."""
+"""Embeddings before the layers, logits and the loss after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshwright.step.layer import CrossEntropy, Linear, Lookup, Norm
 def embed(
     params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array]:
-    """The residual stream that `tokens` [b, s] start as, and the gathered table they were looked up in."""
+    """Embed `tokens` [b, s]: the residual stream, and the gathered embedding table."""
     table, x = table_in_use(params, layout, dtype), None
     for op in program(model).embedding:
         match op:
@@ -30,7 +30,7 @@ def embed(
                 if op.multiplier != 1.0:
                     x = x * jnp.asarray(op.multiplier, dtype)
             case Lookup():
-                assert x is not None, "positions are added to what tokens stand for"
+                assert x is not None, "positions are added to embedded tokens"
                 x = x + _positions(params[op.name], tokens, positions.numbers, layout, dtype)
             case Norm():
                 assert x is not None, "there is nothing to norm before the lookup"
@@ -45,9 +45,9 @@ def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
 
 
 def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
-    """The rows of `table` for tokens [b, s], as the stream lies between blocks.
+    """The rows of `table` for tokens [b, s], sharded like the residual stream between blocks.
 
-    Each device looks up what rows it has: over axes that split these, it has the tokens of all.
+    With a sharded vocab each device looks up the tokens of all devices in its own rows, and the results are summed.
     """
     axes = layout.axes("vocab")
     dims = {
@@ -59,7 +59,6 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
         return layout.place(table.at[tokens].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
 
     def lookup(table: Array, tokens: Array) -> Array:
-        """The rows that this device has; the others, zeros here, come with the sum."""
         local = tokens - jax.lax.axis_index(axes) * table.shape[0]
         here = (local >= 0) & (local < table.shape[0])
         rows = jnp.where(here[..., None], table[jnp.where(here, local, 0)], 0)
@@ -72,10 +71,9 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
 
 
 def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
-    """The rows of the table of positions [p, d] for each of tokens [b, s], which every device looks up for its own.
+    """The rows of the position table [p, d] for tokens [b, s]; each device looks up its own tokens.
 
-    Its gradient is summed over the devices as that of a weight is, which multiplies the stream as it lies between
-    blocks.
+    Its gradient is summed over devices like that of a weight applied to the residual stream between blocks.
     """
     table = layout.weight(stored, "positions", "embed", dtype=dtype, along="residual_sequence")
     rows = layout.place(jnp.broadcast_to(numbers, tokens.shape), "batch", "residual_sequence")
@@ -83,7 +81,7 @@ def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingCon
 
 
 def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
-    """The float32 logits [b, s, v], vocab split, of the residual stream x; `table` is what `embed` looked up in."""
+    """The float32 logits [b, s, v] of the residual stream x, sharded over vocab. table: from `embed`."""
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)
     assert isinstance(unembedding, Linear)
@@ -99,7 +97,7 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
 
 
 def cross_entropy(scores: Array, targets: Array) -> Array:
-    """The mean loss in nats of logits [b, s, v] for `targets` [b, s]; a split vocab is summed over, never gathered."""
+    """The mean loss in nats of logits [b, s, v] for `targets` [b, s]; a sharded vocab is never gathered."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(jnp.exp(scores - top), axis=-1)
     chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]

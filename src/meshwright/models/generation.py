@@ -1,7 +1,7 @@
-"""Tokens after prompts: the prompts read at once, then a token of every row a step, with keys and values in a cache.
+"""Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
 
-Prompts may differ in length: each row stands at a position of its own. Prompts are read split over the mesh as in
-training; a step splits rows as a batch is, the slots of the cache over sp, and heads over tp.
+Prompts may differ in length: each row has a position of its own. Prefill is sharded as
+training is; decoding shards rows as a batch, the cache's slots over sp, and heads over tp.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOTS = 64
 
 
 def layouts_of(mesh: MeshShape) -> tuple[ShardingContext, ShardingContext]:
-    """How prompts are read, and how a step is made."""
+    """The sharding contexts of prefill and of decoding, where the sequence is one token and is replicated."""
     return ShardingContext(mesh), ShardingContext(mesh, {**RULES, "sequence": (), "residual_sequence": ()})
 
 
@@ -57,7 +57,7 @@ def generate_tokens(
         prompts: of each row its tokens, at least one. sampling: of each row.
     """
     num_prompts = len(prompts)
-    # Rows of padding are as good as the first, and are not returned.
+    # Padding rows repeat the first prompt; they are not returned.
     prompts = [*prompts, *[prompts[0]] * (-num_prompts % mesh.degree(RULES["batch"]))]
     sampling = [*sampling, *[sampling[0]] * (len(prompts) - num_prompts)]
     rows, lengths = len(prompts), np.array([len(prompt) for prompt in prompts], np.int32)
@@ -72,13 +72,13 @@ def generate_tokens(
     seen = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
-    first, step = _programs(model, mesh, rows, slots, jnp.dtype(dtype))
+    prefill, decode = _programs(model, mesh, rows, slots, jnp.dtype(dtype))
     placed = jax.device_put(tokens, layouts_of(mesh)[0].spec("batch", "sequence"))
-    chosen, cache, seen = first(params, placed, jnp.asarray(lengths), samplers, seen)
+    chosen, cache, seen = prefill(params, placed, jnp.asarray(lengths), samplers, seen)
     for number in range(1, num_tokens):
-        # The next step is under way while this token is used.
+        # The next step is dispatched before this token is read.
         positions = jnp.asarray(lengths + number - 1)
-        after, cache, seen = step(params, chosen, cache, positions, samplers, seen, jnp.int32(number))
+        after, cache, seen = decode(params, chosen, cache, positions, samplers, seen, jnp.int32(number))
         yield np.asarray(chosen)[:num_prompts]
         chosen = after
     yield np.asarray(chosen)[:num_prompts]
@@ -86,30 +86,30 @@ def generate_tokens(
 
 @lru_cache(maxsize=16)
 def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype: Any) -> tuple[Any, Any]:
-    """The programs that read prompts and that make a step, which JAX compiles for each shape of prompts.
+    """The prefill and decode programs, which JAX compiles for each padded length of prompts.
 
     Both return the tokens chosen [rows], the cache, and which tokens each text has, where that matters.
     """
-    reading, stepping = layouts_of(mesh)
+    prefill_layout, decode_layout = layouts_of(mesh)
 
     def choice(scores: Array, samplers: Samplers, seen: Array | None, number: Array) -> tuple[Array, Array | None]:
         chosen = choose(jax.reshard(scores[:, 0], P()), samplers, seen, number)
         return chosen, seen if seen is None else seen.at[jnp.arange(rows), chosen].set(True)
 
     @jax.jit
-    def first(
+    def prefill(
         params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None
     ) -> tuple[Array, Cache, Array | None]:
-        cache = empty_cache(model, reading, rows, slots, dtype)
-        x, table, cache = _read(params, tokens, cache, model, reading, dtype)
-        x = jax.reshard(x, stepping.spec("batch", "sequence", "activation"))
-        last = jnp.arange(x.shape[1])[None] == jax.reshard(lengths, stepping.spec("batch"))[:, None] - 1
+        cache = empty_cache(model, prefill_layout, rows, slots, dtype)
+        x, table, cache = _prefill(params, tokens, cache, model, prefill_layout, dtype)
+        x = jax.reshard(x, decode_layout.spec("batch", "sequence", "activation"))
+        last = jnp.arange(x.shape[1])[None] == jax.reshard(lengths, decode_layout.spec("batch"))[:, None] - 1
         x = jnp.where(last[..., None], x, 0).sum(axis=1, keepdims=True)
-        chosen, seen = choice(logits(params, x, table, model, stepping), samplers, seen, jnp.int32(0))
+        chosen, seen = choice(logits(params, x, table, model, decode_layout), samplers, seen, jnp.int32(0))
         return chosen, cache, seen
 
     @jax.jit(donate_argnums=2)
-    def step(
+    def decode(
         params: Any,
         tokens: Array,
         cache: Cache,
@@ -118,16 +118,16 @@ def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype:
         seen: Array | None,
         number: Array,
     ) -> tuple[Array, Cache, Array | None]:
-        placed = jax.reshard(tokens[:, None], stepping.spec("batch", "sequence"))
-        own = jax.reshard(positions[:, None], stepping.spec("batch", "sequence"))
-        x, table, cache = _step(params, placed, own, cache, model, stepping, dtype)
-        chosen, seen = choice(logits(params, x, table, model, stepping), samplers, seen, number)
+        placed = jax.reshard(tokens[:, None], decode_layout.spec("batch", "sequence"))
+        own = jax.reshard(positions[:, None], decode_layout.spec("batch", "sequence"))
+        x, table, cache = _decode(params, placed, own, cache, model, decode_layout, dtype)
+        chosen, seen = choice(logits(params, x, table, model, decode_layout), samplers, seen, number)
         return chosen, cache, seen
 
-    return first, step
+    return prefill, decode
 
 
-def _read(
+def _prefill(
     params: Any, tokens: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array, Cache]:
     """The residual stream [rows, s, d] after all layers, the embedding table, and the cache with the prompts."""
@@ -150,7 +150,7 @@ def _read(
     return x, table, cache
 
 
-def _step(
+def _decode(
     params: Any, tokens: Array, positions: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array, Cache]:
     """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the cache."""

@@ -1,13 +1,13 @@
 """A layer run op by op: one lowering for each kind of op of `step.layer`.
 
-Ops that communicate together run together: consecutive products of the same value gather it once, or go round one ring
-(`models.linear`), and experts from their dispatch to their combine are one program on each device (`models.moe`). A
-product that goes back to the residual stream is reduce-scattered; several that are added to it at once, once.
+Ops that communicate together run as a group: consecutive products of one value gather it once, or share a ring
+(`models.linear`), and the ops of experts from dispatch to combine are one program on each device (`models.moe`). A
+product that is added to the residual stream is reduce-scattered; several that are added at once are summed first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -43,9 +43,9 @@ from meshwright.step.layer import (
 
 
 class LayerResult(NamedTuple):
-    """What comes of a layer: the residual stream, its keys and values, and the load of its experts.
+    """The results of a layer: the residual stream, its keys and values, the load of its experts.
 
-    In generation `cache` is that of all layers with those of this one in it.
+    In generation `cache` is that of all layers, with this one's tokens written.
     """
 
     stream: Array
@@ -55,9 +55,9 @@ class LayerResult(NamedTuple):
 
 @dataclass
 class _Run:
-    """A layer while its ops run: its values by name.
+    """The state of a layer while its ops run: its values by name.
 
-    partial: those of `values` that are still to be summed over tp, with the bias to be added after, if any.
+    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any.
     """
 
     weights: Weights
@@ -69,7 +69,7 @@ class _Run:
 
 
 def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -> LayerResult:
-    """One layer of a stack on the residual stream x [b, s, d]."""
+    """Run one layer of a stack on the residual stream x [b, s, d]."""
     run = _Run(weights, context, {STREAM: x})
     for block in stack.blocks:
         with jax.named_scope(block.name):
@@ -84,7 +84,7 @@ def _run_norm(run: _Run, _: Block, op: Norm) -> None:
 
 
 def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
-    """Products of one value: with columns that tp splits, with rows that it splits, or with a router."""
+    """Products of one value: column-parallel, row-parallel, or with a router."""
     op, layout, strategy = ops[0], run.context.layout, run.context.strategy
     source = run.values[op.source]
     if op.is_on_residual:
@@ -94,7 +94,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
         for each, product in zip(ops, products, strict=True):
             run.values[each.target] = _with_bias(product, _bias(run, each))
     else:
-        # A ring takes the sum beside the product.
+        # A collective matmul includes the sum.
         is_partial = op.target in _summed_together(block) and not strategy.collective_matmul
         weight = run.weights[op.name]
         added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
@@ -120,7 +120,6 @@ def _run_gated(run: _Run, _: Block, op: Gated) -> None:
 
 
 def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
-    """Experts from their dispatch to their combine."""
     dispatch, *opened, hidden, down, combine = ops
     assert isinstance(dispatch, Dispatch)
     assert isinstance(hidden, Gated)
@@ -139,7 +138,7 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
 
 
 def _run_add(run: _Run, block: Block, op: Add) -> None:
-    """Add values to the residual stream; those that are still sums over tp are added up and summed once."""
+    """Add values to the residual stream; partial sums over tp are added first and reduce-scattered once."""
     layout, rng = run.context.layout, run.context.rng
     partial = [name for name in op.sources if name in run.partial]
     values = [run.values[name] for name in op.sources if name not in run.partial]
@@ -161,30 +160,27 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Dispatch: _run_experts,
     Add: _run_add,
 }
-"""What runs each kind of op, by the first of a group; `step.legality` refuses a model with any other."""
+"""The function for a group of ops, by the type of the first; `step.legality` refuses models with other types."""
 
 
 @lru_cache(maxsize=256)
 def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
-    """The ops of a block, those together that run together."""
-    return tuple(_grouped(block.ops))
-
-
-def _grouped(ops: tuple[LayerOp, ...]) -> Iterator[tuple[LayerOp, ...]]:
-    start = 0
+    """The ops of a block in groups that run together."""
+    ops, groups, start = block.ops, [], 0
     while start < len(ops):
         first, stop = ops[start], start + 1
         if isinstance(first, Dispatch):
             stop = next(number for number, op in enumerate(ops) if isinstance(op, Combine)) + 1
         elif isinstance(first, Linear):
-            while stop < len(ops) and _reads_alike(first, ops[stop]):
+            while stop < len(ops) and _can_share_gather(first, ops[stop]):
                 stop += 1
-        yield ops[start:stop]
+        groups.append(ops[start:stop])
         start = stop
+    return tuple(groups)
 
 
-def _reads_alike(first: Linear, other: LayerOp) -> bool:
-    """Whether two products gather the same value alike."""
+def _can_share_gather(first: Linear, other: LayerOp) -> bool:
+    """Whether two products read the same value, gathered over the same axes."""
     return (
         isinstance(other, Linear)
         and not first.is_on_residual
@@ -194,7 +190,7 @@ def _reads_alike(first: Linear, other: LayerOp) -> bool:
 
 @lru_cache(maxsize=256)
 def _summed_together(block: Block) -> frozenset[str]:
-    """The values that one `Add` sums over tp at once: several products, and nothing else."""
+    """The values of each `Add` of several products and nothing else, which are summed over tp at once."""
     products = {op.target for op in block.ops if isinstance(op, Linear)}
     adds = (op.sources for op in block.ops if isinstance(op, Add))
     return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)

@@ -1,8 +1,8 @@
-"""Products of the residual stream with weights that tp splits by their columns, and back to it by their rows.
+"""Column-parallel and row-parallel products of the residual stream.
 
-Between blocks the stream is split along the sequence over tp too (Megatron's sequence parallelism, arXiv:2205.05198). A
-block gathers it, multiplies by its shares of weights, and reduce-scatters what it adds; a strategy that overlaps tp
-does each of these beside the products, as rings of `runtime.collective_matmul`.
+Between blocks the residual stream's sequence is also sharded over tp (Megatron's sequence parallelism,
+arXiv:2205.05198). A block gathers it, multiplies it by shards of weights, and reduce-scatters the result; with the
+strategy's collective matmuls both overlap with the products (`runtime.collective_matmul`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ GATHERED = ("batch", "sequence", "activation")
 def column_parallel_linear(
     h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
 ) -> list[Array]:
-    """The products of h [b, s, d], as the stream lies between blocks, with weights whose columns tp splits.
+    """The products of the residual stream h [b, s, d] with weights whose columns are sharded over tp.
 
     The stream is gathered once for all. Returns an array [b, s, *outputs] for each op, without its bias.
     """
     splits = ops[0].outputs[0][0]
     subscripts = ("bsd,dn->bsn",) * len(ops)
-    # Columns are one dim to products: with several to sum over, backward, XLA:CPU copies the weights first.
+    # One dim of columns: XLA:CPU copies weights with several before it sums over them in backward.
     used = [layout.weight(_matrix(array, 1), "embed", splits, dtype=h.dtype) for array in weights]
     ring = _ring(layout, splits, strategy)
     if not ring:
@@ -62,13 +62,15 @@ def column_parallel_linear(
 def row_parallel_linear(
     x: Array, weight: Array, op: Linear, layout: ShardingContext, strategy: Strategy, *, is_partial: bool = False
 ) -> Array:
-    """The product of x [b, s, *inputs] with a weight whose rows tp splits, summed over tp, without its bias.
+    """The product of x [b, s, *inputs] with a weight whose rows are sharded over tp, without its bias.
 
-    It lies as the stream does between blocks, by a reduce-scatter. is_partial: leave the sum to be taken, which then is
-    typed unreduced; a ring takes it all the same.
+    It is reduce-scattered to the sharding of the residual stream. is_partial: return it unreduced over tp (a
+    collective matmul reduces it all the same).
     """
     splits = op.inputs[0][0]
-    used = layout.weight(_transposed(_matrix(weight, len(op.inputs))), "embed", splits, dtype=x.dtype)
+    # Transposed, its shards along the last dim are contiguous when they are gathered; otherwise XLA:CPU interleaves
+    # them in another copy.
+    used = layout.weight(_matrix(weight, len(op.inputs)).T, "embed", splits, dtype=x.dtype)
     x = x.reshape(*x.shape[:2], -1)
     ring = _ring(layout, splits, strategy)
     if not ring:
@@ -85,16 +87,16 @@ def row_parallel_linear(
 
 
 def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
-    """The float32 product of the stream h [b, s, d] as it lies between blocks with a router [d, e]."""
+    """The float32 product of the residual stream h [b, s, d] with a router [d, e]."""
     used = layout.weight(weight, "embed", "router", dtype=h.dtype, along="residual_sequence")
     return checkpoint_name(product("bsd,de->bse", h, used, dtype=jnp.float32), PRODUCT)
 
 
 def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
-    """The input of products that split the logical axis `splits`: whole along the sequence over the axes of that.
+    """The residual stream gathered along the sequence, for products whose logical axis `splits` is sharded over tp.
 
-    In two steps where some of those axes hold copies of the stream: so backward each device has its share of the sum
-    over the others before it is summed over these, where XLA would sum the whole over all of them and cut it.
+    In two steps if the stream is replicated over some of the axes: then backward reduce-scatters over the others before
+    it sums over these, where XLA would all-reduce the whole over all of them and slice it.
     """
     over = layout.axes(splits)
     copied = tuple(axis for axis in over if axis not in layout.axes("residual_sequence"))
@@ -104,35 +106,26 @@ def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
 
 
 def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
-    """The mesh axes over which products that split a logical axis are done as rings; () where none are."""
+    """The mesh axes of the collective matmuls of products that shard a logical axis; () for none."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
 
 
 def _is_torus() -> bool:
-    """Whether a ring of the mesh in context goes both ways: TPUs have two links along an axis, a switch has none."""
+    """Whether rings on the current mesh go both ways: TPUs have two links along an axis."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device is not None and device.platform == "tpu"
 
 
 def _spec(array: Array) -> P:
-    """How an array lies, as its type says."""
     return jax.typeof(array).sharding.spec
 
 
 def _matrix(stored: Array, num_rows: int) -> Array:
-    """A parameter with its first dims as one and its others as one, the first of each split as they are."""
+    """A parameter as a matrix: its first `num_rows` dims as one, and the others as one. Both keep their sharding."""
     if stored.ndim == 2:
         return stored
     spec, shape = _spec(stored), stored.shape
     split = P(spec.partitions[0], spec.partitions[num_rows], reduced=spec.reduced)
-    # Asked for no sharding, JAX 0.10.2 reshapes nothing that is typed reduced.
+    # Without an out_sharding JAX 0.10.2 cannot reshape arrays that are typed reduced.
     return jax.lax.reshape(stored, (math.prod(shape[:num_rows]), math.prod(shape[num_rows:])), out_sharding=split)
-
-
-def _transposed(stored: Array) -> Array:
-    """A matrix with its last dim first, along which it is stored in shards: so gathered, they lie one after another.
-
-    Gathered along its last dim they have to be interleaved, which takes XLA:CPU another copy of the whole.
-    """
-    return stored.T

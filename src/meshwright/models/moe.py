@@ -1,6 +1,6 @@
-"""A mixture of experts in place of a layer's mlp, beside the mlp that works on every token where there is one.
+"""A mixture of experts in place of a layer's mlp, or beside a shared mlp.
 
-Letters of dims: t tokens of a device, e experts, d embed, f the width of an expert.
+Dims: t tokens of a device, e experts, d embed, f width of an expert.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STREAM = ("batch", "residual_sequence", "activation")
 
 
 class MoeOps(NamedTuple):
-    """The ops of a mixture of experts from their dispatch to their combine, which run on each device as one."""
+    """The ops of a mixture of experts between dispatch and combine."""
 
     dispatch: Dispatch
     opened: tuple[Linear, ...]
@@ -39,7 +39,7 @@ class MoeOps(NamedTuple):
 
     @property
     def experts(self) -> Experts:
-        """What routing and exchange need to know."""
+        """The parameters of routing and dispatch."""
         op = self.dispatch
         return Experts(
             count=op.num_experts,
@@ -57,10 +57,10 @@ def moe_layer(
     layout: ShardingContext,
     matmul_dtype: MatmulDtype | None = None,
 ) -> tuple[Array, Array]:
-    """What its experts add to each token of h [b, s, d], split as the stream is between blocks; and their load.
+    """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
 
-    The load [devices, 3, e] is one layer's `Load` on each device that has other tokens: `load_of_layers` takes the sums
-    of all layers at once. logits: the router's [b, s, e]. matmul_dtype: to what operands of products are rounded.
+    The load [devices, 3, e] is the `Load` on each device that has other tokens; `load_of_layers` sums it for all layers
+    at once. logits: of the router, [b, s, e]. matmul_dtype: to which operands of products are rounded.
     """
     linears = (*ops.opened, ops.down)
     used = [
@@ -69,7 +69,7 @@ def moe_layer(
     ]
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
-        partial(_moe_on_device, ops=ops, split=_split(layout, tokens), matmul_dtype=matmul_dtype),
+        partial(_moe_on_device, ops=ops, split=_expert_axes(layout, tokens), matmul_dtype=matmul_dtype),
         layout,
         in_specs=(stream, stream, *(jax.typeof(weight).sharding.spec for weight in used)),
         out_specs=(stream, P(tokens or None, None, None)),
@@ -78,8 +78,8 @@ def moe_layer(
     return checkpoint_name(added, PRODUCT), load
 
 
-def _split(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
-    """How experts and the tokens that come to them are split; over ep tokens have to be where experts are."""
+def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
+    """The mesh axes of experts and tokens. Raises if experts are sharded over ep and tokens are not."""
     ep, tp = layout.axes("expert"), layout.axes("mlp")
     if not set(ep) <= set(tokens):
         batch = RULES["batch"]
@@ -91,7 +91,7 @@ def _split(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
 
 
 def load_of_layers(loads: Array) -> Load:
-    """The load of every layer [layers, e], of all devices, from `moe_layer`'s [layers, devices, 3, e]."""
+    """The load of every layer [layers, e] over all devices, from `moe_layer`'s [layers, devices, 3, e]."""
     return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
 
 
@@ -101,12 +101,12 @@ def _moe_on_device(
     """`moe_layer` on one device."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
-        # Every device has all tokens, and parts of experts: so gradients are summed here once, not for each product.
+        # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")
     routing = route(logits, experts.num_active)
     here = dispatch_combine(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
-    # A product is as much in whichever order it is scaled; scaled here, backward needs nothing that `down` makes.
+    # Scaled before `down` and not after, so that backward does not need the output of `down`.
     hidden = (activate(ops.hidden, *opened).astype(here.shares.dtype) * here.shares).astype(h.dtype)
     added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
     is_chosen = routing.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]

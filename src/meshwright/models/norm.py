@@ -1,7 +1,7 @@
-"""RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450), with their backward written out.
+"""RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450), with an explicit backward.
 
-Of JAX's own backward XLA:CPU takes seven times as long, most of it for a product that is summed over the last dim (JAX
-0.10.2). As an einsum that is not slow, and two passes are enough.
+JAX's own backward takes XLA:CPU seven times as long, mostly for a product summed over the last dim (JAX 0.10.2). As an
+einsum it is fast, and two passes are enough.
 """
 
 from __future__ import annotations
@@ -29,19 +29,16 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rms_norm(epsilon: float, x: Array, scale: Array) -> Array:
-    """x divided by the root of its mean square, and scaled."""
     return _rms_forward(epsilon, x, scale)[0]
 
 
 def _rms_forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    """The result, and what backward needs."""
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return (wide * inverse * _float32_per_token(scale, x)).astype(x.dtype), (x, scale, inverse)
 
 
 def _rms_backward(_: float, kept: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, Array]:
-    """The gradients of x and of its scale."""
     x, scale, inverse = kept
     normal, gradient = x.astype(jnp.float32) * inverse, gradient.astype(jnp.float32)
     of_normal = gradient * _float32_per_token(scale, x)
@@ -54,12 +51,10 @@ _rms_norm.defvjp(_rms_forward, _rms_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _layer_norm(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
-    """x less its mean, divided by its standard deviation, scaled and moved."""
     return _layer_forward(epsilon, x, scale, bias)[0]
 
 
 def _layer_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple[Array, tuple[Array, ...]]:
-    """The result, and what backward needs."""
     wide = x.astype(jnp.float32)
     mean = jnp.mean(wide, axis=-1, keepdims=True)
     centred = wide - mean
@@ -74,7 +69,6 @@ def _layer_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple
 
 
 def _layer_backward(_: float, kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, Array]:
-    """The gradients of x, of its scale and of its bias."""
     x, scale, bias, mean, inverse = kept
     normal, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
     of_normal = gradient * _float32_per_token(scale, x)
@@ -88,12 +82,12 @@ _layer_norm.defvjp(_layer_forward, _layer_backward)
 
 
 def _float32_per_token(vector: Array, x: Array) -> Array:
-    """A vector [d] in float32 with as many dims as x [..., d], to multiply every token's."""
+    """A vector [d] in float32, broadcast to the rank of x [..., d]."""
     return lax.broadcast_to_rank(vector.astype(jnp.float32), x.ndim)
 
 
 def _mean_product(left: Array, right: Array) -> Array:
-    """The mean over the last dim of a product, that dim kept."""
+    """The mean of left * right over the last dim, which is kept."""
     return jnp.einsum("...d,...d->...", left, right)[..., None] / left.shape[-1]
 
 

@@ -1,4 +1,4 @@
-"""The decoder with its layers as the stages of a pipeline: the same loss, microbatch by microbatch."""
+"""The decoder as a pipeline: layers in stages over pp, the batch in microbatches."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def staged_loss_and_load(
     remat: Remat,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
-    """The mean loss in nats of `batch` and the load of its experts, by the schedule of the strategy over pp.
+    """The mean loss in nats of a batch and the load of its experts, pipelined over pp by the strategy's schedule.
 
-    The loss is the mean of `loss` over microbatches: as without stages, but that experts are balanced in each
-    microbatch, and not in the batch. Layers are stacked over slots, which the rules of the layout split over pp; they
-    may split `vocab` too, whose products all stages then share. Raises where the microbatches do not divide the batch,
-    or the schedule does not keep what `remat` says. rng: what is dropped, if anything.
+    The loss is that of `loss_and_load`, except that the load balancing loss is of each microbatch, not of the batch.
+    Layers are stacked over slots, sharded over pp. The rules may shard `vocab` over pp too: then all stages compute a
+    share of its products. Raises if the batch does not divide into microbatches, or the schedule does not support
+    `remat`. rng: dropout, if any.
     """
     check_stage_remat(remat, layout.mesh, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
@@ -58,11 +58,11 @@ def staged_loss_and_load(
         parts["rng"] = replace(rng, key=keys, tokens=microbatches(rng.tokens, count, layout))
     run: Any = pipelined_loss_1f1b if strategy.schedule == "1f1b" else pipelined_loss
     loss, loads = run(pipeline, ends, stacked, parts)
-    return loss, None if loads is None else _load(loads, pipeline)
+    return loss, None if loads is None else _load_by_layer(loads, pipeline)
 
 
 def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
-    """How the plain layers before those of experts lie in a step of so many sequences."""
+    """The layout of dense layers before the stages, for a batch of some size."""
     return replace(layout, rules={**layout.rules, "batch": batch_before_stages(batch, layout.mesh, strategy)})
 
 
@@ -75,9 +75,9 @@ def _pipeline(
     dtype: Any,
     remat: Remat,
 ) -> Pipeline:
-    """The decoder as a pipeline over rows of its parameters, which lie as `specs` say.
+    """The decoder as a pipeline on replicas of its parameters (`runtime.replicas`).
 
-    before: the layout of what stands before its stages.
+    specs: of the parameters. before: the layout of the embedding and of dense layers before the stages.
     """
     schedule = Schedule(
         stages=layout.mesh.pp,
@@ -89,7 +89,7 @@ def _pipeline(
     stack = layers(model)[-1]
 
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
-        # Some compilers, left alone, gather tables once before all ticks and keep them whole.
+        # Without a barrier some compilers gather tables once before all ticks and keep them whole.
         ends, given = lax.optimization_barrier((ends, given))
         of_ends = {name: specs[name] for name in ends}
         return jax.tree.map(lambda rows, spec: unstack_replicas(rows, spec, layout), ends, of_ends), given
@@ -97,7 +97,7 @@ def _pipeline(
     def first(ends: Weights, part: Weights) -> Array:
         ends, part = whole(ends, part)
         x, _ = embed(ends, part["tokens"], positions_of(part, model), model, before, dtype)
-        return _through_dense(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
+        return _dense_layers(ends["dense_layers"], x, part, model, before, strategy) if has_dense else x
 
     def layer(weights: Weights, x: Array, part: Weights, number: Array) -> LayerOutput:
         weights = {
@@ -128,10 +128,10 @@ def _pipeline(
     return Pipeline(first, rematerialized(wait_for_input(layer), remat), last, schedule, num_staged_layers(model))
 
 
-def _through_dense(
+def _dense_layers(
     weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: ShardingContext, strategy: Strategy
 ) -> Array:
-    """The stream after the plain layers before those of experts, of those sequences that are a stage's own."""
+    """The residual stream after the dense layers before the stages, of a stage's share of the sequences."""
     part = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, part)
     positions, stack = positions_of(part, model), layers(model)[0]
 
@@ -145,7 +145,6 @@ def _through_dense(
 
 
 def _without(weights: Weights, stack: str) -> Weights:
-    """Weights without those of a stack."""
     return {name: array for name, array in weights.items() if name != stack}
 
 
@@ -155,12 +154,12 @@ def _rng(part: Weights, stack: int, number: Array) -> DropoutRng | None:
 
 
 def _of_layer(spec: P) -> P:
-    """The spec of one layer's array, from that of all stacked."""
+    """The spec of one layer's array, from that of the stacked array."""
     return P(*spec.partitions[1:], reduced=spec.reduced)
 
 
 def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
-    """What the load of a layer's experts adds to the loss; and the load [3, e], summed over devices."""
+    """The load balancing loss of a layer, as added to the loss, and the load [3, e] summed over devices."""
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load
@@ -168,8 +167,8 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
     return model.experts.balance_weight * balance_loss / num_staged_layers(model), load
 
 
-def _load(loads: Array, pipeline: Pipeline) -> Load:
-    """The load of every layer, from that of every slot [slots, 3, e]."""
+def _load_by_layer(loads: Array, pipeline: Pipeline) -> Load:
+    """The load of each layer, from that of each slot [slots, 3, e]."""
     schedule = pipeline.schedule
     layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
     slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
@@ -177,7 +176,7 @@ def _load(loads: Array, pipeline: Pipeline) -> Load:
 
 
 def microbatches(batch: Array, count: int, layout: ShardingContext) -> Array:
-    """An array [b, s] as its microbatches [m, b / m, s], of which every device has its share already."""
+    """Split an array [b, s] into microbatches [m, b / m, s] without communication."""
     size, length = batch.shape
     shards = layout.mesh.degree(layout.axes("batch"))
     if size % (shards * count):

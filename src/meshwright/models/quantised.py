@@ -1,14 +1,13 @@
-"""Products of operands in 8 bits, through qwix: what is rounded to which format, and on which device.
+"""Products of operands quantized to 8 bits, with qwix.
 
-A scale is kept for each slice along the dims that a product sums over, as large as the largest value of the slice asks
-for. Every device rounds the part it holds: where a mesh axis splits a summed dim each part has scales of its own, never
-larger than that of the whole slice, and is multiplied back to its size before parts are summed. So no collective is
-added, and a product whose summed dims are not split is the same on any mesh: int8, summed in int32, to the bit.
+Each slice along the summed dims has a scale, from its largest value. Each device quantizes its shards: if a summed dim
+is sharded, each shard has its own scales, never larger than that of the whole slice, and is dequantized before the sum
+over devices. So no collective is added, and a product whose summed dims are not sharded is the same on any mesh (int8,
+summed in int32, to the bit).
 
-Forward, both operands are rounded. Backward, int8 rounds those of the gradient of x, and leaves the gradient of a
-weight in the compute dtype: summed over so many tokens, it is what int8 training loses by (SwitchBack,
-arXiv:2304.13013, section 2). fp8 rounds those of both, gradients to the format of more range (arXiv:2209.05433,
-section 3).
+Forward quantizes both operands. Backward with int8 quantizes the product of the gradient of x and leaves the gradient
+of a weight in the compute dtype, whose sum over many tokens needs it (SwitchBack, arXiv:2304.13013, section 2). fp8
+quantizes both, gradients to the format with more range (arXiv:2209.05433, section 3).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ Pair = tuple[Any, Any]
 
 
 class Formats(NamedTuple):
-    """The formats of both operands of a product, of x and the weight; and of the products of its gradients.
+    """The formats of the operands of a product (x, weight) and of the products of its gradients; None to keep dtypes.
 
-    of_x: of the cotangent and the weight. of_weight: of x and the cotangent. None where operands stay as they are.
+    of_x: of the cotangent and the weight. of_weight: of x and the cotangent.
     """
 
     forward: Pair | None
@@ -51,7 +50,7 @@ FORMATS: Mapping[MatmulDtype, Formats] = {
         (jnp.float8_e4m3fn, jnp.float8_e5m2),
     ),
 }
-"""What a strategy's `matmul_dtype` stands for."""
+"""The formats for a strategy's `matmul_dtype`."""
 
 
 def multiply(
@@ -64,10 +63,10 @@ def multiply(
     layout: ShardingContext | None = None,
     out_sharding: P | None = None,
 ) -> Array:
-    """The einsum of two arrays, each rounded to its format, in `dtype`; summed in int32, or float32 for floats.
+    """The einsum of two arrays, each quantized to its format, in `dtype`; summed in int32, or float32 for floats.
 
-    layout: that of the layer it stands in, to be given where the layer is a stage's. out_sharding: as `jnp.einsum`
-    takes it; to be given where a mesh axis splits a summed dim. Raises where qwix is not installed.
+    layout: of the layer, required in pipeline stages. out_sharding: as in `jnp.einsum`, required if a summed dim is
+    sharded. Raises if qwix is not installed.
     """
     qwix = quantisation()
     operands, result = subscripts.split("->")
@@ -77,7 +76,7 @@ def multiply(
         kept = [dim for dim, letter in enumerate(letters) if letter in result]
         return qwix.quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 
-    # No gradient is taken of these, so that their types need not say how it will be summed.
+    # Not differentiated, so that the types need not be reduced.
     specs = tuple(P(*jax.typeof(array).sharding.spec.partitions) for array in (left, right))
     arrays = [jax.reshard(array, spec) for array, spec in zip((left, right), specs, strict=True)]
     if out_sharding is None:

@@ -1,7 +1,7 @@
-"""Products of experts on one device, of operands as they are or in 8 bits, each expert's rounded as `quantised` says.
+"""Grouped matmuls of experts on one device, optionally with operands quantized to 8 bits (see `quantised`).
 
-A row has a scale of its own, and so has each column of each expert's weight. For the gradient of a weight fp8 rounds
-rows and cotangents, with a scale for each of their columns.
+Each row has a scale, and each column of each expert's weight. For the gradient of a weight fp8 quantizes rows and
+cotangents, with a scale for each of their columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.step import MatmulDtype
 
 
 def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
-    """`grouped_matmul` in the dtype of the rows, with a backward of its own; matmul_dtype: of its operands."""
+    """`grouped_matmul` in the dtype of the rows, with an explicit backward. matmul_dtype: to quantize operands."""
     rows, weights = match_varying(rows, weights)
     return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
 
@@ -45,11 +45,11 @@ _expert_product.defvjp(_forward, _backward)
 
 
 def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | None) -> Array:
-    """Each row times the weights of its expert, both rounded."""
+    """Multiply each row with the weights of its expert, both quantized."""
     if formats is None:
         return grouped_matmul(rows, weights, sizes, rows.dtype)
     left, right = _rounded(rows, formats[0], rows.ndim - 1), _rounded(weights, formats[1], 1)
-    product, scale = grouped_matmul(left.qvalue, right.qvalue, sizes, _sums(left)), right.scale
+    product, scale = grouped_matmul(left.qvalue, right.qvalue, sizes, _sum_dtype(left)), right.scale
     if sizes is not None:
         expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
         scale = scale[:, 0].at[expert].get(mode="clip")
@@ -57,16 +57,16 @@ def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | N
 
 
 def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair | None, dtype: Any) -> Array:
-    """The gradients of the weights of all experts, of rows and cotangents that are rounded."""
+    """The gradients of all experts' weights, from quantized rows and cotangents."""
     if formats is None:
         return grouped_matmul_transposed(rows, cotangent, sizes, dtype)
     arrays = (rows, cotangent)
     if sizes is not None:
-        # Rows beyond those of all experts are undefined, and would have a say in the scales.
+        # Rows beyond those of all experts are undefined; they must not affect the scales.
         is_row = (jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None]
         arrays = (jnp.where(is_row, array, 0) for array in arrays)
     left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))
-    product = grouped_matmul_transposed(left.qvalue, right.qvalue, sizes, _sums(left))
+    product = grouped_matmul_transposed(left.qvalue, right.qvalue, sizes, _sum_dtype(left))
     by_row, by_column = (
         lax.broadcast_to_rank(jnp.swapaxes(left.scale, -1, -2), 3),
         lax.broadcast_to_rank(right.scale, 3),
@@ -75,11 +75,11 @@ def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair
 
 
 def _rounded(array: Array, dtype: Any, summed: int) -> Any:
-    """An array rounded to a format, with a scale for each slice along the dim that a product sums over."""
+    """Quantize an array, with a scale for each slice along the dim that the product sums over."""
     kept = [dim for dim in range(array.ndim) if dim != summed]
     return quantisation().quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 
 
-def _sums(rounded: Any) -> Any:
-    """What products of a rounded array are summed in."""
+def _sum_dtype(rounded: Any) -> Any:
+    """The dtype in which products of a quantized array are summed."""
     return jnp.int32 if rounded.qvalue.dtype == jnp.int8 else jnp.float32

@@ -1,4 +1,4 @@
-"""What a layer keeps for backward: the names that its values carry, and the remat policies over those names."""
+"""Remat policies: the checkpoint names of a layer's values, and which of them are saved for backward."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from meshwright.runtime.collective_matmul import GATHERED_BY_RING
 from meshwright.step import Remat
 
 INTERMEDIATE = "intermediate"
-"""The name of what products read, which the remat policies `none` and `attention` keep for backward."""
+"""Inputs of products: saved by the remat policies `none` and `attention`."""
 
 PRODUCT = "product"
-"""The name of the results of products, which all remat policies but `block` and `offload` keep for backward."""
+"""Results of products: saved by all remat policies but `block` and `offload`."""
 
 SCORES = "scores"
-"""The name of attention's scores, which only the remat policy `none` keeps for backward."""
+"""Attention scores: saved by the remat policy `none` alone."""
 
 LAYER_INPUT = "stream"
-"""The name of a layer's input, which the remat policy `offload` keeps in host memory."""
+"""The input of a layer: saved in host memory by the remat policy `offload`."""
 
 KEPT: Mapping[Remat, tuple[str, ...]] = {
     "none": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS, SCORES),
@@ -29,14 +29,14 @@ KEPT: Mapping[Remat, tuple[str, ...]] = {
     "matmuls": (PRODUCT,),
     "block": (),
 }
-"""The names that a remat policy keeps for backward in the device's memory."""
+"""The names that each remat policy saves in the device's memory."""
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
     """The layer under a remat policy.
 
-    What is kept is named, so that gathered weights never are: that would undo their sharding. Without a policy backward
-    recomputes what takes neither a product nor a collective, norms and activation functions.
+    Only named values are saved, never gathered weights, which would undo their sharding. Even the policy `none`
+    recomputes norms and activation functions.
     """
     policies = jax.checkpoint_policies
     if remat == "offload":

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864): the sines and cosines of positions, and heads rotated by them."""
+"""Rotary position embedding (arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from meshwright.step.layer import Frequencies, LinearRopeScaling, RopeScaling, R
 
 
 class RotaryTables(NamedTuple):
-    """What pairs of a head's dims are rotated by: [b, s, size / 2], b 1 where rows have the same positions."""
+    """Cosines and sines of the angles of pairs of dims, [b, s, size / 2]; b is 1 if rows have the same positions."""
 
     cos: Array
     sin: Array
 
 
 AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
-"""The tables of each kind of layer, by frequencies and the dims they rotate."""
+"""The tables of each kind of layer, by frequencies and number of rotated dims."""
 
 
 def rotary_tables(positions: Array, model: ModelConfig) -> AllTables:
-    """The tables of a model at positions [s], or [b, s] where rows differ.
+    """The tables of a model at positions [s], or [b, s] if rows differ.
 
-    LayerOutput once, before the layers: sines cost more than their use.
+    Computed once, before the layers: sines cost more than their use.
     """
     ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
-    kinds = dict.fromkeys((frequencies, op.size) for op in ops for frequencies in op.by_layer)
-    return {kind: _tables(positions, *kind) for kind in kinds}
+    tables = {}
+    for frequencies, size in dict.fromkeys((kind, op.size) for op in ops for kind in op.by_layer):
+        angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * _angles(frequencies, size)[None, None, :]
+        tables[frequencies, size] = RotaryTables(jnp.cos(angles), jnp.sin(angles))
+    return tables
 
 
 def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:
     """Rotary embedding of x [b, s, ..., head_dim] in one layer of a stack.
 
-    The two halves of what is rotated turn together, as in the published Llama weights.
+    Dim i of the first half is paired with dim i of the second, as in the published Llama weights.
     """
     by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size
@@ -60,9 +63,9 @@ def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) ->
 
 
 def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
-    """Whether a layer of a stack, whose layers differ in a cycle, is of one kind: a scalar.
+    """Whether a layer is of one kind, in a stack whose kinds repeat in a cycle: a scalar.
 
-    Compared and not looked up: in the stages of a pipeline a layer's number is an array that these split.
+    By comparison and not by lookup: in pipeline stages the layer's number is an array sharded over stages.
     """
     assert layer is not None, "layers that differ need their number"
     here = jnp.int32(layer) % len(cycle)
@@ -77,19 +80,14 @@ def _rotated(x: Array, by: RotaryTables) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def _tables(positions: Array, frequencies: Frequencies, size: int) -> RotaryTables:
-    angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * _angles(frequencies, size)[None, None, :]
-    return RotaryTables(jnp.cos(angles), jnp.sin(angles))
-
-
 def _angles(frequencies: Frequencies, size: int) -> Array:
-    """The angle a position adds, for each pair of rotated dims [size / 2]."""
+    """The angle per position of each pair of rotated dims, [size / 2]."""
     angles = frequencies.theta ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
     match frequencies.scaling:
         case LinearRopeScaling(factor=factor):
             return angles / factor
         case RopeScaling() as scaling:
-            # Long waves are slowed by `factor`, short ones are left, those between are blended.
+            # Long wavelengths are stretched by `factor`, short ones are kept, those between are interpolated.
             turns = scaling.original_max_seq_len * angles / (2 * math.pi)
             blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
             blend = jnp.clip(blend, 0.0, 1.0)

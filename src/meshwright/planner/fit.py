@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.prediction import predict
-from meshwright.step import DEFAULT, REMATS, RULES, Strategy, Workload, check_mesh
+from meshwright.step import DEFAULT, REMATS, RULES, Strategy, Workload, check_mesh, stream_rules
 
 MOST_CHANGES = 3
 """The changes made at once where fewer do not help."""
@@ -136,7 +136,7 @@ def _is_legal(step: _Step) -> bool:
     if local % step.strategy.num_microbatches:
         return False
     try:
-        check_mesh(step.workload, step.mesh)
+        check_mesh(step.workload, step.mesh, stream_rules(step.strategy.tp_stream))
     except MeshwrightError:
         return False
     return True

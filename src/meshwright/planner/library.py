@@ -41,6 +41,7 @@ from meshwright.step import (
     check_mesh,
     check_positions,
     check_strategy,
+    stream_rules,
 )
 
 PlanLike = ModelLike | Plan
@@ -156,8 +157,9 @@ def plan_one_mesh(
     if fixed.get("sp_method", "gather") != "gather":
         free.setdefault("attention", "flash")
     check_positions(workload.model, workload.seq_len)
-    check_mesh(workload, mesh)
-    check_strategy(workload, mesh, replace(DEFAULT, **free))
+    held = replace(DEFAULT, **free)
+    check_mesh(workload, mesh, stream_rules(held.tp_stream))
+    check_strategy(workload, mesh, held)
     space = _space(workload, system, policies, free, mesh, include_planned=include_planned)
     if not fixed:
         return rank_space(space, (mesh,), top=1).plans[0]

@@ -20,7 +20,7 @@ from meshwright.planner.facts import (
 )
 from meshwright.planner.plan import Plan, make_plan
 from meshwright.planner.search import find_best
-from meshwright.step import RULES, Workload, check_mesh, learned_positions
+from meshwright.step import RULES, Workload, check_mesh, learned_positions, stream_rules
 
 MAX_FACTOR = 64
 """The largest factor that is looked at."""
@@ -121,7 +121,7 @@ def _plan(
     shards = shape.degree(RULES["batch"])
     if read.batch % shards:
         raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be shared out over {shards:,} devices")
-    check_mesh(read, shape)
+    check_mesh(read, shape, stream_rules(plan.strategy.tp_stream))
     each = read.batch // shards
     strategy = plan.strategy
     fewer = replace(strategy, num_microbatches=math.gcd(each, parts * strategy.num_microbatches))

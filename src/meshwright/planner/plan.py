@@ -29,6 +29,7 @@ from meshwright.step import (
     check_strategy,
     logical_rules,
     strategy_from_data,
+    stream_rules,
 )
 
 FORMAT = 1
@@ -113,7 +114,7 @@ class Plan:
     def planned_only(self) -> str:
         """Why `meshwright train` cannot run this yet, in one line; nothing where it can."""
         try:
-            check_mesh(self.workload, self.mesh)
+            check_mesh(self.workload, self.mesh, stream_rules(self.strategy.tp_stream))
             check_strategy(self.workload, self.mesh, self.strategy)
             check_runnable(self.workload.model, self.mesh, self.strategy)
             check_stage_remat(self.workload.remat, self.mesh, self.strategy)
@@ -148,7 +149,7 @@ RUN = (
 def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
     """The plan of a workload on a mesh of a system; a mesh or strategy that cannot be, or does nothing, is an error."""
     check_positions(workload.model, workload.seq_len)
-    check_mesh(workload, mesh)
+    check_mesh(workload, mesh, stream_rules(strategy.tp_stream))
     check_strategy(workload, mesh, strategy)
     check_kernel(system, strategy)
     return predicted_plan(workload, mesh, system, strategy)

@@ -101,24 +101,31 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
 
 @dataclass(frozen=True)
 class _Group:
-    """Ways with the same ops: some meshes, one policy and number of microbatches, and one ZeRO stage or all (None).
+    """Ways of as many tokens a microbatch: some meshes, one number of them, and one ZeRO stage or all (None).
 
-    is_close: whether they are bounded with what their activations wait for too.
+    remats: the policies, each keeping no more than the one before it, so that none is faster than the first; all have
+    the same strategies. is_close: whether they are bounded with what their activations wait for too.
     """
 
     meshes: tuple[MeshShape, ...]
     parts: int
-    remat: Remat
+    remats: tuple[Remat, ...]
     zero_stage: int | None = None
     is_close: bool = False
+
+    @property
+    def remat(self) -> Remat:
+        """The policy that bounds the group, its only one once it is opened."""
+        return self.remats[0]
 
 
 @dataclass
 class _Search:
     """Best first: what has the smallest bound is looked at more closely, until a step that is exact comes first.
 
-    Ways are bounded in groups with the same ops; then for each mesh of a group and ZeRO stage, with what its weights
-    wait for at least, and then its activations too; then each strategy that fits is priced.
+    Ways are bounded in groups with the same ops but for what is recomputed; then for each mesh of a group and ZeRO
+    stage, with what its weights wait for at least, and then its activations too; then each strategy that fits is
+    priced.
     """
 
     space: Space
@@ -147,6 +154,10 @@ class _Search:
         """Bound the meshes of a group one by one, if any of them can fit, or price the ways of its only one."""
         if not group.meshes:
             return
+        if len(group.remats) > 1:
+            others = replace(group, remats=group.remats[1:])
+            self._push(self._bound(others), others)
+            group = replace(group, remats=group.remats[:1])
         if group.is_close:
             self._price(group)
         elif group.zero_stage is not None:
@@ -194,16 +205,16 @@ class _Search:
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """All ways on some meshes, in groups whose ops are the same: of as many tokens on as many tp, ep and pp."""
+    """All ways on some meshes, in groups whose ops differ in what is recomputed: of as many tokens, tp, ep and pp."""
     alike: dict[tuple[int, ...], list[MeshShape]] = {}
     for mesh in meshes:
         shards = mesh.degree(token_axes())
         for parts in space.parts(mesh):
             alike.setdefault((mesh.tp, mesh.ep, mesh.pp, shards, parts), []).append(mesh)
     for (*_, parts), members in alike.items():
-        for remat in space.remats:
-            if running := tuple(mesh for mesh in members if space.strategies(mesh, parts, remat)):
-                yield _Group(running, parts, remat)
+        for remats in space.alike_remats(members[0]):
+            if running := tuple(mesh for mesh in members if space.strategies(mesh, parts, remats[0])):
+                yield _Group(running, parts, remats)
 
 
 def _most_sharded(group: _Group) -> MeshShape:

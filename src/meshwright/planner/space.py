@@ -21,6 +21,7 @@ from meshwright.step import (
     Remat,
     SequenceMethod,
     Strategy,
+    TpStream,
     Workload,
     check_mesh,
     check_positions,
@@ -28,6 +29,7 @@ from meshwright.step import (
     limits,
     num_staged_layers,
     sequence_method,
+    stream_rules,
 )
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention as AttentionOfLayer
@@ -64,7 +66,7 @@ class Space:
 
     def meshes(self) -> tuple[MeshShape, ...]:
         """The legal meshes; none is an error that says why one of them is not. Those to run are those JAX takes."""
-        found = _legal(self.workload, self.system.num_devices, self.axes)
+        found = _legal(self.workload, self.system.num_devices, self.axes, self.bases[0].tp_stream)
         return tuple(mesh for mesh in found if self.runs(mesh)) if self.is_runnable else found
 
     def candidates(self, mesh: MeshShape) -> Iterator[Candidate]:
@@ -95,6 +97,21 @@ class Space:
         """The strategies of a mesh with so many microbatches, those that want least memory first."""
         return _with_microbatches(self._forms(mesh, parts, remat), parts)
 
+    def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
+        """The policies in groups with the same strategies on a mesh, in each of which those that keep more come first.
+
+        What other frameworks keep is neither more nor less than a policy here.
+        """
+        if self._is_by_remat(mesh):
+            return tuple((remat,) for remat in self.remats)
+        nested: tuple[Remat, ...] = tuple(remat for remat in REMATS if remat in self.remats)
+        others = tuple((remat,) for remat in self.remats if remat not in nested)
+        return (nested, *others) if nested else others
+
+    def _is_by_remat(self, mesh: MeshShape) -> bool:
+        """Whether the strategies of a mesh depend on the policy: the schedules that run keep different things."""
+        return self.is_runnable and mesh.pp > 1
+
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
         """The strategies of a mesh, whose microbatches are still to be set; they depend on whether a round is whole."""
         is_whole = parts % mesh.pp == 0
@@ -102,7 +119,7 @@ class Space:
             found = (self._of_base(base, mesh, is_whole) for base in self.bases)
             self._known_forms[mesh, is_whole] = next(filter(None, found), ())
         forms = self._known_forms[mesh, is_whole]
-        if mesh.pp == 1 or not self.is_runnable:
+        if not self._is_by_remat(mesh):
             return forms
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
 
@@ -230,10 +247,13 @@ def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1 << 6)
-def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...]) -> tuple[MeshShape, ...]:
+def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_stream: TpStream) -> tuple[MeshShape, ...]:
     """The meshes of so many devices that can split a workload."""
     check_positions(workload.model, workload.seq_len)
-    sizes = [(size, [axes.index(axis) for axis in over if axis in axes]) for size, over in limits(workload)]
+    sizes = [
+        (size, [axes.index(axis) for axis in over if axis in axes])
+        for size, over in limits(workload, stream_rules(tp_stream))
+    ]
     stages = axes.index("pp") if "pp" in axes else None
     found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
     for degrees in shapes:
@@ -250,21 +270,21 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...]) -> tuple
         else:
             found.append(MeshShape(**dict(zip(axes, degrees, strict=True))))
     if not found:
-        raise MeshwrightError(_none_legal(workload, num_devices, axes, shapes))
+        raise MeshwrightError(_none_legal(workload, axes, shapes, tp_stream))
     return tuple(found)
 
 
-def _none_legal(workload: Workload, num_devices: int, axes: tuple[str, ...], shapes: list[tuple[int, ...]]) -> str:
+def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[int, ...]], tp_stream: TpStream) -> str:
     """The message where no mesh is legal, with the reason of the first."""
     mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
     try:
-        check_mesh(workload, mesh)
+        check_mesh(workload, mesh, stream_rules(tp_stream))
     except MeshwrightError as error:
         reason = str(error)
     else:
         raise AssertionError(f"{mesh} is legal, but not within the limits of its workload")
     return (
-        f"none of {len(shapes)} meshes of {num_devices} devices can split {workload.model.name} with a batch"
+        f"none of {len(shapes)} meshes of {mesh.num_devices} devices can split {workload.model.name} with a batch"
         f" of {workload.batch} x {workload.seq_len} tokens; for one, {mesh}: {reason}"
     )
 

@@ -17,12 +17,12 @@ DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 
 def widest(*dtypes: Any) -> Any:
-    """The floating dtype of most bytes. `jnp.promote_types` refuses dtypes that differ under strict promotion."""
+    """The widest of some floating dtypes. `jnp.promote_types` raises under strict promotion."""
     return max(map(jnp.dtype, dtypes), key=lambda dtype: dtype.itemsize)
 
 
 def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext) -> Tree[NamedSharding]:
-    """The sharding of every parameter. Raises where a degree does not divide a dim; the error names both."""
+    """The sharding of every parameter. Raises if a degree does not divide a dim."""
 
     def sharding(path: str, parameter: Parameter) -> NamedSharding:
         local_parameter_shape(parameter, mesh=layout.mesh, rules=layout.rules, what=path)
@@ -32,7 +32,7 @@ def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Shar
 
 
 def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype) -> Tree[Any]:
-    """Every parameter as a sharded `jax.ShapeDtypeStruct`: all that lowering needs."""
+    """Every parameter as a sharded `jax.ShapeDtypeStruct`, for lowering."""
     return jax.tree.map(
         lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
         declared,
@@ -52,6 +52,6 @@ def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: Shardi
 def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
     if parameter.init == "ones":
         return jnp.ones(parameter.shape, dtype)
-    # A checksum, as Python's own hash of a text changes from run to run.
+    # A checksum: Python's hash of a text differs between runs.
     own = jax.random.fold_in(key, zlib.crc32(path.encode()))
     return parameter.scale * jax.random.normal(own, parameter.shape, dtype)

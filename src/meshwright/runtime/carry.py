@@ -1,6 +1,6 @@
-"""A plan carried into anybody's JAX program: its mesh, and the shardings of a tree by path.
+"""A plan in JAX: its mesh, and the shardings of a tree's leaves by path.
 
-Loaded when a plan is first asked for them: planning itself needs no JAX.
+`Plan` and `MeshShape` import this module on first use: planning needs no JAX.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.step import Rules, leaves, logical_rules, parameters, rules_of, 
 
 
 def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:
-    """The mesh of a shape, its axes of one type."""
+    """The `jax.sharding.Mesh` of a shape, with axes of one type."""
     if types not in ("explicit", "auto"):
         raise MeshwrightError(f"types is {types!r}; it is one of explicit, auto")
     mesh = build_mesh(shape, devices)
@@ -32,7 +32,7 @@ def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["exp
 
 
 def plan_shardings(plan: Plan, tree: Any, axes: Mapping[str, Sequence[str | None]] | None) -> Any:
-    """The sharding of every leaf of a tree; see `Plan.shardings`."""
+    """The sharding of every leaf of a tree (`Plan.shardings`)."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
     shapes = [tuple(getattr(leaf, "shape", ())) for _, leaf in found]
@@ -42,7 +42,7 @@ def plan_shardings(plan: Plan, tree: Any, axes: Mapping[str, Sequence[str | None
 
 
 def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[PartitionSpec]:
-    """The specs of a declared model's parameters, layers in their own order or in the slots of a pipeline."""
+    """The specs of a declared model's parameters; layers may be in order or in the slots of a pipeline."""
     model, context = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
     declared = dict(leaves(parameters(model)))
     staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
@@ -68,7 +68,7 @@ def _matched(
     shapes: Sequence[tuple[int, ...]],
     axes: Mapping[str, Sequence[str | None]],
 ) -> list[PartitionSpec]:
-    """The specs that regular expressions over paths give."""
+    """The specs by regular expressions over paths."""
     rules = {**logical_rules(plan.strategy), "": ()}
     specs, used = [], set()
     for path, shape in zip(paths, shapes, strict=True):
@@ -89,7 +89,6 @@ def _matched(
 
 
 def _full_match(pattern: str, path: str) -> bool:
-    """Whether an expression matches a whole path."""
     try:
         return re.fullmatch(pattern, path) is not None
     except re.error as error:
@@ -97,7 +96,7 @@ def _full_match(pattern: str, path: str) -> bool:
 
 
 def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:
-    """The spec of one leaf, checked against its shape."""
+    """The spec of one leaf. Raises for unknown logical axes and degrees that do not divide its dims."""
     for name in names:
         if name not in rules:
             known = [known for known in rules if known]
@@ -110,6 +109,5 @@ def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshS
 
 
 def _check_divides(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> None:
-    """Raise where a degree does not divide a dim."""
     for name, size in zip(names, shape, strict=True):
         check_divides(name, size, mesh, rules[name], of=path)

@@ -26,7 +26,7 @@ from meshwright.runtime.arrays import widest
 from meshwright.runtime.shards import match_varying
 
 GATHERED_BY_RING = "brought by a ring"
-"""Checkpoint name of what a ring has gathered. A remat policy that saves it spares a second gather in backward."""
+"""Checkpoint name of gathered arrays; a remat policy that saves it avoids a second gather in backward."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _all_gather_matmuls_backward(
     The other gradients need no communication.
     """
     whole, others = kept
-    # Else XLA makes each part of a gradient again, and cuts the parts out of the sum that it may be a share of.
+    # Otherwise XLA recomputes a gradient for each of its slices.
     gradients = lax.optimization_barrier(gradients)
     found = list(zip(einsums, gradients, others, strict=True))
     of_shard = _scatter(
@@ -304,7 +304,7 @@ def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
-    """What the neighbour sends when every device passes its value on."""
+    """Send each device's value to its neighbour; returns the value received."""
     # `lax.ppermute` numbers the devices in the order of the mesh, whatever that of its axes (JAX 0.10.2).
     axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
     numbers = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(axis) for axis in axes])

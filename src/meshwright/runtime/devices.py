@@ -1,4 +1,4 @@
-"""The devices a command runs on: simulated ones on this machine's CPU, or the accelerators that are there."""
+"""The devices of a command: simulated ones on this machine's CPU, or its accelerators."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from dataclasses import dataclass
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 
-# Simulated devices share a few cores, so one may reach a collective long after the others; XLA gives up after 40 s.
+# Simulated devices share a few cores, so that one may reach a collective long after the others. XLA's default is 40 s.
 CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
-# Of mallopt(3), and values that switch off what they name: a thread's heap, which is of 64 MiB at most (glibc's
-# HEAP_MAX_SIZE), is given back unless that would leave less at its end than the pad.
+# Options of mallopt(3), with values that switch them off. A thread's heap of at most 64 MiB (glibc's HEAP_MAX_SIZE) is
+# freed unless that would leave less than the pad at its end.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 NO_TRIMMING, WHOLE_HEAP, NO_MAPPING = -1, 64 << 20, 0
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""What JAX is asked for: the kind of chip, and the CPU, which is always there, so that it finds something."""
+"""`jax_platforms` by kind of chip; with the CPU as well, so that JAX finds a platform in any case."""
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run; each has a part of the devices, and all are started with the same arguments."""
+    """The processes of one run. Each has a part of the devices; all are started with the same arguments."""
 
     coordinator: str | None = None
-    """Where the processes of one run meet, as HOST:PORT of the first; auto where the cluster says it all (Cloud TPU,
-    Slurm). Without it there is one process."""
+    """HOST:PORT of the first process, or auto on clusters that JAX knows (Cloud TPU, Slurm); None for one process."""
     num_processes: int | None = None
-    """How many processes there are, each with as many of the devices."""
+    """The number of processes, each with as many devices."""
     process_id: int | None = None
-    """Which of them this is, from 0; the first writes the run directory and prints."""
+    """The number of this process, from 0. The first writes the run directory and prints."""
 
 
 ALONE = Processes()
 
 
 def claim_devices(system: System, processes: Processes = ALONE) -> None:
-    """Have JAX show the devices of `system`, or raise where they are not there. To be called before JAX uses any.
+    """Make JAX use the devices of `system`. Call it before JAX uses any device. Raises if there are too few.
 
-    With several processes, once all of them have come.
+    With several processes, waits for all of them.
     """
     here = _devices_here(system, processes)
     if system.chip.kind == "cpu":
@@ -54,7 +53,7 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
         _keep_freed_memory()
     import jax
 
-    # Another platform's plugin, installed to compile for it, would look for its devices and complain.
+    # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
     if processes.coordinator is not None:
@@ -77,11 +76,10 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have this process keep memory that is freed for what is allocated next, where its malloc is glibc's.
+    """Keep glibc from returning freed memory to the system.
 
-    XLA:CPU allocates the temporaries of a program anew each time it runs, and glibc hands back what is over 32 MiB, and
-    the heaps of threads that are empty: a train step then spends its time on page faults, 80,000 of them and 5% of it
-    in `benchmarks/train_step.py`.
+    XLA:CPU allocates a program's temporaries in each run, and glibc returns allocations over 32 MiB and empty heaps of
+    threads to the system: 80,000 page faults, 5% of the time of a train step (`benchmarks/train_step.py`).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -91,10 +89,10 @@ def _keep_freed_memory() -> None:
 
 
 def _devices_here(system: System, processes: Processes) -> int:
-    """The devices of a system that one process has, checked."""
-    said = (processes.num_processes, processes.process_id)
+    """The number of devices of one process. Raises for contradictory options."""
+    count, number = processes.num_processes, processes.process_id
     if processes.coordinator in (None, AUTO):
-        if said != (None, None):
+        if (count, number) != (None, None):
             raise MeshwrightError("--num-processes and --process-id go with --coordinator HOST:PORT, and not with auto")
         return system.num_devices
     host, _, port = (processes.coordinator or "").rpartition(":")
@@ -102,7 +100,6 @@ def _devices_here(system: System, processes: Processes) -> int:
         raise MeshwrightError(
             f"--coordinator {processes.coordinator} is not HOST:PORT, as localhost:1234, and not auto"
         )
-    count, number = said
     if count is None or number is None or not 0 <= number < count:
         raise MeshwrightError(
             f"--coordinator {processes.coordinator} wants --num-processes, from 1, and --process-id, from 0 and below"

@@ -1,9 +1,10 @@
-"""Which collectives of a sharded product become a collective matmul: steps fused in pairs."""
+"""Fuse the products of an implementation with collectives into collective matmuls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from meshwright.notation import Communicate, Implementation, Multiply, ShardedArray, Sizes, Slice, Step
 from meshwright.record import Collective, wire_bytes
@@ -55,23 +56,23 @@ FusedStep = Step | CollectiveMatmul
 
 def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
     """The steps, each product fused with the largest collective that it can overlap with, if there is one."""
-    found: list[FusedStep | None] = list(steps)
-    for place, product in enumerate(steps):
-        if isinstance(product, Multiply) and (partner := _collective_to_fuse(steps, place, product)) is not None:
+    fused: list[FusedStep | None] = list(steps)
+    for index, product in enumerate(steps):
+        if isinstance(product, Multiply) and (partner := _collective_to_fuse(steps, index, product)) is not None:
             collective = steps[partner]
             assert isinstance(collective, Communicate)
-            found[place], found[partner] = CollectiveMatmul(product, collective), None
-    return tuple(step for step in found if step is not None)
+            fused[index], fused[partner] = CollectiveMatmul(product, collective), None
+    return tuple(step for step in fused if step is not None)
 
 
 def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tuple[Collective, ...]:
     """The collectives with products fused: permutes of the bytes that each ring collective sends."""
     rest = list(implementation.collectives)
     permutes = []
-    for overlap in (
-        step for step in fuse_collective_matmuls(implementation.steps) if isinstance(step, CollectiveMatmul)
-    ):
-        step = overlap.collective
+    for fused in fuse_collective_matmuls(implementation.steps):
+        if not isinstance(fused, CollectiveMatmul):
+            continue
+        step = fused.collective
         gone = next(c for c in rest if (c.kind, c.axes, c.bytes) == (step.kind, step.axes, step.bytes))
         rest.remove(gone)
         sent = round(wire_bytes(step.kind, step.bytes, sizes.degree(step.axes)))
@@ -80,14 +81,20 @@ def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tupl
 
 
 def _collective_to_fuse(steps: Sequence[Step], place: int, product: Multiply) -> int | None:
-    """The index of the collective to fuse with the product at `place`.
+    """The index of the collective to fuse with the product at `place`: of the steps before and after it, the largest.
 
-    None where all devices of the ring repeat the product: the gather may as well come after it.
+    None if all devices of the ring repeat the product: then its collective could as well follow it.
     """
-    near = [*(_last(steps[:place], operand) for operand in product.operands), _next(steps, place)]
+    last_writers = {step.result.label: index for index, step in enumerate(steps[:place])}
+    readers = (
+        index
+        for index, step in enumerate(steps[place + 1 :], place + 1)
+        if isinstance(step, Communicate | Slice) and step.operand.label == product.result.label
+    )
+    writers = [last_writers[operand.label] for operand in product.operands if operand.label in last_writers]
     fitting = {}
-    for index in near:
-        step = steps[index] if index is not None else None
+    for index in (*writers, *islice(readers, 1)):
+        step = steps[index]
         if not isinstance(step, Communicate) or set(step.axes) & set(product.repeated_axes):
             continue
         is_gather = step.kind == "all-gather" and step.result in product.operands
@@ -95,18 +102,3 @@ def _collective_to_fuse(steps: Sequence[Step], place: int, product: Multiply) ->
         if (is_gather or is_scatter) and can_overlap(product.formula, CollectiveMatmul(product, step).letter):
             fitting[index] = step.bytes
     return max(fitting, key=lambda index: fitting[index], default=None)
-
-
-def _last(steps: Sequence[Step], array: ShardedArray) -> int | None:
-    places = [index for index, step in enumerate(steps) if step.result.label == array.label]
-    return places[-1] if places else None
-
-
-def _next(steps: Sequence[Step], place: int) -> int | None:
-    label = steps[place].result.label
-    readers = (
-        index
-        for index, step in enumerate(steps[place + 1 :], place + 1)
-        if isinstance(step, Communicate | Slice) and step.operand.label == label
-    )
-    return next(readers, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,15 +10,15 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware import across_slices, within_slice
 from meshwright.mesh import MeshShape
 
 
 def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh of `shape` over `devices` (default: all devices), every axis explicit.
 
-    `jax.make_mesh` orders devices by their topology. Axes are listed outermost first, so that the axes that communicate
-    most are on neighbours. Several TPU slices go through `mesh_over_slices`.
+    `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate most are
+    on neighbours.
     """
     found = jax.devices() if devices is None else list(devices)
     if len(found) != shape.num_devices:
@@ -35,31 +34,9 @@ def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_sli
 
     `jax.make_mesh` accepts one slice only (JAX 0.10.2).
     """
-    across = across_slices(degrees, num_slices)
-    within = tuple(degree // share for degree, share in zip(degrees.values(), across, strict=True))
+    within, across = (tuple(f(degrees, num_slices).values()) for f in (within_slice, across_slices))
     array = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
     return Mesh(array, tuple(degrees), axis_types=(AxisType.Explicit,) * len(degrees))
-
-
-def across_slices(degrees: Mapping[str, int], num_slices: int) -> tuple[int, ...]:
-    """The factor of each axis's degree that crosses slices; the outermost axes are used first.
-
-    Raises where the degrees do not contain the number of slices.
-    """
-    left, across = num_slices, []
-    for degree in degrees.values():
-        across.append(math.gcd(degree, left))
-        left //= across[-1]
-    if left > 1:
-        shown = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-        raise MeshwrightError(f"{num_slices} slices do not divide the axes of mesh {shown}")
-    return tuple(across)
-
-
-def within_slice(system: System, mesh: Mapping[str, int]) -> dict[str, int]:
-    """The degree of each axis inside one slice. Each slice runs its own program and numbers its own devices."""
-    shares = across_slices(mesh, system.num_slices)
-    return {axis: degree // share for (axis, degree), share in zip(mesh.items(), shares, strict=True)}
 
 
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:

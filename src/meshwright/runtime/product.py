@@ -61,9 +61,7 @@ def run_product(
     mode: Mode = "explicit",
     implementation: Implementation | None = None,
 ) -> Array:
-    """Run an implementation of a product on a mesh.
-
-    The result equals the unsharded einsum. Arguments as in `compile_product`.
+    """Run an implementation of a product on a mesh; arguments as in `compile_product`.
 
     arrays: global operands in the order of the inference, of one dtype.
     """
@@ -89,7 +87,9 @@ def compile_product(
       implementation: one of the inference; default `inference.implementation`.
       dtype: of the operands.
     """
-    _check_mesh(mesh, inference.sizes.degrees)
+    degrees = inference.sizes.degrees
+    if dict(mesh.shape) != dict(degrees):
+        raise MeshwrightError(f"the ways were inferred for mesh {_named(degrees)}; this one is {_named(mesh.shape)}")
     axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
     mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))
     body = {"auto": automatic, "explicit": explicit, "manual": manual, "overlapped": overlapped}[mode]
@@ -110,11 +110,6 @@ def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None 
     if len(found) < wanted:
         raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
-
-
-def _check_mesh(mesh: Mesh, degrees: Mapping[str, int]) -> None:
-    if dict(mesh.shape) != dict(degrees):
-        raise MeshwrightError(f"the ways were inferred for mesh {_named(degrees)}; this one is {_named(mesh.shape)}")
 
 
 def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], sizes: Sizes) -> None:

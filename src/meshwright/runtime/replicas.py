@@ -39,7 +39,7 @@ def unstack_replicas(rows: Array, spec: P, layout: ShardingContext) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _unstack(spec: P, layout: ShardingContext, rows: Array) -> Array:
-    """`unstack_replicas`, given that all rows are equal, which no type says."""
+    """`unstack_replicas`: all rows are equal, which no type expresses."""
     plain = P(*spec.partitions)
     split = P(tuple(sorted(spec.reduced)), *spec.partitions)
     array = on_shards(lambda rows: rows[0], layout, in_specs=(split,), out_specs=plain, check_vma=False)(rows)
@@ -51,7 +51,6 @@ def _forward(spec: P, layout: ShardingContext, rows: Array) -> tuple[Array, None
 
 
 def _backward(spec: P, layout: ShardingContext, _: None, gradient: Array) -> tuple[Array]:
-    """Each device's unreduced gradient as its row."""
     unreduced = P(*spec.partitions, unreduced=spec.reduced)
     split = P(tuple(sorted(spec.reduced)), *spec.partitions)
     rows = on_shards(lambda part: part[None], layout, in_specs=(unreduced,), out_specs=split, check_vma=False)

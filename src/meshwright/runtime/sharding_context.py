@@ -1,4 +1,4 @@
-"""From logical axes to PartitionSpecs by the rules, and the resharding of values, which communicates."""
+"""PartitionSpecs of logical axes by the sharding rules, and resharding by them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.step import DEFAULT, IN_USE, Rules, Spec, check_rules, rules_of,
 
 @dataclass(frozen=True)
 class ShardingContext:
-    """A mesh shape with its sharding rules: all that a model knows of how its values are sharded.
+    """A mesh shape with its sharding rules, from which a model's values get their shardings.
 
     gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the products.
     is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim.

@@ -24,9 +24,9 @@ def build_collective(
       kind: the collective.
       degrees: the mesh, axis to degree, outermost first.
       axes: the axes it communicates over.
-      nbytes: size as in `record.Collective.bytes`, rounded down to what divides.
+      nbytes: size as in `record.Collective.bytes`, rounded down to a multiple of the degree.
 
-    Raises where the mesh needs more devices than there are, or the bytes leave a device without an element.
+    Raises if the mesh needs more devices than there are, or a device would have no element.
     """
     degree, total = math.prod(degrees[axis] for axis in axes), math.prod(degrees.values())
     if total > len(jax.devices()):
@@ -35,7 +35,7 @@ def build_collective(
     local = nbytes // 4 // degree if kind == "all-gather" else nbytes // 4 // degree * degree
     if local < 1:
         raise MeshwrightError(f"{nbytes} bytes over {degree} devices leave less than one float32 each")
-    # Each device holds its own row, so that nothing is known to be the same on two of them.
+    # Each device has its own row, so that the compiler cannot assume equal values.
     spec = P(tuple(degrees))
     inside = {
         "all-gather": lambda x: jax.lax.all_gather(x, axes, axis=1, tiled=True),

@@ -14,12 +14,11 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.cost import achieved_seconds
-from meshwright.hardware import MeshPlacement, Placement, System, lay_mesh
+from meshwright.hardware import MeshPlacement, Placement, System, lay_mesh, within_slice
 from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of
 from meshwright.hlo.collectives import collective_entries
 from meshwright.hlo.groups import Axes, Groups
 from meshwright.record import Phase
-from meshwright.runtime import within_slice
 
 HOST_SPACE = 5
 """The memory space of the host."""
@@ -59,7 +58,7 @@ class Fabric:
     @cached_property
     def slice_mesh(self) -> dict[str, int]:
         """The degree of each axis inside a slice."""
-        return within_slice(self.system, self.mesh)
+        return within_slice(self.mesh, self.system.num_slices)
 
     @cached_property
     def layout(self) -> MeshPlacement:

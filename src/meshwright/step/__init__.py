@@ -31,6 +31,7 @@ from meshwright.step.rules import (
     logical_rules,
     rules_of,
     spec,
+    stream_rules,
     token_axes,
 )
 from meshwright.step.sequence import BLOCK, check_sequence, halves_queries, is_zigzag, scores_made, sequence_method
@@ -150,6 +151,7 @@ __all__ = [
     "spec",
     "staged_parameters",
     "strategy_from_data",
+    "stream_rules",
     "token_axes",
     "unused_options",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
 from meshwright.step.parameter_tree import Parameter
-from meshwright.step.strategy import Strategy
+from meshwright.step.strategy import Strategy, TpStream
 
 Spec = tuple[tuple[str, ...], ...]
 """The mesh axes that split each dim of an array, the axes of degree 1 left out."""
@@ -49,14 +49,18 @@ IN_USE = {"embed": "activation", "latent_input": "activation"}
 """Logical axes that only store a parameter in shards: for use, that dim is gathered and lies as this one does."""
 
 
+def stream_rules(tp_stream: TpStream) -> Rules:
+    """The rules by which a mesh is legal: `RULES`, or `WHOLE_STREAM` where tp does not split the stream."""
+    return RULES if tp_stream == "split" else WHOLE_STREAM
+
+
 def rules_of(strategy: Strategy) -> Rules:
     """The rules that a strategy is run by; of a pipeline each stage stores its layers, and all share the vocab.
 
     Without ZeRO nothing is stored in shards alone.
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
-    stream = RULES if strategy.tp_stream == "split" else WHOLE_STREAM
-    return {**stream, **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
+    return {**stream_rules(strategy.tp_stream), **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
 
 
 def logical_rules(strategy: Strategy) -> Rules:

@@ -27,7 +27,7 @@ from meshwright.step.layer import Stack
 from meshwright.step.model import Model
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
-from meshwright.step.passes.microbatch import extents_of, gradient_sums
+from meshwright.step.passes.microbatch import extents_of, gradient_sum
 from meshwright.step.passes.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import (
@@ -120,7 +120,7 @@ def _ops(
             array=array,
         ))  # fmt: skip
     ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-    ops += _update(model, layout, mesh, strategy)
+    ops += _update(model, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
     return Ops(tuple(ops))
 
 
@@ -214,7 +214,7 @@ class _Builder:
                     name=work.name, kind=work.kind, axes=work.axes, phase=phase, region=region, array=array
                 )
 
-    def ends(self, nodes: Iterator[Node], *, is_recomputed: bool) -> Iterator[Op]:
+    def ends(self, nodes: tuple[Node, ...], *, is_recomputed: bool) -> Iterator[Op]:
         """The ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
@@ -252,15 +252,17 @@ class _Builder:
                 elif not is_repeated and not is_used:
                     yield replace(op, region=once)
             if self.strategy.num_microbatches > 1 and any(isinstance(other, Product) for other in node.work):
-                yield from gradient_sums(work, region, node.block)
+                yield gradient_sum(work, region, node.block)
 
 
-def _update(model: Model, layout: Layout, mesh: MeshShape, strategy: Strategy) -> Iterator[Communicate]:
+@lru_cache(maxsize=1 << 10)
+def _update(model: Model, layout: Layout, is_one_program: bool, is_adafactor: bool) -> tuple[Communicate, ...]:
     """What the update of every parameter sums."""
-    is_one_program = is_spmd_pipeline(mesh, strategy)
+    found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
-        yield from update_moves(path, tuple(dims), is_adafactor=strategy.optimizer == "adafactor")
+        found += update_moves(path, tuple(dims), is_adafactor=is_adafactor)
+    return tuple(found)

@@ -29,6 +29,7 @@ from meshwright.step import (
     rules_of,
     staged_parameters,
     strategy_from_data,
+    stream_rules,
 )
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
@@ -160,7 +161,7 @@ def lower_train_step(
     read, way, optimizer = workload_from_data(workload), strategy_from_data(strategy or {}), Optimizer()
     layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))
     check_runnable(read.model, layout.mesh, way)
-    check_mesh(read, layout.mesh)
+    check_mesh(read, layout.mesh, stream_rules(way.tp_stream))
     check_strategy(read, layout.mesh, way)
     with jax.set_mesh(mesh):
         state = abstract_state(read, layout, optimizer, mesh, way)

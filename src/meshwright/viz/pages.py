@@ -9,12 +9,12 @@ from meshwright.hardware import parse_system
 from meshwright.inspection import Finding, Inspection
 from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
-from meshwright.units import show_flops, show_percent, show_seconds
+from meshwright.units import show_degrees, show_flops, show_percent, show_seconds
 from meshwright.verification import Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.rows import answer, costs, short_path
 from meshwright.viz.sections import buffers_section, collectives_section, memory_section, timeline_section
-from meshwright.viz.words import row_cells
+from meshwright.viz.words import row_tables
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
@@ -28,13 +28,13 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
         f"compiled by {program.compiler} in {show_seconds(program.compile_seconds)}",
     )
     usable = plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None
-    ran = any(row.measured is not None for row in found.rows)
-    columns = ("quantity", "predicted", "compiled", "difference", *(["measured", "difference"] if ran else []), "")
-    rows = [row_cells(row, with_measured=ran) for row in found.rows]
-    differs = [not row.is_equal for row in found.rows]
-    lines = (*lines, f"{differs.count(False)} of {len(rows)} quantities are equal")
+    tables = [
+        html_table(columns, cells, text=(0, len(columns) - 1), differs=differs)
+        for columns, cells, differs in row_tables(found.rows)
+    ]
+    lines = (*lines, f"{sum(row.is_equal for row in found.rows)} of {len(found.rows)} quantities are equal")
     sections = (
-        Section("Predicted and compiled", html_table(columns, rows, text=(0, len(columns) - 1), differs=differs)),
+        Section("Predicted and compiled", "<br>\n".join(tables)),
         memory_section(records, usable),
         collectives_section(found.compiled),
         timeline_section(found.schedule),
@@ -49,7 +49,7 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
     trace: the way from the page to a file with the trace of the step, which it links to.
     """
     record, program = found.record, found.program
-    mesh = ",".join(f"{axis}={degree}" for axis, degree in record.mesh.items() if degree > 1) or "one device"
+    mesh = show_degrees(record.mesh)
     lines = [answer(found).replace("   ", " · "), f"{show_flops(found.flops)} a device and step, in products"]
     if program is not None:
         lines.append(f"compiled by {program.compiler}")

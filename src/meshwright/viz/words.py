@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.record import Collective, LoweredAs, Lowering
 from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
@@ -77,7 +77,19 @@ def reason(row: Row) -> str:
     return "; ".join(dict.fromkeys(filter(None, (*map(cause_text, row.causes), row.note))))
 
 
-def row_cells(row: Row, *, with_measured: bool) -> list[str]:
+def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]], list[bool]]]:
+    """The rows as tables, what a run measured too in one of its own, for most rows have nothing measured.
+
+    Of each table the names of the columns, the rows as text, and which rows differ.
+    """
+    ran = [row for row in rows if row.measured is not None]
+    for part in filter(None, ([row for row in rows if row.measured is None], ran)):
+        columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if part is ran else []), ""]
+        cells = [_row_cells(row, with_measured=part is ran) for row in part]
+        yield columns, cells, [not row.is_equal for row in part]
+
+
+def _row_cells(row: Row, *, with_measured: bool) -> list[str]:
     """A row as text: quantity, predicted, compiled, difference, the two of a run, reason."""
     amounts = [_shown(row.predicted, row), _shown(row.compiled, row)]
     cells = [row.quantity, *amounts, _difference(row.compiled, row, row.relative)]

@@ -5,7 +5,9 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS, load_model, workload_from_data
+from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
+from meshwright.planner import rank
 from meshwright.step import (
     RULES,
     Parameter,
@@ -23,6 +25,7 @@ from meshwright.step import (
     num_query_chunks,
     parameters,
     spec,
+    stream_rules,
     token_axes,
 )
 
@@ -178,6 +181,18 @@ def test_a_mesh_that_cannot_split_the_workload_is_told_with_the_numbers(mesh, sa
     with pytest.raises(MeshwrightError) as error:
         check_mesh(workload, mesh)
     assert said in str(error.value)
+
+
+def test_tp_splits_a_sequence_only_with_the_stream():
+    workload = Workload(model=PRESETS["tiny"], batch=4, seq_len=30)
+    with pytest.raises(MeshwrightError, match="cannot split sequence length=30"):
+        check_mesh(workload, MeshShape(tp=4))
+    check_mesh(workload, MeshShape(tp=4), stream_rules("whole"))
+    meshes = {
+        stream: {str(plan.mesh) for plan in rank(workload, parse_system("cpu:4"), tp_stream=stream, top=20).plans}
+        for stream in ("split", "whole")
+    }
+    assert meshes["whole"] - meshes["split"] == {"tp=4", "tp=2,sp=2"}
 
 
 def test_a_workload_survives_plain_data():

@@ -41,7 +41,7 @@ class SoftmaxState(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """What backward needs of each query: the query, its output's gradient, the log-normalizer, output . gradient."""
+    """Inputs of backward for each query: the query, its output's gradient, the log-normalizer, output . gradient."""
 
     query: Array
     output_gradient: Array
@@ -144,7 +144,7 @@ def block_size(length: int) -> int:
 def _update_block(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
     scores = _scores(query, segments, keys, mask)
     top = jnp.maximum(state.max_score, scores.max(axis=-1))
-    # A query that has seen nothing yet has no largest score to take off.
+    # The maximum of a query without a visible key so far is minus infinity.
     base = jnp.where(jnp.isneginf(top), 0.0, top)
     weights, fade = jnp.exp(scores - base[..., None]), jnp.exp(state.max_score - base)
     value = keys.value

@@ -25,7 +25,7 @@ from meshwright.runtime.attention.blockwise import (
     SoftmaxState,
     segments_after_query,
 )
-from meshwright.runtime.attention.segments import Mask, Segments, any_visible
+from meshwright.runtime.attention.segments import Mask, Segments
 from meshwright.runtime.shards import match_varying
 
 Tree = TypeVar("Tree")
@@ -101,25 +101,6 @@ def zigzag(length: int, degree: int) -> np.ndarray:
     return np.concatenate([cut[[rank, parts - 1 - rank]].ravel() for rank in range(degree)])
 
 
-def blocks_per_device(segments: Segments, degree: int, mask: Mask, *, block: int) -> list[int]:
-    """The number of unmasked blocks on each device for a sequence [b, length] sharded over `degree` devices."""
-    tiles = jax.tree.map(lambda x: np.asarray(x).reshape(x.shape[0], -1, block), segments)
-    count = tiles.positions.shape[1]
-
-    def tile(index: int) -> Segments:
-        return jax.tree.map(lambda x: x[:, index], tiles)
-
-    each = count // degree
-    return [
-        sum(
-            bool(any_visible(tile(row), tile(column), mask))
-            for row in range(first, first + each)
-            for column in range(count)
-        )
-        for first in range(0, count, each)
-    ]
-
-
 def _forward(
     query: Array, segments: Segments, keys: Keys, axis: str | None, mask: Mask, steps: Steps
 ) -> tuple[Array, tuple]:
@@ -127,7 +108,7 @@ def _forward(
 
     def step(carry: tuple[SoftmaxState, Keys], _: None) -> tuple[tuple[SoftmaxState, Keys], None]:
         state, coming = carry
-        # Sent on before it is worked on, so that it travels meanwhile.
+        # Sent before it is processed, so that both overlap.
         following = _shift(coming, axis)
         return (steps.update(state, query, segments, coming, mask), following), None
 
@@ -142,7 +123,7 @@ def _forward(
 def _backward(axis: str | None, mask: Mask, steps: Steps, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
     """The gradients of queries, keys and values.
 
-    Gradients of keys and values follow them round the ring one step behind, so that they too travel during work. A
+    Gradients of keys and values follow them round the ring one step behind, so that their transfer also overlaps. A
     device's contribution to the gradients of its own keys stays local; P - 1 sends bring it the rest.
     """
     query, segments, keys, output, log_total = saved

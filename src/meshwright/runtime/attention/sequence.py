@@ -66,7 +66,7 @@ def attend(
         kernel = select_kernel(attention, query, query.shape[1], segments, mask)
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
     local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel)
-    # The types of what a kernel returns do not say over which mesh axes it varies.
+    # The types of a Pallas kernel's results do not tell over which mesh axes they vary.
     sharded = on_shards(
         local, layout, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
     )

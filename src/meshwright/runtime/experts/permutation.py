@@ -24,7 +24,7 @@ class Permutation(NamedTuple):
 
     @property
     def inverse(self) -> Permutation:
-        """The way back, on which a row is the sum over its destinations."""
+        """The transpose: each row is the sum over its destinations."""
         return Permutation(self.destinations, self.sources)
 
 
@@ -40,7 +40,6 @@ def _permute_forward(values: Array, permutation: Permutation) -> tuple[Array, Pe
 
 
 def _permute_backward(permutation: Permutation, gradient: Array) -> tuple[Array, None]:
-    """The gradient of the values: the inverse permutation is the transpose."""
     return permute(gradient, permutation.inverse), None
 
 

@@ -106,14 +106,14 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
 
 
 def _over_blocks(do: Any, result: Any, blocks: Block) -> Any:
-    """Fold `do` over the blocks that are needed.
+    """Fold `do` over the blocks that are needed, in a loop that ends after them.
 
-    The loop ends after them. A branch in each step would have XLA:GPU copy the result block after block (JAX 0.10.2).
+    With a branch in each step XLA:GPU would copy the result in each (JAX 0.10.2).
     """
     needed, count = jnp.sum(blocks.is_needed), blocks.is_needed.shape[0]
 
     def goes_on(state: tuple[Array, Any]) -> Array:
-        # The second says to who reads the program how often the loop runs at most.
+        # The second comparison shows the maximum trip count in the program's text.
         return (state[0] < needed) & (state[0] < count)
 
     def step(state: tuple[Array, Any]) -> tuple[Array, Any]:

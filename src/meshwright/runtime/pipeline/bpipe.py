@@ -10,7 +10,7 @@ are one permute a tick of the inputs of a chunk's layers: early stages send the 
 partner's, and what arrives takes the slot that became free. This adds one layer input a layer to the traffic between
 stages. Nothing waits for it in the tick in which it travels, but over a slow network it may take longer than a tick.
 
-With virtual stages nothing is balanced: a device holds what `Schedule.kept` says.
+With virtual stages nothing is balanced: a device holds `Schedule.kept` microbatches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
     p, life = schedule.stages, schedule.age(stages, 0) + 1
     is_late, ticks_here = life < p, jnp.minimum(life, p)
     own = tick % ticks_here
-    # Of as many slots as ticks, the oldest is the one that is next.
+    # With as many slots as ticks, the next slot is the oldest.
     return Slots(own, jnp.where(is_late, life + tick % jnp.maximum(p - life, 1), own), (tick + 1) % ticks_here)
 
 

@@ -1,9 +1,9 @@
 """1F1B in lockstep: each tick every stage runs one microbatch forward and an earlier one backward.
 
-What a device sends after one half of a tick travels during the other half. The inputs of layers are saved from a
+Values sent after one half of a tick are in transit during the other half. The inputs of layers are saved from a
 microbatch's forward to its backward; everything else is recomputed. Stages store inputs for each other (`bpipe`), so
-that no device holds more than p microbatches. A step takes the time of 1F1B (arXiv:2104.04473, section 2.2), where
-stages alternate.
+that no device holds more than p microbatches. A step takes as long as 1F1B with alternating stages (arXiv:2104.04473,
+section 2.2).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from meshwright.runtime.pipeline.bpipe import (
     store_in_flight,
     zero_saved,
 )
+from meshwright.runtime.pipeline.gpipe import pipelined_loss
 from meshwright.runtime.pipeline.stages import (
     Pipeline,
     PipelineData,
@@ -41,7 +42,6 @@ from meshwright.runtime.pipeline.stages import (
     last_stage_loss,
     layer_numbers,
     mean_loss,
-    pipelined_loss,
     send_to_next,
     stage_forward,
     stage_inputs,
@@ -97,7 +97,7 @@ def _forward(
     for start, stop in ((0, schedule.warm_up), (schedule.warm_up, schedule.ticks)):
         step = partial(tick, is_forward=True, is_backward=start == schedule.warm_up)
         state, _ = lax.scan(step, state, jnp.arange(start, stop))
-    # Only what goes forward puts away what has arrived.
+    # Only forward ticks store what has arrived.
     state = state._replace(saved=store_in_flight(state.saved))
     with jax.named_scope("gradients"):
         step = partial(tick, is_forward=False, is_backward=True)
@@ -138,7 +138,7 @@ def _last_stage_gradient(
 
 
 class BackwardWork(NamedTuple):
-    """What each stage runs backward in a tick, [p] each: its unit, and whether it is active.
+    """The backward work of each stage in a tick, [p] each: its unit, and whether it is active.
 
     starts_at_loss: the unit's gradient begins with its loss. first_stage_unit: the unit of the first stage.
     """
@@ -188,7 +188,7 @@ def _stage_backward(
     )
     of_ends, of_arrived = pull(gradient)
     (returning,) = jax.linear_transpose(partial(send_to_next, pipeline), state.arriving)(of_arrived)
-    # A scope that says backward where no transposition does.
+    # No transposition marks these ops as backward; the scope does (`hlo.phases`).
     with jax.named_scope("gradients"):
         return state._replace(
             returning=returning,

@@ -1,19 +1,18 @@
 """Pipeline parallelism as one SPMD program: stages over a mesh axis, one permute a tick.
 
-Stages are one more dim of every array, sharded over the axis and mapped over. All devices run one program in lockstep,
-without branches taken by some of them, and a layer keeps its shardings over the other axes of an explicit mesh. An idle
-device computes on zeros, in time in which it would wait. What precedes and follows the layers is computed by all stages
-for each microbatch: before the layers each stage computes a share of it or all of it, after them all compute on what
-the last stage broadcasts.
+Stages are one more dim of every array, sharded over the axis and mapped over. All devices run one program in lockstep
+without diverging branches, and a layer keeps its shardings over the other axes of an explicit mesh. An idle device
+computes on zeros instead of waiting. All stages compute what precedes and follows the layers: before them a share of it
+or all of it, after them all of it, on the output that the last stage broadcasts.
 
-With the schedule `gpipe` JAX derives backward; `pipeline_1f1b` interleaves forward and backward.
+`gpipe` and `one_forward_one_backward` have the schedules.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,7 +42,7 @@ class LayerOutput(NamedTuple):
 
 
 class StageWork(NamedTuple):
-    """What each stage does in a tick, [p] each: its unit, and whether it is active.
+    """The forward work of each stage in a tick, [p] each: its unit, and whether it is active.
 
     The unit of an inactive stage is arbitrary.
     """
@@ -78,7 +77,7 @@ class Pipeline:
         return jnp.arange(self.schedule.stages, out_sharding=P(STAGES))
 
     def stage_work(self, tick: Array) -> StageWork:
-        """What each stage does forward in a tick."""
+        """The forward work of each stage in a tick."""
         index = tick - self.stages
         return StageWork(self.schedule.forward(clip_unit(index, self.schedule)), is_unit(index, self.schedule))
 
@@ -89,50 +88,6 @@ class PipelineData(NamedTuple):
     ends: Tree
     weights: Tree
     inputs: Tree
-
-
-def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, Tree]:
-    """The mean loss over microbatches `inputs` [m, ...], and the layers' stats, stacked over slots.
-
-    JAX derives backward.
-
-    Called under `jax.set_mesh` of an explicit mesh. layers: every parameter stacked over slots, in the order of
-    `slot_layers`, that dim sharded over stages. Whatever `layer` saves for backward is saved for all microbatches, so
-    it needs a remat policy around `wait_for_input`. Of `first` and `last` only the inputs are saved.
-    """
-    schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
-    pipeline = replace(pipeline, first=jax.checkpoint(pipeline.first), last=jax.checkpoint(pipeline.last))
-
-    def tick(carry: tuple[Array, Sums], number: Array, *, is_full: bool) -> tuple[tuple[Array, Sums], None]:
-        arriving, sums = carry
-        x = inject(pipeline, data, arriving, schedule.forward(clip_unit(number, schedule)))
-        x, _, sums = stage_forward(pipeline, data, x, pipeline.stage_work(number), sums)
-        if is_full:
-            sums = sums._replace(loss=sums.loss + last_stage_loss(pipeline, data, x, number))
-        return (send_to_next(pipeline, x), sums), None
-
-    carry = (zero_stream(pipeline, data), zero_sums(pipeline, data))
-    for is_full, start, stop in ((False, 0, schedule.warm_up), (True, schedule.warm_up, schedule.ticks)):
-        carry, _ = lax.scan(partial(tick, is_full=is_full), carry, jnp.arange(start, stop))
-    return mean_loss(pipeline, carry[1])
-
-
-def wait_for_input(
-    layer: Callable[[Tree, Array, Tree, Array], LayerOutput],
-) -> Callable[[Tree, Array, Tree, Array], LayerOutput]:
-    """Keep XLA from using a layer's weights before its input is ready (optimization barrier).
-
-    Goes inside a remat policy.
-
-    Otherwise what depends on weights alone, as gathered weights, is the same in every tick, and JAX computes it for all
-    layers before the first (JAX 0.10.2).
-    """
-
-    def waiting(weights: Tree, x: Array, part: Tree, number: Array) -> LayerOutput:
-        weights, x = lax.optimization_barrier((weights, x))
-        return layer(weights, x, part, number)
-
-    return waiting
 
 
 def clip_unit(index: Array, schedule: Schedule) -> Array:
@@ -206,7 +161,7 @@ def stage_forward(
       pipeline: functions and schedule.
       data: parameters and microbatches.
       x: input of each stage.
-      stage_work: what each stage does in this tick.
+      stage_work: the work of each stage in this tick.
       sums: sums over microbatches so far.
     """
     ours = stage_inputs(data, stage_work.unit)
@@ -280,7 +235,7 @@ def send_to_next(pipeline: Pipeline, x: Array) -> Array:
 
 def broadcast_from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
     """The part of x [p, ...] of one stage, on all stages."""
-    # One term alone is no zero: `jnp.sum` would have it travel as float32.
+    # `jnp.sum` would communicate in float32; a sum with one term that is not zero needs no wider dtype.
     return lax.reduce_sum(jnp.where(broadcast_flags(pipeline.stages == stage, x), x, 0), (0,))
 
 

@@ -77,36 +77,41 @@ def _backward(node: Node) -> Iterator[Op]:
                 pass
 
 
-def gathers(work: Weight, region: Region, phase: Phase) -> Iterator[Communicate]:
+@lru_cache(maxsize=1 << 14)
+def gathers(work: Weight, region: Region, phase: Phase) -> tuple[Communicate, ...]:
     """A weight from where it is stored to its use."""
-    for move in moves_between(work.stored, work.used):
-        yield _collected(move, work.name, region, phase, of_weight=True)
+    moves = moves_between(work.stored, work.used)
+    return tuple(_collected(move, work.name, region, phase, of_weight=True) for move in moves)
 
 
-def scatters(work: Weight, region: Region) -> Iterator[Communicate]:
+@lru_cache(maxsize=1 << 14)
+def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
     """The gradient of a weight, a sum over what splits its tokens, to where the weight is stored."""
     before = replace(work.used, unreduced=work.pending, width="gradient")
-    for move in moves_between(before, replace(work.stored, width="gradient")):
-        yield _collected(move, work.name, region, "backward", of_weight=True)
+    moves = moves_between(before, replace(work.stored, width="gradient"))
+    return tuple(_collected(move, work.name, region, "backward", of_weight=True) for move in moves)
 
 
-def sums(work: Vector, region: Region) -> Iterator[Communicate]:
+@lru_cache(maxsize=1 << 14)
+def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
     """The gradient of a scale or bias, summed over what splits the tokens, one dim of these after the other.
 
     Types that delay sums (`reduced`) do not pass through an elementwise product (JAX 0.10.2), so that each layer's is
     summed by itself.
     """
-    for axes in work.pending:
-        if axes:
-            yield Communicate(
-                name=work.name,
-                kind="all-reduce",
-                axes=axes,
-                phase="backward",
-                region=region,
-                array=work.array,
-                of_weight=True,
-            )
+    return tuple(
+        Communicate(
+            name=work.name,
+            kind="all-reduce",
+            axes=axes,
+            phase="backward",
+            region=region,
+            array=work.array,
+            of_weight=True,
+        )
+        for axes in work.pending
+        if axes
+    )
 
 
 def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:

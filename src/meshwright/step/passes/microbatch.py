@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 from meshwright.mesh import MeshShape
 from meshwright.step.blocks import program
@@ -44,6 +44,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     return Extents(sizes=sizes, mesh=mesh)
 
 
-def gradient_sums(work: Weight, region: Region, block: Block) -> Iterator[Elementwise]:
+@lru_cache(maxsize=1 << 12)
+def gradient_sum(work: Weight, region: Region, block: Block) -> Elementwise:
     """The gradient of each microbatch is added to those before: both are read, the sum is written."""
-    yield Elementwise(kind="accumulate", phase="backward", region=region, block=block, arrays=(work.used,))
+    return Elementwise(kind="accumulate", phase="backward", region=region, block=block, arrays=(work.used,))

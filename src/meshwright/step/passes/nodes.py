@@ -117,11 +117,12 @@ class Product:
     image: Array | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
     """A parameter on its way from where it is stored to its use, and its gradient on the way back.
 
-    pending: the axes over which each device has a part of the gradient: those that split the tokens it works on.
+    Equal only to itself, so that what is cached by it is found fast. pending: the axes over which each device has a
+    part of the gradient: those that split the tokens it works on.
     """
 
     name: str
@@ -130,9 +131,12 @@ class Weight:
     pending: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn."""
+    """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn.
+
+    Equal only to itself.
+    """
 
     name: str
     array: Array

@@ -7,6 +7,7 @@ it. So the last product of a layer is never recomputed, nor its collective.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from meshwright.step.layer import STREAM
 from meshwright.step.passes.nodes import Core, Node, Product, Tag
@@ -28,7 +29,8 @@ def keeps_read(remat: Remat) -> bool:
     return Tag.READ in KEPT[remat]
 
 
-def recomputed(nodes: Sequence[Node], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
+@lru_cache(maxsize=1 << 12)
+def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
     """The positions of the nodes of a layer that are recomputed for backward.
 
     is_whole: every one, as frameworks do that recompute a block to its end.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from meshwright.step.ir import Array, Block, Dim, Region
 from meshwright.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
@@ -23,8 +24,13 @@ from meshwright.step.passes.nodes import (
 EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 
 
-def embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
+@lru_cache(maxsize=1 << 10)
+def embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
     """The lookup in a table whose rows may be split: each device has the tokens of all that share it, and sums."""
+    return tuple(_embedding_nodes(ops, layout))
+
+
+def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
     vocab = layout.axes("vocab")
     for op in ops:
         match op:
@@ -58,8 +64,13 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
     return _node(EMBEDDING, Block.EMBEDDING, *work, writes=op.target)
 
 
-def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
+@lru_cache(maxsize=1 << 10)
+def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
     """The final norm, the logits, and the loss, of a split vocab each token's maximum, sum and target's logit."""
+    return tuple(_logits_nodes(ops, layout))
+
+
+def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
     vocab, logits = layout.axes("vocab"), None
     for op in ops:
         match op:
