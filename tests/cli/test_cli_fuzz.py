@@ -31,7 +31,7 @@ LONG = [
     "meshwright.runtime.claim_devices",
     "meshwright.cli.demo._story",
     "meshwright.cli.completion._place",
-    "meshwright.cli.plan_sweep.plot_plan",
+    "meshwright.cli.plan.sweep.plot_plan",
 ]
 
 WEIRD = [
@@ -111,7 +111,7 @@ def options_of(command):
     """Every option of a command, of `plan` of all its kinds, by its first name."""
     import importlib
 
-    from meshwright.cli.plan_args import KINDS
+    from meshwright.cli.plan.args import KINDS
 
     kinds = KINDS.values() if command == "plan" else ()
     module = importlib.import_module(f"meshwright.cli.{command.replace(' ', '_')}")

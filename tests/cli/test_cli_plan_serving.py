@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.cli.plan_serving import thinned
+from meshwright.cli.plan.serving import thinned
 from meshwright.planner import read_serving_plan, serving_plan_from_data
 from meshwright.planner.serving import ServingPoint
 from meshwright.units import parse_seconds

@@ -52,7 +52,7 @@ def _is_a_time(number, lines):
 
 
 def test_what_comes_next_can_be_typed_where_names_have_spaces(folder):
-    for name in ("plan mesh", "train", "demo"):
+    for name in ("plan mesh", "verify plan", "train", "demo"):
         text = "\n".join(screen(name, 100, folder))
         for line in re.findall(r"(?:next   |\$ )meshwright (.*?)(?:   .*)?$", text, re.MULTILINE):
             words = shlex.split(line)

@@ -11,7 +11,7 @@ import pytest
 from meshwright.cli import main as cli
 from meshwright.cli.arguments import WorkloadArgs, given_options
 from meshwright.cli.main import COMMANDS, main
-from meshwright.cli.plan_args import Args, ImageArgs, ServeArgs
+from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.typed import check_all_read, watch
 from meshwright.cli.words import declared_options
 from meshwright.errors import MeshwrightError
@@ -27,12 +27,12 @@ def reach(*args, **options):
 
 WORK = {
     "plan": [
-        "meshwright.cli.plan.find_meshes",
-        "meshwright.cli.plan.plan_one_mesh",
-        "meshwright.cli.plan_sweep.run_sweep",
-        "meshwright.cli.plan_serving.rank_serving",
-        "meshwright.cli.plan_images.rank_images",
-        "meshwright.cli.plan_images.plan_image_mesh",
+        "meshwright.cli.plan.command.find_meshes",
+        "meshwright.cli.plan.command.plan_one_mesh",
+        "meshwright.cli.plan.sweep.run_sweep",
+        "meshwright.cli.plan.serving.rank_serving",
+        "meshwright.cli.plan.images.rank_images",
+        "meshwright.cli.plan.images.plan_image_mesh",
     ],
     "verify": ["meshwright.verification.verify_plan"],
     "matmul": ["meshwright.cli.matmul.price"],

@@ -75,7 +75,7 @@ def _words() -> Iterator[tuple[str, dict[str, Option]]]:
         module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
         options = dict(declared_options(module.Args))
         if name == "plan":
-            from meshwright.cli.plan_args import KINDS
+            from meshwright.cli.plan.args import KINDS
 
             for kind in KINDS.values():
                 options |= declared_options(kind)

@@ -98,7 +98,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
     words = canonical(words)
     args, kinds, hints = module.Args, {}, {}
     if name == "plan":
-        from meshwright.cli.plan_args import HINTS, KINDS, args_of
+        from meshwright.cli.plan.args import HINTS, KINDS, args_of
 
         args, kinds = args_of(words), KINDS
         hints = HINTS.get(args, {})

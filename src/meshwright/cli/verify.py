@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,13 @@ import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, show, table
-from meshwright.cli.text import folded
+from meshwright.cli.text import folded, next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
 from meshwright.planner import Plan, plan_to_run
+from meshwright.planner.plan import is_plan_file
 from meshwright.record import Record
 from meshwright.units import show_seconds
 
@@ -88,6 +90,8 @@ def run(args: Args) -> int:
         print(json.dumps(_json(found, measured), indent=2))
     else:
         _print(found)
+        if is_plan_file(args.model):
+            print(next_line(f"meshwright train {shlex.quote(args.model)}", note=f"on {plan.hardware}"))
     beyond = [] if tolerance is None else [row for row in found.rows if row.exceeds(tolerance)]
     if beyond and tolerance is not None:
         names = ", ".join(row.quantity for row in beyond)

@@ -104,9 +104,9 @@ class Space:
         """
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)
-        nested: tuple[Remat, ...] = tuple(remat for remat in REMATS if remat in self.remats)
-        others = tuple((remat,) for remat in self.remats if remat not in nested)
-        return (nested, *others) if nested else others
+        found: list[tuple[Remat, ...]] = [tuple(remat for remat in REMATS if remat in self.remats)]
+        found.extend((remat,) for remat in self.remats if remat not in REMATS)
+        return tuple(filter(None, found))
 
     def _is_by_remat(self, mesh: MeshShape) -> bool:
         """Whether the strategies of a mesh depend on the policy: the schedules that run keep different things."""

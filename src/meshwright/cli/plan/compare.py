@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from meshwright.cli.plan_columns import comparison
-from meshwright.cli.plan_screen import candidate, headline
+from meshwright.cli.plan.columns import comparison
+from meshwright.cli.plan.screen import candidate, headline
 from meshwright.cli.tables import GAP, console, show, speed
 from meshwright.cli.text import folded, next_line
 from meshwright.planner import Plan, gap_to, how, say

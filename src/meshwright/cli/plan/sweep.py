@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.plan_screen import run_as
+from meshwright.cli.plan.screen import run_as
 from meshwright.cli.tables import console, mesh_name, show, table
 from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from meshwright.cli.plan_args import ImageArgs
+from meshwright.cli.plan.args import ImageArgs
 from meshwright.cli.tables import collective_table, console, mesh_name, show, speed, table
 from meshwright.cli.text import folded, terms
 from meshwright.cli.typed import check_all_read

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from meshwright.cli.arguments import given_options
-from meshwright.cli.plan_args import ServeArgs
+from meshwright.cli.plan.args import ServeArgs
 from meshwright.cli.tables import collective_table, console, show, table
 from meshwright.cli.text import folded, terms
 from meshwright.cli.typed import check_all_read

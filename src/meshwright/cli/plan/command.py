@@ -1,8 +1,7 @@
 """`meshwright plan`: the best mesh and way to run a model on chips, why, and what comes near it.
 
-Each kind of plan has its arguments (`plan_args`) and a file: of training the ranking (`plan_screen`), meshes beside
-each other (`plan_compare`), sweeps (`plan_sweep`), ops (`plan_ops`); image models (`plan_images`); serving
-(`plan_serving`).
+Each kind of plan has its arguments (`args`) and a file: of training the ranking (`screen`), meshes beside each other
+(`compare`), sweeps (`sweep`), ops (`ops`); image models (`images`); serving (`serving`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.arguments import given_options
-from meshwright.cli.plan_args import Args, ImageArgs, ServeArgs
+from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -49,11 +48,11 @@ EXAMPLES = (
 def run(args: Args | ServeArgs | ImageArgs) -> int:
     """Print the plan that is asked for, and write it where a file is named."""
     if isinstance(args, ServeArgs):
-        from meshwright.cli.plan_serving import plan_serving
+        from meshwright.cli.plan.serving import plan_serving
 
         return plan_serving(args)
     if isinstance(args, ImageArgs):
-        from meshwright.cli.plan_images import plan_images
+        from meshwright.cli.plan.images import plan_images
 
         return plan_images(args)
     return _Training(args).run()
@@ -84,7 +83,7 @@ class _Training:
 
     def _sweep(self, sweep: Sweep) -> int:
         """The best for each of several values."""
-        from meshwright.cli.plan_sweep import plan_sweep
+        from meshwright.cli.plan.sweep import plan_sweep
 
         plot, as_json = self.args.output.plot, self.args.output.json
         if plot is not None:
@@ -96,7 +95,7 @@ class _Training:
 
     def _compare(self, texts: tuple[str, ...]) -> int:
         """Meshes beside each other."""
-        from meshwright.cli.plan_compare import compare_data, print_compared
+        from meshwright.cli.plan.compare import compare_data, print_compared
 
         meshes = [read_mesh(text, self.system.num_devices) for text in texts]
         for mesh in meshes:
@@ -111,7 +110,7 @@ class _Training:
 
     def _rank(self) -> int:
         """The best plans, and the mesh that is asked for beside them."""
-        from meshwright.cli.plan_screen import Shown, plan_data, print_plan
+        from meshwright.cli.plan.screen import Shown, plan_data, print_plan
 
         search_args, output = self.args.search, self.args.output
         mesh = None if search_args.mesh is None else read_mesh(search_args.mesh, self.system.num_devices)
@@ -135,7 +134,7 @@ class _Training:
         if path is not None:
             chosen.write(path)
         if plot is not None:
-            from meshwright.cli.plan_sweep import plot_plan
+            from meshwright.cli.plan.sweep import plot_plan
 
             with waiting(f"drawing {plot}"):
                 plot_plan(ranking.plans, plot)

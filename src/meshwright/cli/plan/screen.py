@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.plan_columns import comparison
+from meshwright.cli.plan.columns import comparison
 from meshwright.cli.tables import collective_table, console, show, speed, table
 from meshwright.cli.text import folded, next_line, terms
 from meshwright.families import SEQ_LENS
@@ -78,7 +78,7 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
             for fix in _fixes(best)
         ]
     if with_ops:
-        from meshwright.cli.plan_ops import ops_data
+        from meshwright.cli.plan.ops import ops_data
 
         data["ops"] = ops_data(asked or best)
     print(json.dumps(data, indent=2))
@@ -113,7 +113,7 @@ def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
     for note in _notes(best):
         print(folded(f"note: {note}"))
     if with_ops:
-        from meshwright.cli.plan_ops import print_ops
+        from meshwright.cli.plan.ops import print_ops
 
         print_ops(asked or best)
     print(_next(best, asked, output))
