@@ -58,9 +58,9 @@ def wanted():
     ("mesh_shape", "num_samples"),
     [
         (MeshShape(), 1),
-        (MeshShape(fsdp=2, tp=4), 1),
+        pytest.param(MeshShape(fsdp=2, tp=4), 1, marks=pytest.mark.matrix),
         (MeshShape(dp=2, fsdp=2, tp=2), 4),
-        (MeshShape(tp=8), 2),
+        pytest.param(MeshShape(tp=8), 2, marks=pytest.mark.matrix),
         (MeshShape(fsdp=4, sp=2), 1),
     ],
     ids=str,
@@ -80,10 +80,10 @@ def test_what_is_drawn_depends_on_the_seed_alone():
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        ("tiny-gemma2", {"sliding_window": 4}),
+        pytest.param("tiny-gemma2", {"sliding_window": 4}, marks=pytest.mark.matrix),
         ("tiny-gemma3", {"sliding_window": 4, "full_attention_every": 3}),
         ("tiny-gpt2", {"max_positions": 12}),
-        ("tiny-qwen3", {}),
+        pytest.param("tiny-qwen3", {}, marks=pytest.mark.matrix),
     ],
 )
 def test_a_cache_honours_windows_caps_and_learned_positions(preset, changes):

@@ -253,7 +253,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [pytest.param("as Mixtral's", marks=pytest.mark.matrix), "shared and dense layers"])
 def test_a_decoder_of_experts_computes_what_one_of_dense_experts_does(name, monkeypatch):
     """On one device, to which `kit_rows.py` holds every mesh."""
     model = replace(MODEL, experts=VARIANTS[name])

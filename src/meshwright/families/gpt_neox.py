@@ -20,7 +20,7 @@ def read(fields: Fields) -> Features:
     theta, share = fields.positive("rope_theta", 10_000.0), fields.positive("rotary_pct", 0.25)
     rope = fields.rope(theta=theta, theta_field="rotary_emb_base")
     fields.only("is_decoder", False, True)
-    head_dim = embed // heads
+    head_dim = fields.head_dim(embed, heads)
     return BIASED | {
         "num_layers": fields.whole("num_hidden_layers"),
         "embed": embed,

@@ -15,7 +15,7 @@ def read(fields: Fields, *, has_rope: bool = True) -> Features:
     """What Llama and all that follow it have in common; has_rope: without rotary embedding where it is False."""
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
-    head_dim = fields.whole("head_dim", None) or embed // heads
+    head_dim = fields.head_dim(embed, heads)
     features = {
         "num_layers": layers,
         "embed": embed,

@@ -23,6 +23,9 @@ def windows_of(fields: Fields, num_layers: int) -> Features:
     """The window where `use_sliding_window` has it on: in layers from `max_window_layers` on, which has to be 0."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
+    # Where a file names the kind of each layer, transformers asks no more from which on they have a window.
+    if fields.value("layer_types", None) is not None:
+        return fields.windows(num_layers, is_on=is_on)
     if is_on and 0 < first < num_layers:
         raise fields.refusal("max_window_layers", "with use_sliding_window it is known as 0, for all layers, or all")
     return fields.windows(num_layers, is_on=is_on and first == 0)
@@ -35,7 +38,7 @@ def read_experts(fields: Fields, features: Features) -> Features:
     planned, and does not run.
     """
     layers = features["num_layers"]
-    step, dense = fields.whole("decoder_sparse_step", 1), fields.value("mlp_only_layers", [])
+    step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
     sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
     num_dense = layers - len(sparse)
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0)

@@ -52,7 +52,16 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
 
     A family that is not known, and a field that is not, are refused by name: see `families.fields`.
     """
-    kind = str(data.get("model_type"))
+    if "model_type" not in data:
+        what = {
+            "meshwright_plan": ": it is a plan, for verify and train",
+            "workload": ": it is that of a run, which `meshwright train … --resume` goes on with",
+        }
+        hint = next((words for field, words in what.items() if field in data), "")
+        raise MeshwrightError(
+            f"the config.json of {name} has no model_type{hint}; those read are {', '.join(_BY_TYPE)}"
+        )
+    kind = str(data["model_type"])
     if kind not in _BY_TYPE:
         raise MeshwrightError(
             f"the config.json of {name} has model_type {kind!r}; those read are {', '.join(_BY_TYPE)}"

@@ -14,8 +14,7 @@ from meshwright.cost import (
     wasted_share,
 )
 from meshwright.hardware import System
-from meshwright.planner.serving import MOST_SEQUENCES, best_prefill
-from meshwright.planner.serving_facts import (
+from meshwright.planner.serving.facts import (
     BatchLimit,
     Late,
     LongestTerm,
@@ -27,7 +26,8 @@ from meshwright.planner.serving_facts import (
     ServingThresholds,
     Shortage,
 )
-from meshwright.planner.serving_plan import ServingPlan, make_serving_plan
+from meshwright.planner.serving.plan import ServingPlan, make_serving_plan
+from meshwright.planner.serving.search import MOST_SEQUENCES, best_prefill
 from meshwright.step.serve import kept_tokens, paged_tokens
 
 

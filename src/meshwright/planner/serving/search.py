@@ -12,7 +12,7 @@ from meshwright.cost import most_sequences, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape
-from meshwright.planner.serving_plan import ServingPlan, make_serving_plan, step_tokens
+from meshwright.planner.serving.plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
 from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving, leaves, parameters
 
