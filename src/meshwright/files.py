@@ -48,9 +48,21 @@ def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightErro
     return MeshwrightError(f"cannot write {path}: {reason.format(parent=Path(path).parent, free=free)}")
 
 
+def check_outputs(*paths: str | Path | None) -> None:
+    """Raise where files cannot be written to paths, or one would be written over another, before any work for them."""
+    given = [Path(path) for path in paths if path is not None]
+    for number, path in enumerate(given):
+        check_output(path)
+        is_file = not _is_written_directly(path, _mode(path))
+        if is_file and os.path.realpath(path) in map(os.path.realpath, given[:number]):
+            raise MeshwrightError(f"cannot write {path} twice, for two things; give each a name of its own")
+
+
 def check_output(path: str | Path) -> None:
     """Raise where a file cannot be written to a path, before anything is computed for it."""
     path = Path(path)
+    if str(path) == "-":
+        raise MeshwrightError("cannot write a file with the name -; to the terminal or a pipe it is /dev/stdout")
     try:
         kind = _mode(path)
         if _is_written_directly(path, kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -116,7 +117,7 @@ def parse_axes(text: str) -> dict[str, int]:
     mesh: dict[str, int] = {}
     for part in text.split(","):
         axis, _, degree = (word.strip() for word in part.partition("="))
-        if not axis.isidentifier() or not degree.isdecimal() or int(degree) < 1 or axis in mesh:
+        if not axis.isidentifier() or not re.fullmatch("0*[1-9][0-9]{0,17}", degree) or axis in mesh:
             raise MeshwrightError(f"mesh {text!r} is not a list of axes, each once with its degree, as dp=2,fsdp=4")
         mesh[axis] = int(degree)
     return mesh
@@ -147,11 +148,8 @@ def _named(text: str) -> dict[str, int]:
 
 def _degree(word: str, text: str) -> int:
     """One degree: a whole number from 1, or -1."""
-    try:
-        degree = int(word)
-    except ValueError:
-        degree = 0
-    if degree < 1 and degree != -1:
+    degree = int(word) if re.fullmatch(r"\s*(?:-1|[0-9]{1,30})\s*", word) else 0
+    if not degree:
         raise MeshwrightError(f"mesh {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1")
     return degree
 

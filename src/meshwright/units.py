@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -16,6 +17,8 @@ from meshwright.errors import MeshwrightError
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_COUNT = r"([0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9})(?:\.([0-9]{1,30}))?([kmgt]i?|)"
+_NUMBER = r"[-+]?(?:[0-9]{1,300}\.?[0-9]{0,300}|\.[0-9]{1,300})(?:e[-+]?[0-9]{1,9})?"
 _FACTORS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -54,18 +57,28 @@ def show_degrees(degrees: Mapping[str, int]) -> str:
 
 def parse_count(text: str) -> int:
     """A whole number with an optional prefix: decimal, `4M` is 4,000,000, or of 1024, `128Ki` is 131,072."""
-    match = re.fullmatch(r"([0-9]{1,30})(?:\.([0-9]{1,30}))?([kmgt]i?|)", text.strip().replace(",", ""), re.IGNORECASE)
+    match = re.fullmatch(_COUNT, text.strip(), re.IGNORECASE)
     if match:
         decimals = match[2] or ""
-        value, rest = divmod(int(match[1] + decimals) * _FACTORS[match[3].lower()], 10 ** len(decimals))
+        value, rest = divmod(
+            int(match[1].replace(",", "") + decimals) * _FACTORS[match[3].lower()], 10 ** len(decimals)
+        )
         if not rest:
             return value
     raise MeshwrightError(f"{text!r} is not a whole number; write it as 4096, 64k, 128Ki, 4M or 1.5G")
 
 
+def parse_number(text: str) -> float:
+    """A finite number: `4.2`, `1e-3`."""
+    value = float(text) if re.fullmatch(_NUMBER, text.strip(), re.IGNORECASE) else math.nan
+    if not math.isfinite(value):
+        raise MeshwrightError(f"{text!r} is not a number; write it as 4.2 or 1e-3")
+    return value
+
+
 def parse_seconds(text: str) -> float:
     """A time above 0 with its unit: `30ms` is 0.03, `1.5s` and `200us` are others."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us)", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|ms|us)", text.strip())
     value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not value:
         raise MeshwrightError(f"{text!r} is not a time; write it as 30ms, 1.5s or 200us")

@@ -49,6 +49,8 @@ REFUSED = [
     {"no_rope_layers": [1, 0]},
     {"scale_embeddings": True},
     {"some_new_field": 1},
+    {"num_attention_heads": 3, "num_key_value_heads": 3},
+    {"num_attention_heads": 12, "num_key_value_heads": 4},
 ]
 """What is no Llama, or nothing at all: refused, with the name of the field."""
 
@@ -87,7 +89,9 @@ def _row(fields):
     """A refused row: the field's name has to be said; of two, the first."""
     name = next(iter(fields))
     said = {"rope_scaling": "rope", "rope_parameters": "rope", "hidden_act": "activation"}.get(name, name)
-    if fields.get("num_key_value_heads") in (3, 16):
+    if fields.get("num_attention_heads") in (3, 12):
+        said = "which they do not divide"
+    elif fields.get("num_key_value_heads") in (3, 16):
         said = "kv heads must divide heads"
     return 2, fields, said
 

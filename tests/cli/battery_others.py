@@ -134,4 +134,40 @@ CALLS = """
 2 | generate                                                                                 | RUN is missing
 2 | generate nowhere                                                                         | nowhere
 2 | demo extra                                                                               | no place for 'extra'
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4.0 --dims I=8,J=8,K=8 --on v5e:2x2                | the end expected
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4, --dims I=8,J=8,K=8 --on v5e:2x2                 | a name
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8,I=16 --on v5e:2x2             | I stands twice
+2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims i=8,j=8,k=8 --on v5e:2x2                  | has no size
+2 | matmul 'A[I_X, I] @ B[I, K]' --mesh X=4 --dims I=8,K=8 --on v5e:2x2                      | dim I twice
+2 | matmul 'A[I_X, J] @ B[J, K] -> C[I, Q]' --mesh X=4 --dims I=8,J=8,K=8,Q=8 --on v5e:2x2   | dim Q
+2 | matmul 'Α[Ι_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
+2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 1e6                       | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64MB                      | --bytes
+2 | collective all-gather --mesh X=4 --axis X --on v5e:2x2 --bytes +64M                      | --bytes
+2 | collective all-gather --mesh X=4 --axis X, --on v5e:2x2 --bytes 64M                      | axis ''
+2 | collective all_gather --mesh X=4 --axis X --on v5e:2x2 --bytes 64M                       | did you mean all-gather
+2 | show pipelines --stages 4 --microbatches 8                                               | an option of show pipeline
+2 | show pipeline --stages 4 --microbatches 8 --dims I=8                                     | an option of show
+2 | show pipeline --stages ４ --microbatches 8                                               | whole number
+2 | show pipeline --stages 4 --microbatches 7 --virtual-stages 2                             | multiple of 4
+2 | show 'A[I_X]' --mesh X=100000 --dims I=100000                                            | too large to draw
+2 | show 'A[I_X] @ B[I]' --mesh X=4 --dims I=8                                               | the end expected
+2 | chips v5e:2x2                                                                            | did you mean v5e
+2 | completion BASH                                                                          | it is one of
+2 | verify plan.yaml --seq-len 64                                                            | --seq-len (seq_len=…)
+2 | inspect os:getcwd --mesh dp=２                                                           | not a list of axes
+2 | inspect os:getcwd --mesh dp=-1                                                           | not a list of axes
+2 | inspect os.getcwd --mesh dp=2                                                            | neither a file nor module:function
+2 | inspect dir --mesh dp=2                                                                  | neither a file nor module:function
+2 | train tiny --on cpu:2 --batch 4 --learning-rate ०.१                                      | takes a number
+2 | train tiny --on cpu:2 --batch 4 --learning-rate 0,001                                    | takes a number
+2 | train tiny --on cpu:2 --batch 4 --seed 0x10                                              | whole number
+2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
+2 | train run                                                                                | model_type
+2 | train run --resume                                                                       | workload is missing
+2 | generate run                                                                             | workload is missing
+2 | generate run --prompt -x                                                                 | --prompt=-x
+2 | generate run --temperature 0 --num-samples 2                                             | are all one text
+2 | generate run --num-tokens 1e3                                                            | whole number
 """

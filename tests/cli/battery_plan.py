@@ -199,4 +199,59 @@ CALLS = """
 2 | plan resnet50 --on a100-80gb:8 --batch 256 --mesh dp=8 --top 3         | --top changes nothing beside --mesh
 2 | fly                                                                    | no command 'fly'
 2 | PLAN tiny                                                              | no command 'PLAN'
+0 | plan tiny --on cpu:8 --batch 16,000 --seq-len 64                       | 16,000 × 64 tokens
+0 | plan tiny --on cpu:8 --batch 0.016k --seq-len 64                       | 16 × 64 tokens
+0 | plan tiny --on cpu:8 --batch 16 --mesh 'dp = 8'                        | asked for
+0 | plan tiny --on cpu:8 --batch 16 --memory-headroom 10%                  | tiny · train
+0 | plan tiny --on cpu:8 --batch 16 -o named                               | meshwright verify named
+0 | plan tiny --on cpu:8 --batch 16 -o capital.JSON                        | meshwright verify capital.JSON
+0 | plan --on cpu:8 --batch 16 tiny --compare dp=8 fsdp=8                  | loses because
+0 | plan tiny-gpt2 --on cpu:8 --serve decode --prompt-len 200 --output-len 56 | tok/s
+0 | --help plan                                                            | usage: meshwright plan
+0 | help show pipeline                                                     | usage: meshwright show pipeline
+2 | help plan train                                                        | no command 'plan train'
+2 | --help nothing                                                         | no command 'nothing'
+2 | --version --json                                                       | takes nothing behind it
+2 | version extra                                                          | takes nothing behind it
+2 | plan tiny --on cpu:8 --batch 1,6                                       | whole number from 1
+2 | plan tiny --on cpu:8 --batch 1,,6                                      | whole number from 1
+2 | plan tiny --on cpu:8 --batch 0x10                                      | whole number from 1
+2 | plan tiny --on cpu:8 --batch +16                                       | whole number from 1
+2 | plan tiny --on cpu:8 --batch 1_6                                       | whole number from 1
+2 | plan tiny --on cpu:8 --batch １６                                      | whole number from 1
+2 | plan tiny --on cpu:8 --batch ²                                         | whole number from 1
+2 | plan tiny --on cpu:8 --batch 16. --seq-len 64                          | whole number from 1
+2 | plan tiny --on cpu:8 --batch '16 k'                                    | whole number from 1
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp=８                           | degree
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp=+8                           | degree
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp=0_8                          | degree
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp=8=8                          | degree
+2 | plan tiny --on cpu:8 --batch 16 --mesh dp:8                            | entries
+2 | plan tiny --on cpu:８ --batch 16                                       | a chip and a shape or count
+2 | plan tiny --on v5e:２x2 --batch 16                                     | a chip and a shape or count
+2 | plan tiny --on v5e:4x --batch 16                                       | a chip and a shape or count
+2 | plan tiny --on v5e:4*4 --batch 16                                      | a chip and a shape or count
+2 | plan tiny --on h100:8x1 --batch 16                                     | number of devices
+2 | plan tiny --on cpu:8 --batch 16 --memory-headroom ०.१                  | share
+2 | plan tiny --on cpu:8 --batch 16 --memory-headroom 10%%                 | share
+2 | plan tiny --on cpu:8 --batch 16 --memory-headroom 1                    | share
+2 | plan tiny --on cpu:8 --batch 16 --tokens 1T --price 1e300              | amount
+2 | plan tiny --on cpu:8 --batch 16 --tokens 1T --price 4,2                | amount
+2 | plan tiny --on cpu:8 --batch 16 --price 4.2                            | --price changes nothing
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=8,8                      | twice
+2 | plan tiny --on cpu:8 --batch 16 --sweep chips=４,8                     | whole number
+2 | plan tiny --on cpu:8 --batch 16 --plot a.svg -o a.svg                  | .yaml
+2 | plan tiny --on cpu:8 --batch 16 -o a.toml                              | .yaml
+2 | plan tiny --on cpu:8 --batch 16 -o -                                   | /dev/stdout
+2 | plan tiny --on cpu:8 --batch 16 -o /dev/fd/77                          | /dev/fd/77
+2 | plan tiny --on cpu:8 --batch 16 -o good/config.json/x                  | is not a directory
+2 | plan plan.json --on cpu:8 --batch 16                                   | plan.json
+2 | plan run --on cpu:8 --batch 16                                         | model_type
+2 | plan tiny --on cpu:8 --batch 16 --verbose                              | no option --verbose; --help
+2 | plan tiny --on cpu:8 --batch 16 --json false                           | no place for 'false'
+2 | plan tiny --on cpu:8 --serve decode --latency ３0ms                    | not a time
+2 | plan tiny --on cpu:8 --serve decode --latency 3e1ms                    | not a time
+2 | plan tiny --on cpu:8 --serve decode -o s.txt                           | .yaml
+2 | plan tiny-gpt2 --on cpu:8 --serve decode                               | 256 positions
+2 | plan tinny                                                             | did you mean tiny
 """

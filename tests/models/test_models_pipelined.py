@@ -48,7 +48,13 @@ def staged(strategy, remat):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "schedule"), [(MeshShape(pp=4, dp=2), "1f1b"), (MeshShape(pp=2, sp=2), "gpipe")])
+@pytest.mark.parametrize(
+    ("shape", "schedule"),
+    [
+        (MeshShape(pp=4, dp=2), "1f1b"),
+        pytest.param(MeshShape(pp=2, sp=2), "gpipe", marks=pytest.mark.matrix),
+    ],
+)
 def test_documents_packed_in_a_row_stay_apart_in_stages(shape, schedule):
     strategy = Strategy(num_microbatches=8, schedule=schedule, attention="flash", sp_method="ring")
     found = loss_and_gradients(shape, staged(strategy, "block"), packed())

@@ -28,6 +28,7 @@ def losses(config, directory):
     return [row["loss"] for row in read_metrics(directory)]
 
 
+@pytest.mark.matrix
 def test_a_ring_in_zigzag_order_takes_the_steps_of_scores_in_order(tmp_path):
     assert losses(RING, tmp_path / "ring") == pytest.approx(losses(CONFIG, tmp_path / "scores"), rel=1e-5)
 

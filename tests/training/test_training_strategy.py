@@ -49,9 +49,9 @@ def test_parameters_start_bit_equal_on_meshes_of_1_2_4_and_8_devices():
 
 KEPT = [
     (replace(WORKLOAD, param_dtype="bf16"), Strategy(master_weights=True)),
-    (WORKLOAD, Strategy(moment_dtype="bf16")),
+    pytest.param(WORKLOAD, Strategy(moment_dtype="bf16"), marks=pytest.mark.matrix),
     (WORKLOAD, Strategy(optimizer="adafactor")),
-    (WORKLOAD, Strategy(optimizer="lion", moment_dtype="bf16")),
+    pytest.param(WORKLOAD, Strategy(optimizer="lion", moment_dtype="bf16"), marks=pytest.mark.matrix),
 ]
 
 

@@ -17,6 +17,7 @@ from meshwright.cli.main import COMMANDS
 from meshwright.cli.text import wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import Option, declared_options
+from meshwright.errors import MeshwrightError
 from meshwright.files import write_error, write_file
 
 EXAMPLES = (
@@ -58,6 +59,8 @@ def run(args: Args) -> int:
 def _place(shell: str) -> tuple[Path, str]:
     """Where a shell looks for completions, and what there is to do then."""
     home = Path.home()
+    if not os.environ.get("HOME", "x") or not home.is_dir():
+        raise MeshwrightError(f"the home directory {str(home)!r} is not there; --print prints the script")
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     if shell == "bash":

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, option, positional
+from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import parse_mesh
@@ -59,7 +60,10 @@ def run(args: Args) -> int:
     with waiting("loading JAX"):
         from meshwright.training import check_seed, read_config
 
-    check_seed(args.seed)
+    if args.temperature > 0:
+        check_seed(args.seed)
+    elif args.num_samples > 1:
+        raise MeshwrightError(f"--num-samples {args.num_samples} at --temperature 0 are all one text; leave it out")
     config = read_config(args.run)
     system = read_system(args.on or config.hardware, config.hardware_file)
     # Stages are for training: one token would go through them one after the other.
@@ -67,6 +71,8 @@ def run(args: Args) -> int:
     mesh = config.mesh if is_same else parse_mesh(args.mesh or "dp=1,fsdp=-1", num_devices=system.num_devices)
     prompt = args.prompt.encode(errors="surrogateescape")
     _check_size(args, config, len(prompt), system.usable_bytes * system.num_devices)
+    seed, as_json = args.seed if args.temperature > 0 else 0, args.json
+    check_all_read(args, "at --temperature 0")
     with waiting(f"starting {system}"):
         from meshwright.runtime import claim_devices
 
@@ -75,16 +81,18 @@ def run(args: Args) -> int:
 
     pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    streams = not args.json and args.num_samples == 1
+    streams = not as_json and args.num_samples == 1
     chosen = generate(
         args.run, config, mesh, prompt=prompt, num_samples=args.num_samples, num_tokens=args.num_tokens,
-        temperature=args.temperature, seed=args.seed, on_note=_note,
+        temperature=args.temperature, seed=seed, on_note=_note,
     )  # fmt: skip
     with waiting("reading the checkpoint, compiling"):
-        first = next(chosen)
+        first = list(
+            itertools.islice(chosen, 2)
+        )  # The prompt is read by one program, and bytes are written by another.
     if streams:
         print(args.prompt, end="", flush=True)
-    for bytes_ in _from(first, chosen):
+    for bytes_ in itertools.chain(first, chosen):
         for piece, byte in zip(pieces, bytes_, strict=True):
             piece.append(byte)
         if streams:
@@ -92,12 +100,6 @@ def run(args: Args) -> int:
     texts = [args.prompt + piece.decode(errors="replace") for piece in pieces]
     _finish(args, texts, streams=streams)
     return 0
-
-
-def _from(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    """An iterator whose first item was taken already."""
-    yield first
-    yield from rest
 
 
 def _note(line: str) -> None:

@@ -17,7 +17,7 @@ from meshwright.cli.inspect_screen import print_buffers, print_screen
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import DoesNotFitError, MeshwrightError
-from meshwright.files import check_output
+from meshwright.files import check_outputs
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_axes
 
@@ -69,9 +69,7 @@ class Args:
 def run(args: Args) -> int:
     """Compile or read, print; 1 where there is a finding and findings are checked for, or it does not fit."""
     page, trace, as_json, is_check, memory = args.html, args.trace, args.json, args.check, args.memory
-    for file in (page, trace):
-        if file is not None:
-            check_output(file)
+    check_outputs(page, trace)
     try:
         found = _inspection(args)
     except DoesNotFitError as error:

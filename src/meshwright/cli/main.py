@@ -33,6 +33,9 @@ COMMANDS = {
     "completion": "install the completion of commands and options for your shell: bash, zsh or fish",
 }
 
+SHOWS = ("show", "show pipeline")
+"""Commands that are easily taken for each other: an option of one is told of at the other."""
+
 EXIT_CODES = {
     0: "done",
     1: "a check failed: a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN",
@@ -67,15 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     """Run the command that some words name."""
+    from meshwright.cli.waiting import waiting
     from meshwright.encoding import write_ascii_where_needed
 
     write_ascii_where_needed()
-    if words and words[0] == "help":
+    if words and words[0] in ("help", "-h", "--help"):
+        if (name := " ".join(words[1:])) not in ("", *COMMANDS):
+            raise MeshwrightError(_no_command(name))
         words = [*words[1:], "--help"]
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] == "--help":
         print(_help())
         return 0 if words else 2
     if words[0] in ("--version", "-V", "version"):
+        if words[1:]:
+            raise MeshwrightError(f"{words[0]} takes nothing behind it; leave {words[1]!r} out")
         from meshwright import __version__
 
         print(f"meshwright {__version__}")
@@ -86,7 +94,8 @@ def _main(words: list[str]) -> int:
     if name not in COMMANDS:
         raise MeshwrightError(_no_command(name))
     # Only the command's own file is imported: `plan` answers before JAX would have loaded.
-    module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
+    with waiting(f"loading {name}"):
+        module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
     return _run(module, name, rest)
 
 
@@ -102,6 +111,8 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
         args, kinds = args_of(words), KINDS
         hints = HINTS.get(args, {})
+    if name in SHOWS:
+        kinds = {one: importlib.import_module(f"meshwright.cli.{one.replace(' ', '_')}").Args for one in SHOWS}
     if {"-h", "--help"} & set(words):
         _show_help(args, name, module.EXAMPLES)
         return 0

@@ -193,7 +193,7 @@ def _resumed(args: Args) -> tuple[RunConfig, Path]:
         directory, steps=run.steps, save_every=run.save_every, change=run.change, options=args.options | _settings(run)
     )
     for line in lines:
-        print(line, file=sys.stderr)
+        print(f"note: {line}", file=sys.stderr)
     return config, directory
 
 

@@ -6,7 +6,6 @@ An option may be unknown, have a new name, belong to another kind of plan, lack 
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tyro.conf import Positional
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
-from meshwright.units import parse_count
+from meshwright.units import parse_count, parse_number
 
 ALIASES = {"--mesh-dim": "--mesh", "--out": "--output"}
 """Second names of options, which help does not list."""
@@ -39,7 +38,7 @@ SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}
 """How the names of files end that hold one kind of data, where they have an ending."""
 
 _OPTION = re.compile(r"(-[A-Za-z]|--[A-Za-z][\w-]*)(=.*)?", re.DOTALL)
-_WHOLE = re.compile(r"-?\d{1,18}")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _POSITIONAL = get_args(Positional[str])[1]
 
 
@@ -73,12 +72,9 @@ class Option:
                 raise MeshwrightError(f"{self.name} is {value!r}; it takes a whole number") from None
         if self.type is float:
             try:
-                number = float(value)
-            except ValueError:
-                number = math.nan
-            if not math.isfinite(number):
-                raise MeshwrightError(f"{self.name} is {value!r}; it takes a number")
-            return number
+                return parse_number(value)
+            except MeshwrightError:
+                raise MeshwrightError(f"{self.name} is {value!r}; it takes a number") from None
         return self.type(value)
 
 
@@ -136,7 +132,8 @@ def read_words(
         while rest and not _OPTION.fullmatch(rest[0]) and (option.takes == "many" or not values):
             values.append(rest.pop(0))
         if not any(values):
-            raise MeshwrightError(f"{name} needs a value")
+            hint = f"; one that begins with - is written {name}={rest[0]}" if rest and rest[0][:1] == "-" else ""
+            raise MeshwrightError(f"{name} needs a value{hint}")
         read = tuple(option.read(value) for value in values)
         found[option.field] = read if option.takes == "many" else read[0]
     if len(arguments) < len(needed):
@@ -180,7 +177,7 @@ def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[st
         if name in _declared(declared)[0]:
             hint = f"use {hints[name]}" if name in hints else "leave it out"
             return f"{name} is an option of {other}, and this is {this}; {hint}"
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"there is no option {name}; {f'did you mean {near[0]}? ' if near else ''}--help lists them"
 
 

@@ -41,6 +41,27 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
 )
 """Fields of every family that change no forward pass: known, and left out."""
 
+DEFAULTS: Mapping[str, Config] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen2_moe": {"num_key_value_heads": 16},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "gpt2": {"n_positions": 1024},
+}
+"""What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
+
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -79,6 +100,8 @@ class Fields:
     """The fields of one config.json, by the kind of value that each has to have."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
+        """data: as it is read; a field that it lacks has the value that transformers gives it (`DEFAULTS`)."""
+        data = {**DEFAULTS.get(family, {}), **data}
         self._data, self._name, self._family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
 
@@ -112,6 +135,24 @@ class Fields:
         if isinstance(found, bool):
             return found
         raise self.refusal(field, "it takes true or false")
+
+    def head_dim(self, embed: int, heads: int) -> int:
+        """The width of a head: its own field, else the stream's share, which has to be whole."""
+        if (found := self.whole("head_dim", None)) is not None:
+            return found
+        if embed % heads:
+            raise MeshwrightError(
+                f"the config.json of {self._name} has {heads} heads in a width of {embed}, which they do not divide;"
+                f" give head_dim, or a width that is a multiple of {heads}"
+            )
+        return embed // heads
+
+    def layers(self, field: str, num_layers: int) -> list[int]:
+        """A list of layers by their numbers from 0."""
+        found = self.value(field, [])
+        if isinstance(found, list) and all(type(one) is int and 0 <= one < num_layers for one in found):
+            return found
+        raise self.refusal(field, f"it takes a list of layers, from 0 to {num_layers - 1}")
 
     def activation(self, field: str, default: str) -> Activation:
         """An activation function."""
@@ -160,12 +201,11 @@ class Fields:
 
         every: what holds where it has none; is_on: whether the window is.
         """
-        window = self.whole("sliding_window", None, least=0) or None
+        window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
         types = self.value("layer_types", None)
         if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
             raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
-            window = window if is_on else None
             return {"sliding_window": window, "full_attention_every": every if window else 0}
         is_full = [kind == "full_attention" for kind in types]
         every = is_full.index(True) + 1 if any(is_full) else 0
@@ -230,6 +270,28 @@ class Fields:
             high_freq_factor=numbers["high_freq_factor"],
             original_max_seq_len=int(numbers["original_max_position_embeddings"]),
         )
+
+
+def activation_name(activation: Activation) -> str:
+    """The name of an activation function as most files have it."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
+
+
+def rope_parameters(theta: float, scaling: RopeScaling | LinearRopeScaling | None) -> dict[str, Any]:
+    """`rope_parameters` as transformers 5 writes them."""
+    match scaling:
+        case LinearRopeScaling(factor=factor):
+            return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+        case RopeScaling():
+            return {
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_seq_len,
+            }
+    return {"rope_type": "default", "rope_theta": theta}
 
 
 def _listed(names: Iterable[str]) -> str:

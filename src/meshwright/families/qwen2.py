@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.families import llama
 from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
-from meshwright.step.model import Experts, Family
+from meshwright.step.model import Experts, Family, ModelConfig
 
 QWEN2 = Family("qwen2")
 
@@ -21,6 +23,9 @@ def windows_of(fields: Fields, num_layers: int) -> Features:
     """The window where `use_sliding_window` has it on: in layers from `max_window_layers` on, which has to be 0."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
+    # Where a file names the kind of each layer, transformers asks no more from which on they have a window.
+    if fields.value("layer_types", None) is not None:
+        return fields.windows(num_layers, is_on=is_on)
     if is_on and 0 < first < num_layers:
         raise fields.refusal("max_window_layers", "with use_sliding_window it is known as 0, for all layers, or all")
     return fields.windows(num_layers, is_on=is_on and first == 0)
@@ -33,7 +38,7 @@ def read_experts(fields: Fields, features: Features) -> Features:
     planned, and does not run.
     """
     layers = features["num_layers"]
-    step, dense = fields.whole("decoder_sparse_step", 1), fields.value("mlp_only_layers", [])
+    step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
     sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
     num_dense = layers - len(sparse)
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0)
@@ -58,6 +63,18 @@ def read_moe(fields: Fields) -> Features:
     return features | read_experts(fields, features)
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Qwen2 without experts."""
+    return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
+
+
+def write_windows(model: ModelConfig) -> dict[str, Any]:
+    """The fields of the window, which is off where a model has none."""
+    if model.sliding_window is None:
+        return {"use_sliding_window": False}
+    return {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+
+
 _SHARED = "model.layers.{layer}.mlp.shared_expert"
 
 FAMILY = PublishedFamily(
@@ -72,6 +89,7 @@ FAMILY = PublishedFamily(
             "layers.shared_down": f"{_SHARED}.down_proj.weight",
         }
     ),
+    write=write,
     presets=(
         # Qwen2: arXiv:2407.10671, table 1, and the config.json of Qwen/Qwen2-7B.
         llama.preset("qwen2-7b", (28, 3584, 18944, 28, 4, 152_064), QWEN2, qkv_bias=True, rope_theta=1_000_000.0),

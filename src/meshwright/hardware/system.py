@@ -13,8 +13,8 @@ from meshwright.hardware.chip import Chip
 from meshwright.hardware.load import load_chip, load_hardware, normal_name
 from meshwright.hardware.slices import check_slice, slice_of, wraps
 
-_CLOUD_FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*-\s*(\d+)", re.IGNORECASE)
-_FORM = re.compile(r"(?:(\d+)\s*\*)?\s*([^:*]+?)\s*:\s*(\d+(?:\s*x\s*\d+)*)", re.IGNORECASE)
+_CLOUD_FORM = re.compile(r"(?:([0-9]{1,18})\s*\*)?\s*([^:*]+?)\s*-\s*([0-9]{1,18})", re.IGNORECASE)
+_FORM = re.compile(r"(?:([0-9]{1,18})\s*\*)?\s*([^:*]+?)\s*:\s*([0-9]{1,18}(?:\s*x\s*[0-9]{1,18})*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

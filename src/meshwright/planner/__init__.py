@@ -1,6 +1,7 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
 from meshwright.planner.explain import gap_to, training_run, why
+from meshwright.planner.files import check_data_file
 from meshwright.planner.fit import Fix, ways_to_fit
 from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run
 from meshwright.planner.neighbours import chips_that_fit, nearby
@@ -24,9 +25,8 @@ from meshwright.planner.prediction import predict
 from meshwright.planner.rules import rules_of_thumb
 from meshwright.planner.search import Ranking, find_best, plan_stages, rank, rank_space
 from meshwright.planner.sentences import fact_data, how, say
-from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
-from meshwright.planner.serving_explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
-from meshwright.planner.serving_plan import (
+from meshwright.planner.serving.explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
+from meshwright.planner.serving.plan import (
     ServingPlan,
     make_serving_plan,
     read_serving_plan,
@@ -34,7 +34,8 @@ from meshwright.planner.serving_plan import (
     serving_plan_to_data,
     write_serving_plan,
 )
-from meshwright.planner.serving_sentences import TERMS
+from meshwright.planner.serving.search import ServingPoint, ServingRanking, best_prefill, rank_serving
+from meshwright.planner.serving.sentences import TERMS
 from meshwright.planner.space import runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep
 
@@ -53,6 +54,7 @@ __all__ = [
     "ServingRanking",
     "as_run",
     "best_prefill",
+    "check_data_file",
     "chips_that_fit",
     "fact_data",
     "find_best",

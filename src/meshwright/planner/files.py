@@ -7,12 +7,25 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_file
+from meshwright.files import check_output, write_file
+
+SUFFIXES = ("", ".yaml", ".yml", ".json")
+"""How the name of a plan's file ends."""
+
+
+def check_data_file(path: Path) -> None:
+    """Raise where a plan cannot be written to a path, before it is made."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise MeshwrightError(
+            f"{path} ends in {path.suffix}; a plan is written as YAML, to a .yaml, or as JSON, to a .json"
+        )
+    check_output(path)
 
 
 def write_data(data: dict[str, Any], path: Path) -> None:
     """Write plain data: as JSON to a `.json`, else as YAML."""
-    if path.suffix == ".json":
+    check_data_file(path)
+    if path.suffix.lower() == ".json":
         text = json.dumps(data, indent=2) + "\n"
     else:
         import yaml  # A tenth of a second that plans without a file need not wait for.
@@ -32,14 +45,14 @@ def read_data(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MeshwrightError(f"cannot read {path}: {error}") from None
-    if path.suffix == ".json":
+    if text.startswith("{"):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MeshwrightError(f"{path} is not JSON: {error}") from None
     import yaml
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # A date that is none is a ValueError.
         raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None

@@ -218,11 +218,10 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
     changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}
     if isinstance(what, (str, Path)) and is_plan_file(what):
         what = read_plan(Path(what))
-        if said:
-            raise MeshwrightError(f"a plan says {', '.join(said)} itself; leave it out")
     if isinstance(what, Plan):
         if said:
-            raise MeshwrightError(f"a plan says {', '.join(said)} itself; leave it out")
+            named = ", ".join(f"--{name.replace('_', '-')} ({name}=…)" for name in said)
+            raise MeshwrightError(f"a plan says {named} itself; leave it out")
         return run_as(as_run(what), changes)
     mesh = said.pop("mesh", None)
     workload, system = read_workload(what, said)

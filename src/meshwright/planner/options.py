@@ -6,7 +6,6 @@ The command line and `meshwright.plan`, `verify` and `train` share these readers
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -34,7 +33,7 @@ from meshwright.step import (
     check_positions,
     largest,
 )
-from meshwright.units import parse_count, parse_seconds
+from meshwright.units import parse_count, parse_number, parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
 """A preset's name, the path of a Hugging Face config.json, a model, or a whole workload."""
@@ -151,8 +150,8 @@ def read_share(value: float | str) -> float:
     """A share from 0 to below 1, of a number or a text: 0.1, "0.1" or "10%"."""
     text = str(value).strip()
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
+        share = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except MeshwrightError:
         share = -1.0
     if not 0 <= share < 1:
         raise MeshwrightError(f"memory_headroom is {value!r}; it is a share from 0 to below 1, as 0.1 or 10%")
@@ -188,13 +187,17 @@ def read_count(name: str, value: Count) -> int:
     return number
 
 
+MOST_PRICE = 1e9
+"""The most that a chip may cost an hour."""
+
+
 def read_price(value: float | str) -> float:
     """An amount of money from 0, of a number or a text."""
     try:
-        price = float(value)
-    except ValueError:
+        price = parse_number(str(value))
+    except MeshwrightError:
         price = -1.0
-    if not 0 <= price < math.inf:
+    if not 0 <= price <= MOST_PRICE:
         raise MeshwrightError(f"price {value!r} is not an amount; it is what a chip costs an hour, as 4.2")
     return price
 
@@ -221,13 +224,14 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
+    # A wrong name of a model is told before what else is missing.
+    found = model if isinstance(model, Workload) else read_model(model, said.pop("num_layers", None))
     system = _hardware(name, said)
     said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
-    if isinstance(model, Workload):
+    if isinstance(found, Workload):
         if said:
             raise MeshwrightError(f"a Workload says {', '.join(said)} itself; leave it out")
-        return model, system
-    found = read_model(model, said.pop("num_layers", None))
+        return found, system
     if ("batch" in said) == ("batch_tokens" in said):
         raise MeshwrightError(f"{name} needs one of --batch (batch=…) and --batch-tokens (batch_tokens=…)")
     seq_len = read_count("seq_len", said["seq_len"]) if "seq_len" in said else usual_seq_len(found)
@@ -280,11 +284,16 @@ def read_serving(
     plain = "f32" if system.chip.kind == "cpu" else "bf16"
     counts = {name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len") if name in said}
     latency = said.get("latency")
+    found = read_model(model, said.get("num_layers"))
+    prompt_len = counts.get("prompt_len", PROMPT_LEN)
+    output_len = counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1)
+    advice = "{} or less of --prompt-len (prompt_len=…) and --output-len (output_len=…) together"
+    check_positions(found, prompt_len + (output_len if phase == "decode" else 0), advice)
     serving = Serving(
-        model=read_model(model, said.get("num_layers")),
+        model=found,
         phase=phase,
-        prompt_len=counts.get("prompt_len", PROMPT_LEN),
-        output_len=counts.get("output_len", OUTPUT_LEN if phase == "decode" else 1),
+        prompt_len=prompt_len,
+        output_len=output_len,
         batch=counts.get("batch"),
         weight_dtype=said.get("weight_dtype", plain),
         kv_dtype=said.get("kv_dtype", plain),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -197,6 +198,10 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
     """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
+    if has_fields(data) and "meshwright_serving_plan" in data:
+        raise MeshwrightError(
+            f"{name} is a plan to serve, which nothing runs yet; `meshwright plan` makes plans to train"
+        )
     if not has_fields(data) or data.get("meshwright_plan") is not FORMAT:
         raise MeshwrightError(
             f"{name} is not a plan of format {FORMAT}; `meshwright plan … -o {shlex.quote(name)}` writes one"
@@ -228,9 +233,9 @@ def read_plan(path: Path) -> Plan:
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether a path names a plan's file: YAML by its name, JSON by what is in it."""
+    """Whether a path names a plan's file: YAML by its name, any other by what is in it."""
     path = Path(path)
-    if path.suffix != ".json" or not path.is_file():
-        return path.suffix in (".yaml", ".yml")
+    if path.suffix.lower() in (".yaml", ".yml") or not path.is_file() or not os.access(path, os.R_OK):
+        return path.suffix.lower() in (".yaml", ".yml")
     with path.open(encoding="utf-8", errors="replace") as file:
-        return '"meshwright_plan"' in file.read(200)
+        return "meshwright_plan" in (head := file.read(200)) or "meshwright_serving_plan" in head

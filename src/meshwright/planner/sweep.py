@@ -48,6 +48,8 @@ def read_sweep(text: str) -> Sweep:
     values = _doubled(*map(parse_count, bounds.groups())) if bounds else tuple(map(parse_count, said.split(",")))
     if not values or min(values) < 1:
         raise MeshwrightError(f"sweep {text!r} has no values; they are whole numbers from 1, ascending in a range")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise MeshwrightError(f"sweep {text!r} has {twice[0]} twice; leave one out")
     return Sweep(key, values)
 
 

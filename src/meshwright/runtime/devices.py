@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import platform
+import re
+import tempfile
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
@@ -53,6 +56,9 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
         _keep_freed_memory()
     import jax
 
+    if system.chip.kind == "cpu" and "JAX_NUM_CPU_DEVICES" in os.environ:
+        with contextlib.suppress(RuntimeError):  # JAX has begun: it counts what is there below.
+            jax.config.update("jax_num_cpu_devices", -1)
     # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
@@ -64,10 +70,20 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
             raise MeshwrightError(
                 f"the processes did not meet at --coordinator {processes.coordinator}: {str(error).splitlines()[0]}"
             ) from None
-    try:
-        count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
-    except RuntimeError as error:
-        count, why = 0, f" ({str(error).splitlines()[0]})"
+    # Runtimes write pages to stderr where they find no accelerator, of which one line is told.
+    with tempfile.TemporaryFile() as said:
+        saved = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
+        except RuntimeError as error:
+            count, why = 0, f" ({str(error).splitlines()[0]})"
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        said.seek(0)
+        if count >= system.num_devices:
+            os.write(2, said.read())
     if count < system.num_devices:
         raise MeshwrightError(
             f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
@@ -96,7 +112,7 @@ def _devices_here(system: System, processes: Processes) -> int:
             raise MeshwrightError("--num-processes and --process-id go with --coordinator HOST:PORT, and not with auto")
         return system.num_devices
     host, _, port = (processes.coordinator or "").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
         raise MeshwrightError(
             f"--coordinator {processes.coordinator} is not HOST:PORT, as localhost:1234, and not auto"
         )

@@ -18,7 +18,7 @@ from meshwright.step.model import Model
 from meshwright.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
 from meshwright.step.rules import RULES, local_parameter_shape, rules_of
 from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Remat
+from meshwright.step.workload import FOREIGN_REMATS, Remat
 
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
 """The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
@@ -95,7 +95,9 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where a schedule keeps something else for backward than a remat policy says."""
+    """Raise where nothing here keeps what a remat policy says, or a schedule keeps something else for backward."""
+    if remat in FOREIGN_REMATS:
+        raise MeshwrightError(f"remat {remat} is what other frameworks keep; it can be planned, and does not run")
     kept = STAGE_REMATS[strategy.schedule]
     if mesh.pp > 1 and remat not in kept:
         raise MeshwrightError(

@@ -19,7 +19,14 @@ from meshwright.cost import model_flops
 from meshwright.errors import MeshwrightError
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
-from meshwright.step import check_mesh, check_runnable, check_strategy, rules_of, stream_rules
+from meshwright.step import (
+    check_mesh,
+    check_runnable,
+    check_stage_remat,
+    check_strategy,
+    rules_of,
+    stream_rules,
+)
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, interruptions
@@ -84,6 +91,7 @@ def _check(config: RunConfig) -> None:
     check_runnable(workload.config, config.mesh, config.strategy)
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
+    check_stage_remat(workload.remat, config.mesh, config.strategy)
     if workload.config.vocab < BYTES:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 

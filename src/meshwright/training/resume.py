@@ -32,6 +32,8 @@ def resumed_run(
     is true, and of what checkpoints depend on always; the same value as before is no change.
     """
     said = given(options, ("data", "learning_rate", "seed", *PlanOptions.__annotations__))
+    if said.get("remat") == "auto":
+        raise MeshwrightError("remat auto is for a new run, where the planner chooses; a run that goes on has its own")
     before = read_config(directory)
     system = read_system(
         said.pop("on", before.hardware),
@@ -137,7 +139,7 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
         seq_len=seq_len,
         compute_dtype=said.get("dtype", before.compute_dtype),
         param_dtype=said.get("param_dtype", before.param_dtype),
-        remat=before.remat if said.get("remat", "auto") == "auto" else said["remat"],
+        remat=said.get("remat", before.remat),
     )
 
 

@@ -14,12 +14,13 @@ from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.files import check_output
+from meshwright.files import check_outputs
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
     Plan,
     Ranking,
+    check_data_file,
     find_beyond,
     find_meshes,
     plan_one_mesh,
@@ -119,11 +120,12 @@ class _Training:
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
         if path is not None:
-            check_output(path)
+            check_data_file(path)
         if plot is not None:
             from meshwright.viz.charts import check_chart_file
 
             check_chart_file(plot)
+        check_outputs(path, plot)
         check_all_read(self.args)
         with waiting(f"planning {self.workload.model.name} on {self.system}"):
             asked = None if mesh is None else self._of_mesh(mesh)

@@ -12,13 +12,13 @@ from meshwright.cli.text import folded, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.files import check_output
 from meshwright.hardware import System
 from meshwright.planner import (
     TERMS,
     ServingPlan,
     ServingPoint,
     ServingRanking,
+    check_data_file,
     fact_data,
     longest_term,
     prefill_share,
@@ -50,7 +50,7 @@ def plan_serving(args: ServeArgs) -> int:
     path, as_json = args.output.output, args.output.json
     top = None if as_json else read_count("--top", args.output.top)
     if path is not None:
-        check_output(path)
+        check_data_file(path)
     check_all_read(args, "beside --json" if as_json else "here")
     with waiting(f"planning {serving.model.name} on {system}"):
         ranking = rank_serving(serving, system, mesh)
