@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format hooks lock clean
+.PHONY: demo test matrix quick lint format hooks lock goldens clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -42,5 +42,11 @@ lock:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
+# What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.
+goldens:
+	$(PYTHON) -m venv .venv-goldens
+	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
+	.venv-goldens/bin/python tests/goldens/make_goldens.py
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-goldens

@@ -6,12 +6,15 @@ from importlib.metadata import version
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Level 0 spares LLVM's optimization, two thirds of a small program's compile time, and the plain loop emitters most of
-# what is left; XLA's own passes all run. Later jaxlibs have none such, and end over a flag that they do not know.
+# what is left; code generated in one part takes an eighth less than in parts for many cores. XLA's own passes all run.
+# Later jaxlibs have no such emitters, and end over a flag that they do not know.
 os.environ["XLA_FLAGS"] = " ".join(
     (
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
-        "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        if version("jaxlib").startswith("0.10.")
+        else "",
     )
 )
 # Two test processes may each load the TPU compiler.

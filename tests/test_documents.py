@@ -192,8 +192,16 @@ def run_blocks(found, folder):
     return wrong
 
 
+LONG = ("docs/plan.md", "docs/python.md", "docs/train.md")
+"""Documents whose commands take over 15 s: `make matrix` runs them."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(path, marks=pytest.mark.matrix if str(path) in LONG else ()) for path in DOCUMENTS],
+    ids=str,
+)
 def test_the_commands_of_a_document_do_what_it_says(document, tmp_path):
     found = [block for block in blocks((ROOT / document).read_text()) if "matrix" not in block.words]
     assert not (wrong := run_blocks(found, tmp_path / "here")), "\n\n".join(wrong)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.hardware import System
+    from meshwright.inference import load
     from meshwright.inspection import inspect
     from meshwright.mesh import MeshShape
+    from meshwright.models import Sampling
     from meshwright.planner.library import plan
     from meshwright.planner.plan import Plan
     from meshwright.record import Record
@@ -33,11 +35,13 @@ __all__ = [
     "MeshwrightError",
     "Plan",
     "Record",
+    "Sampling",
     "Strategy",
     "System",
     "Workload",
     "__version__",
     "inspect",
+    "load",
     "plan",
     "show",
     "train",
@@ -49,10 +53,12 @@ _HOMES = {
     "MeshwrightError": "meshwright.errors",
     "Plan": "meshwright.planner.plan",
     "Record": "meshwright.record",
+    "Sampling": "meshwright.models",
     "Strategy": "meshwright.step",
     "System": "meshwright.hardware",
     "Workload": "meshwright.step",
     "inspect": "meshwright.inspection",
+    "load": "meshwright.inference",
     "plan": "meshwright.planner.library",
     "show": "meshwright.viz",
     "train": "meshwright.training",

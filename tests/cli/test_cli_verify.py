@@ -22,7 +22,8 @@ def cache(tmp_path_factory):
 def test_verify_prints_rows_with_units_and_one_line_on_what_differs(capsys):
     assert main(TINY) == 0
     printed = capsys.readouterr()
-    assert printed.err == ""
+    # On a busy machine a line says that it still compiles.
+    assert all(line.startswith("compiling") for line in printed.err.splitlines())
     assert "all-gather fsdp forward" in printed.out
     assert "quantities are equal" in printed.out
     assert all(len(line) <= 100 for line in printed.out.splitlines())

@@ -20,7 +20,7 @@ from meshwright.planner import (
     why_serving,
     write_serving_plan,
 )
-from meshwright.planner.serving import serving_layouts, serving_meshes
+from meshwright.planner.serving.search import serving_layouts, serving_meshes
 from meshwright.step import Serving, ServingLayout, check_serving
 
 V5E = parse_system("v5e:2x2")

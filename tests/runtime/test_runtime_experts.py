@@ -10,12 +10,11 @@ import pytest
 
 from meshwright.compiler import CompileRequest, compile_in_child, read_program
 from meshwright.cost import dropless_padding_collectives, step_collectives
-from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.models import decoder, layer, sample, sampling_layout
+from meshwright.models import Sampling, decoder, generate_tokens, layer
 from meshwright.models.linear import router_logits
 from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
 from meshwright.planner import predict
@@ -271,8 +270,8 @@ def continued(shape, num_samples):
     mesh = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, ShardingContext(shape), "f32")
-        layout, prompts = sampling_layout(shape, num_samples), np.tile(np.arange(6, dtype=np.int32), (num_samples, 1))
-        drawn = sample(params, prompts, model, layout, num_tokens=3, temperature=0, dtype=jnp.float32)
+        prompts, sampling = [np.arange(6)] * num_samples, [Sampling()] * num_samples
+        drawn = generate_tokens(params, prompts, model, shape, num_tokens=3, sampling=sampling, dtype=jnp.float32)
         return np.stack(list(drawn))
 
 
@@ -282,9 +281,8 @@ def test_tokens_drawn_from_experts_do_not_depend_on_the_mesh():
     np.testing.assert_array_equal(continued(MeshShape(ep=2, tp=2), 2), continued(MeshShape(), 2))
 
 
-def test_samples_that_experts_are_not_split_with_are_told():
-    with pytest.raises(MeshwrightError, match=r"a multiple of dp\*fsdp\*ep=2, or ep=1"):
-        continued(MeshShape(ep=2), 1)
+def test_samples_that_experts_do_not_divide_are_padded():
+    np.testing.assert_array_equal(continued(MeshShape(ep=2), 1), continued(MeshShape(), 1))
 
 
 def test_a_step_reports_the_load_of_experts():

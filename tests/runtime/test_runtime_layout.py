@@ -7,16 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import P
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import LAYOUT, MeshShape
-from meshwright.runtime import ShardingContext, abstract, abstract_mesh, build_mesh, initialise, shardings
+from meshwright.runtime import ShardingContext, abstract, build_mesh, initialise, shardings
 from meshwright.step import leaves, local_parameter_shape, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 SHAPE = MeshShape(dp=2, fsdp=2, tp=2)
+
+
+def abstract_mesh(shape):
+    return AbstractMesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=(AxisType.Explicit,) * 6)
 
 
 def test_a_mesh_has_every_axis_explicit_outermost_first_and_neighbours_differ_in_tp():

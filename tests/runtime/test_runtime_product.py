@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
 from meshwright.notation import Chain, Product, ShardedArray, Sizes, Stage, infer, parse
-from meshwright.runtime import MODES, compile_product, make_product_mesh, overlapped_collectives, run_product
+from meshwright.runtime import MODES, compile_product, make_product_mesh, overlapped_collectives
 from meshwright.verification.products import check_product
 
 DIMS = {"I": 16, "J": 32, "K": 16, "L": 8}
@@ -87,7 +87,7 @@ def test_a_result_that_stays_a_sum_is_taken_after_the_program(mode):
 def test_the_result_lies_as_asked_for():
     inference = inferred("A[I, J_X] @ B[J_X, K] -> C[I_Y, K_X]")
     mesh = make_product_mesh(MESH)
-    found = run_product(inference, [np.ones((16, 32), np.float32), np.ones((32, 16), np.float32)], mesh)
+    found = compile_product(inference, mesh).run(np.ones((16, 32), np.float32), np.ones((32, 16), np.float32))
     assert found.sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("Y", "X")), 2)
 
 
@@ -96,9 +96,9 @@ def test_another_mesh_or_other_arrays_are_one_clear_error():
     with pytest.raises(MeshwrightError, match="inferred for mesh X=2,Y=4; this one is X=8"):
         compile_product(inference, make_product_mesh({"X": 8}))
     with pytest.raises(MeshwrightError, match="2 operands; 1 are given"):
-        run_product(inference, [np.ones((16, 32))], mesh)
+        compile_product(inference, mesh).run(np.ones((16, 32)))
     with pytest.raises(MeshwrightError, match=r"B\[J_X, K\] has the shape \[32, 16\]; the array given has \[16, 32\]"):
-        run_product(inference, [np.ones((16, 32), np.float32)] * 2, mesh)
+        compile_product(inference, mesh).run(*[np.ones((16, 32), np.float32)] * 2)
     with pytest.raises(MeshwrightError, match="mesh X=16 wants 16 devices; 8 are there"):
         make_product_mesh({"X": 16})
 

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, abstract, abstract_mesh
+from meshwright.runtime import ShardingContext, abstract
 from meshwright.step import num_parameters, parameters
 from meshwright.units import show_bytes
 from meshwright.viz import show
@@ -24,6 +24,10 @@ SPECS = [
     ((5, 3), P()),
     ((), P()),
 ]
+
+
+def abstract_mesh(shape):
+    return AbstractMesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=(AxisType.Explicit,) * 6)
 
 
 @pytest.fixture(scope="module")

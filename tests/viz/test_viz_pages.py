@@ -137,8 +137,10 @@ def test_the_page_of_an_inspection_has_the_buffers_at_the_peak_and_leads_to_the_
     inspection = replace(inspection, schedule=found.schedule)
     read = Reader(inspection_page(inspection, "my steps/a&b.json.gz"))
     largest = inspection.buffers[0]
-    assert "Largest buffers at the peak" in read.text
-    assert str(replace(largest.shape, layout="")) in read.text
+    for text in (read.text, Reader(verify_page(found)).text):
+        assert "Largest buffers at the peak" in text
+        assert str(replace(largest.shape, layout="")) in text
+    assert "Largest buffers" not in Reader(verify_page(replace(found, schedule=None))).text
     assert ("href", "my%20steps/a%26b.json.gz") in read.attributes
     assert "my steps/a&b.json.gz" in read.text
     assert "href" not in dict(Reader(inspection_page(inspection)).attributes)

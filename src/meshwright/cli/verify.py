@@ -85,7 +85,8 @@ def run(args: Args) -> int:
     with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
         found = verify_plan(plan, effort=effort, measured=measured)
     if page is not None:
-        _write_page(page, found, measured)
+        with waiting(f"writing {page}"):
+            _write_page(page, found, measured)
     if as_json:
         print(json.dumps(_json(found, measured), indent=2))
     else:

@@ -2,9 +2,8 @@
 
 from meshwright.compiler.compile import cache_directory, compile_all, compile_in_child
 from meshwright.compiler.full_rematerializations import read_full_rematerializations
-from meshwright.compiler.optimized import read_optimized
 from meshwright.compiler.program import CompiledProgram, CompileRequest, LoweredProgram, MeshMethod, UnusedConstraint
-from meshwright.compiler.records import read_program
+from meshwright.compiler.records import read_optimized, read_program
 from meshwright.compiler.shardings import ShardingPair, read_shardings
 from meshwright.compiler.targets import Effort, compiler_name
 

@@ -90,7 +90,7 @@ class CompileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledProgram:
-    """What a compiler made of a program.
+    """A compiled program.
 
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs

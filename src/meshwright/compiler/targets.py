@@ -1,4 +1,4 @@
-"""What a compiler needs for hardware that is not present: package, environment, options, topology."""
+"""The compilers' packages, environments, options and topologies for hardware that is not present."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that compiles for a system.
 
     Inherits this process's variables except those that configure JAX and its compilers, so that results do not depend
-    on where a program is compiled. JAX itself runs on the CPU; a topology stands for the devices.
+    on where a program is compiled. JAX itself runs on the CPU; a topology describes the devices.
     """
     ours = {"JAX_PLATFORMS": "cpu"}
     if system.chip.kind == "cpu":

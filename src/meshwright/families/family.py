@@ -16,6 +16,10 @@ Reader = Callable[[Fields], Features]
 """The features of a model from the fields of its config.json."""
 
 
+Writer = Callable[[ModelConfig], dict[str, Any]]
+"""The config.json of a model, as its reader takes it."""
+
+
 @dataclass(frozen=True)
 class Published:
     """Where a parameter is in a published checkpoint: the tensor `name`, with {layer} and {expert} to be filled in.
@@ -37,11 +41,15 @@ Names = Mapping[str, Published]
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFamily:
-    """A family with models on Hugging Face; its readers by the model_type of a config.json."""
+    """A family with models on Hugging Face; its readers by the model_type of a config.json.
+
+    write: the config.json of a model, None of a family that is only planned.
+    """
 
     family: Family
     readers: Mapping[str, Reader]
     names: Names
+    write: Writer | None = None
     presets: tuple[ModelConfig, ...] = field(default=())
 
 

@@ -272,6 +272,28 @@ class Fields:
         )
 
 
+def activation_name(activation: Activation) -> str:
+    """The name of an activation function as most files have it."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
+
+
+def rope_parameters(theta: float, scaling: RopeScaling | LinearRopeScaling | None) -> dict[str, Any]:
+    """`rope_parameters` as transformers 5 writes them."""
+    match scaling:
+        case LinearRopeScaling(factor=factor):
+            return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+        case RopeScaling():
+            return {
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_seq_len,
+            }
+    return {"rope_type": "default", "rope_theta": theta}
+
+
 def _listed(names: Iterable[str]) -> str:
     """`a, b and c`."""
     *first, last = names or ("",)

@@ -37,6 +37,11 @@ def read(fields: Fields) -> Features:
     return read_shared(fields) | {"activation": "gelu_tanh"}
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Gemma."""
+    return llama.write_shared(model, "gemma", "GemmaForCausalLM") | {"attention_bias": model.qkv_bias}
+
+
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = GEMMA, **more: Any) -> ModelConfig:
     """A model by name, as `llama.preset`; heads have 256 dims where none are given."""
     given: dict[str, Any] = {"head_dim": 256, "norm_epsilon": 1e-6, **features_of(sizes[1]), **more}
@@ -47,6 +52,7 @@ FAMILY = PublishedFamily(
     family=GEMMA,
     readers={"gemma": read},
     names=names_of(LLAMA_NAMES),
+    write=write,
     presets=(
         # Gemma: arXiv:2403.08295, table 1, and the config.json of google/gemma-7b.
         preset("gemma-7b", (28, 3072, 24576, 16, 16, 256_000)),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from meshwright.families import gemma, llama
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
-from meshwright.step.model import Family
+from meshwright.step.model import Family, ModelConfig
 
 GEMMA2 = Family("gemma2")
 
@@ -36,6 +37,30 @@ def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Feature
     }
 
 
+def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """The fields of the config.json of Gemma 2 and 3."""
+    fields = llama.write_shared(model, kind, architecture)
+    queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2, 6)
+    layers = range(1, model.num_layers + 1)
+    is_full = [
+        model.sliding_window is None or layer % (model.full_attention_every or layer + 1) == 0 for layer in layers
+    ]
+    return fields | {
+        "hidden_activation": fields.pop("hidden_act"),
+        "attention_bias": model.qkv_bias,
+        "query_pre_attn_scalar": queries,
+        "attn_logit_softcapping": model.attention_softcap,
+        "final_logit_softcapping": model.logits_softcap,
+        "sliding_window": model.sliding_window,
+        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
+    }
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Gemma 2."""
+    return write_capped(model, "gemma2", "Gemma2ForCausalLM")
+
+
 def read(fields: Fields) -> Features:
     """Gemma 2: the first of two layers has the window."""
     return read_capped(fields, every=2)
@@ -45,6 +70,7 @@ FAMILY = PublishedFamily(
     family=GEMMA2,
     readers={"gemma2": read},
     names=NAMES,
+    write=write,
     presets=(
         gemma.preset(
             "tiny-gemma2",

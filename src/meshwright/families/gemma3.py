@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.families import gemma, gemma2
 from meshwright.families.family import Features, PublishedFamily
-from meshwright.families.fields import Fields
+from meshwright.families.fields import Fields, rope_parameters
 from meshwright.step.layer import LinearRopeScaling
-from meshwright.step.model import Family
+from meshwright.step.model import Family, ModelConfig
 
 GEMMA3 = Family("gemma3")
 
@@ -25,10 +27,24 @@ def read(fields: Fields) -> Features:
     }
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Gemma 3 text model."""
+    fields = gemma2.write_capped(model, "gemma3_text", "Gemma3ForCausalLM")
+    del fields["rope_theta"]
+    local = model.rope_theta if model.rope_theta_local is None else model.rope_theta_local
+    return fields | {
+        "rope_parameters": {
+            "full_attention": rope_parameters(model.rope_theta, model.rope_scaling),
+            "sliding_attention": rope_parameters(local, None),
+        }
+    }
+
+
 FAMILY = PublishedFamily(
     family=GEMMA3,
     readers={"gemma3_text": read},
     names=gemma2.NAMES,
+    write=write,
     presets=(
         gemma.preset(
             "tiny-gemma3",

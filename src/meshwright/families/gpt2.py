@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.families.family import Features, Published, PublishedFamily
 from meshwright.families.fields import Fields
 from meshwright.families.llama import TINY, preset
-from meshwright.step.model import Family
+from meshwright.step.model import Family, ModelConfig
 
 GPT2 = Family("gpt2")
 
@@ -51,6 +51,23 @@ def read(fields: Fields) -> Features:
     }
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a GPT-2."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": model.num_layers,
+        "n_embd": model.embed,
+        "n_inner": model.mlp,
+        "n_head": model.num_heads,
+        "vocab_size": model.vocab,
+        "activation_function": "gelu_new" if model.activation == "gelu_tanh" else model.activation,
+        "tie_word_embeddings": model.tied_embeddings,
+        "n_positions": model.max_positions,
+        "layer_norm_epsilon": model.norm_epsilon,
+    }
+
+
 def _names() -> dict[str, Published]:
     """GPT-2's modules are Conv1D, which store [in, out], queries, keys and values one after the other."""
     modules = {
@@ -77,6 +94,7 @@ FAMILY = PublishedFamily(
     family=GPT2,
     readers={"gpt2": read},
     names=_names(),
+    write=write,
     presets=(
         preset("tiny-gpt2", TINY, GPT2, **(_FEATURES | {"head_dim": 16, "max_positions": 256})),
         # GPT-2: the config.json of openai-community/gpt2 and gpt2-xl.

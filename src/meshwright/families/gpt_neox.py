@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.families.family import Features, Published, PublishedFamily
-from meshwright.families.fields import Fields
+from meshwright.families.fields import Fields, activation_name, rope_parameters
 from meshwright.families.gpt2 import BIASED
 from meshwright.families.llama import preset
-from meshwright.step.model import Family
+from meshwright.step.model import Family, ModelConfig
 
 GPT_NEOX = Family("gpt_neox")
 
@@ -36,6 +38,28 @@ def read(fields: Fields) -> Features:
         "rope_scaling": rope.scaling,
         "rotary_dims": int(head_dim * (share if rope.partial == 1.0 else rope.partial)) % head_dim,
         "norm_epsilon": fields.positive("layer_norm_eps", 1e-5),
+    }
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a GPT-NeoX."""
+    share = (model.rotary_dims or model.head_dim) / model.head_dim
+    rope = rope_parameters(model.rope_theta, model.rope_scaling) | {"partial_rotary_factor": share}
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.embed,
+        "intermediate_size": model.mlp,
+        "num_attention_heads": model.num_heads,
+        "vocab_size": model.vocab,
+        "hidden_act": activation_name(model.activation),
+        "tie_word_embeddings": model.tied_embeddings,
+        "attention_bias": model.qkv_bias,
+        "use_parallel_residual": model.parallel_blocks,
+        "rotary_pct": share,
+        "rope_parameters": rope,
+        "layer_norm_eps": model.norm_epsilon,
     }
 
 
@@ -70,6 +94,7 @@ FAMILY = PublishedFamily(
     family=GPT_NEOX,
     readers={"gpt_neox": read},
     names=_names(),
+    write=write,
     presets=(
         # GPT-NeoX-20B: arXiv:2204.06745, section 3, and the config.json of EleutherAI/gpt-neox-20b.
         preset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
-from meshwright.families.fields import Fields
+from meshwright.families.fields import Fields, activation_name, rope_parameters
 from meshwright.step.model import Family, ModelConfig
 
 LLAMA = Family("llama")
@@ -39,6 +39,39 @@ def read(fields: Fields, *, has_rope: bool = True) -> Features:
     return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Llama, or of a Mistral where there is a window."""
+    is_mistral = model.sliding_window is not None
+    kind, architecture = ("mistral", "MistralForCausalLM") if is_mistral else ("llama", "LlamaForCausalLM")
+    windows = {"sliding_window": model.sliding_window} if is_mistral else write_biases(model)
+    return write_shared(model, kind, architecture) | windows
+
+
+def write_biases(model: ModelConfig) -> dict[str, Any]:
+    """The fields of biases."""
+    return {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+
+
+def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """The fields of the config.json of Llama and all that follow it."""
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.embed,
+        "intermediate_size": model.mlp,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab,
+        "tie_word_embeddings": model.tied_embeddings,
+        "hidden_act": activation_name(model.activation),
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_theta,
+        "rope_parameters": rope_parameters(model.rope_theta, model.rope_scaling),
+    }
+
+
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
     """A model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims where none are given."""
     layers, embed, mlp, heads, kv_heads, vocab = sizes
@@ -63,6 +96,7 @@ FAMILY = PublishedFamily(
     family=LLAMA,
     readers={"llama": read, "mistral": read},
     names=names_of(LLAMA_NAMES),
+    write=write,
     presets=(
         # A byte-level model that learns in minutes on a laptop.
         preset("tiny", TINY, head_dim=16),

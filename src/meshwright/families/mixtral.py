@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.families import llama
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
-from meshwright.step.model import Experts, Family
+from meshwright.step.model import Experts, Family, ModelConfig
 
 MIXTRAL = Family("mixtral")
 
@@ -18,6 +20,16 @@ def read(fields: Fields) -> Features:
         mlp=fields.whole("intermediate_size"),
     )
     return llama.read(fields) | {"experts": experts}
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Mixtral."""
+    assert model.experts is not None
+    return llama.write_shared(model, "mixtral", "MixtralForCausalLM") | {
+        "intermediate_size": model.experts.mlp,
+        "num_local_experts": model.experts.count,
+        "num_experts_per_tok": model.experts.num_active,
+    }
 
 
 _EXPERTS = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
@@ -34,6 +46,7 @@ FAMILY = PublishedFamily(
             "layers.expert_down": f"{_EXPERTS}.w2.weight",
         }
     ),
+    write=write,
     presets=(
         # 2 of 8 experts for a token; and with an mlp that every token passes beside them and a dense first layer, as
         # DeepSeek-V2 has.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.families import llama
 from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
-from meshwright.step.model import Experts, Family
+from meshwright.step.model import Experts, Family, ModelConfig
 
 QWEN2 = Family("qwen2")
 
@@ -61,6 +63,18 @@ def read_moe(fields: Fields) -> Features:
     return features | read_experts(fields, features)
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Qwen2 without experts."""
+    return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
+
+
+def write_windows(model: ModelConfig) -> dict[str, Any]:
+    """The fields of the window, which is off where a model has none."""
+    if model.sliding_window is None:
+        return {"use_sliding_window": False}
+    return {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+
+
 _SHARED = "model.layers.{layer}.mlp.shared_expert"
 
 FAMILY = PublishedFamily(
@@ -75,6 +89,7 @@ FAMILY = PublishedFamily(
             "layers.shared_down": f"{_SHARED}.down_proj.weight",
         }
     ),
+    write=write,
     presets=(
         # Qwen2: arXiv:2407.10671, table 1, and the config.json of Qwen/Qwen2-7B.
         llama.preset("qwen2-7b", (28, 3584, 18944, 28, 4, 152_064), QWEN2, qkv_bias=True, rope_theta=1_000_000.0),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.families import llama
 from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
-from meshwright.families.qwen2 import read_experts, windows_of
-from meshwright.step.model import Experts, Family
+from meshwright.families.qwen2 import read_experts, windows_of, write_windows
+from meshwright.step.model import Experts, Family, ModelConfig
 
 QWEN3 = Family("qwen3")
 
@@ -23,10 +25,28 @@ def read_moe(fields: Fields) -> Features:
     return features | read_experts(fields, features)
 
 
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Qwen3, with experts or without."""
+    kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if model.experts else ("qwen3", "Qwen3ForCausalLM")
+    fields = llama.write_shared(model, kind, architecture) | write_windows(model)
+    fields["attention_bias"] = model.qkv_bias
+    if experts := model.experts:
+        fields |= {
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.num_active,
+            "moe_intermediate_size": experts.mlp,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": list(range(experts.num_dense_layers)),
+        }
+    return fields
+
+
 FAMILY = PublishedFamily(
     family=QWEN3,
     readers={"qwen3": read, "qwen3_moe": read_moe},
     names=names_of({**LLAMA_NAMES, **EXPERT_NAMES}),
+    write=write,
     presets=(
         llama.preset("tiny-qwen3", llama.TINY, QWEN3, head_dim=16, qk_norm=True, norm_epsilon=1e-6),
         # Qwen3: arXiv:2505.09388, table 1, and the config.json of Qwen/Qwen3-8B.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from meshwright.errors import MeshwrightError
@@ -65,7 +66,27 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
         raise MeshwrightError(
             f"the config.json of {name} has model_type {kind!r}; those read are {', '.join(_BY_TYPE)}"
         )
-    published, fields = _BY_TYPE[kind], Fields(data, name=name, family=kind)
-    features: dict[str, Any] = published.readers[kind](fields)
-    fields.check_all_known()
+    published, config = _BY_TYPE[kind], Fields(data, name=name, family=kind)
+    features: dict[str, Any] = published.readers[kind](config)
+    config.check_all_known()
     return ModelConfig(name=name, family=published.family, **features)
+
+
+def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a model: what `model_from_hugging_face` reads as the same model.
+
+    Raises:
+        MeshwrightError: a model that no published family is like, in whole.
+    """
+    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    written = published.write(model) if published and published.write else {}
+    read = model_from_hugging_face(written, name=model.name) if written else None
+    if read is not None and model.experts and not model.experts.num_dense_layers:
+        model = replace(model, mlp=read.mlp)  # No layer has a plain MLP.
+    if read != model:
+        names = (
+            [] if read is None else [f.name for f in fields(model) if getattr(read, f.name) != getattr(model, f.name)]
+        )
+        which = f": {names[0]}={getattr(model, names[0])} has no field there" if names else ""
+        raise MeshwrightError(f"no config.json of Hugging Face describes {model.name}{which}")
+    return written

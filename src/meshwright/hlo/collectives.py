@@ -33,9 +33,9 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollecti
     """The collectives of a program on a mesh, with trip counts. Collectives in groups of one device are left out.
 
     mesh: every axis and its degree in device order, outermost first. A collective is one entry for each phase and
-    lowering of its arrays. One whose groups are no product of axes has axes () and a note. An all-reduce that stands
-    for a reduce-scatter or an all-gather keeps its kind and says so in `lowerings`; `canonical.canonicalize_collective`
-    undoes that. A collective that the TPU compiler spreads over several fusions, or inner loops, is counted once,
+    lowering of its arrays. If its groups are no product of axes, it has axes () and a note. An all-reduce that is a
+    lowered reduce-scatter or all-gather keeps its kind, with `lowerings`; `canonical.canonicalize_collective` undoes
+    them. A collective that the TPU compiler spreads over several fusions, or inner loops, is counted once,
     where it starts.
     """
     runs = count_executions(module)
@@ -98,7 +98,7 @@ def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
 
 
 def _starts(module: Module, part: Instruction) -> bool:
-    """Whether a part of a collective is the one that the TPU compiler starts it with."""
+    """Whether a part of a collective is its start, as the TPU compiler marks it."""
     return any(user.custom_call_target == "AsyncCollectiveStart" for user in module.users(part))
 
 

@@ -10,7 +10,7 @@ VIEWS = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "cop
 """Instructions whose result has the same elements in another layout, memory or shape."""
 
 INLINE = ("fusion", "call")
-"""Instructions that stand for the computation they call: operands are its parameters, the result is its root."""
+"""Instructions that only call a computation: their operands are its parameters, their result is its root."""
 
 _LONGEST_CHAIN = 400
 """How many steps a value is followed; real programs stay far below."""
@@ -102,9 +102,9 @@ def _joined_slices(module: Module, instruction: Instruction) -> Instruction | No
 
 
 def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
-    """What a user forwards a value as: itself if it is a view, parameters inside a fusion.
+    """The instructions through which a user forwards a value: itself if it is a view, parameters inside a fusion.
 
-    Nothing where the value is used.
+    Empty if it uses the value.
     """
     if user.opcode in through or user.opcode.endswith("-done"):
         return [user]
@@ -122,7 +122,7 @@ def _forwarded_to(module: Module, held: Instruction, user: Instruction, through:
 
 
 def _inside(instruction: Instruction) -> str:
-    """The computation that an inline instruction stands for."""
+    """The computation that an inline instruction calls."""
     return instruction.called("calls", "to_apply")[0]
 
 

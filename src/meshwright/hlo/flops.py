@@ -127,7 +127,7 @@ def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, t
     count = 0
     for k in range(kernel):
         first = k * spread - pad
-        # The outputs whose position lies in the input: from the first at or behind 0 to the last at or before its end.
+        # The outputs whose position is inside the input: from the first at or after 0 to the last at or before its end.
         low = max(0, -(first // stride))
         high = min(outputs - 1, ((inputs - 1) * holes - first) // stride)
         if holes == 1:

@@ -33,7 +33,7 @@ def count_executions(module: Module) -> ExecutionCounts:
     times = dict.fromkeys(module.computations, 0)
     times[module.entry] = 1
     notes: list[str] = []
-    # Callees stand above their callers, so that from below each count is final before it is handed on.
+    # Callees are printed before their callers: in reverse order each count is final before it is passed on.
     for computation in reversed(tuple(module.computations.values())):
         if not times[computation.name]:
             continue

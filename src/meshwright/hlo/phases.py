@@ -99,7 +99,7 @@ def describing_instruction(module: Module, instruction: Instruction, *, moves: b
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of one array of an instruction: its op_name and its source.
+    """The op_name and the source of one array of an instruction.
 
     is_recomputed: XLA's own rematerialization recomputes it.
     """

@@ -47,7 +47,7 @@ def read_module(
         notes=tuple(
             dict.fromkeys(
                 (
-                    *([f"{recomputed:.4g} of the flops are recomputed"] if recomputed else []),
+                    *([f"{recomputed / total:.1%} of the flops are recomputed"] if recomputed else []),
                     *flops.notes,
                     *found.notes,
                     *(

@@ -2,14 +2,17 @@
 
 from meshwright.models.decoder import loss_and_load
 from meshwright.models.ends import embed, logits
+from meshwright.models.forward import all_logits
+from meshwright.models.generation import generate_tokens
 from meshwright.models.pipelined import staged_loss_and_load
-from meshwright.models.sampling import sample, sampling_layout
+from meshwright.models.sampling import Sampling
 
 __all__ = [
+    "Sampling",
+    "all_logits",
     "embed",
+    "generate_tokens",
     "logits",
     "loss_and_load",
-    "sample",
-    "sampling_layout",
     "staged_loss_and_load",
 ]

@@ -12,7 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import Scoring, attend
-from meshwright.models.context import Cache, LayerContext
+from meshwright.models.cache import Cache, attend_to_cache, with_tokens
+from meshwright.models.context import LayerContext
 from meshwright.models.remat import INTERMEDIATE
 from meshwright.models.rotary import is_of_kind
 from meshwright.runtime.attention import sequence
@@ -21,11 +22,22 @@ from meshwright.step.layer import Attention
 
 
 def attention_layer(query: Array, new: Cache, op: Attention, context: LayerContext) -> tuple[Array, Cache]:
-    """The attention output of queries [b, s, k, g, h], and the keys and values they attend to, cached ones included."""
-    if context.cache is None and context.strategy.attention != "scores":
+    """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
+
+    With a cache, these are written into it first, and the cache of all layers is returned.
+    """
+    if context.cache is not None:
+        numbers, layer = context.positions.numbers, jnp.asarray(context.cache_layer)
+        cache = with_tokens(context.cache, new, layer, numbers)
+        window = _window_of_layer(op, cache.key.shape[2], context.layer)
+        return attend_to_cache(query, cache, layer, numbers, _scoring(op), window), cache
+    if context.strategy.attention != "scores":
         return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
-    seen = new if context.cache is None else context.cache.extended(new, context.positions.numbers[0])
-    return _with_scores(query, seen, op, context), seen
+    return _with_scores(query, new, op, context), new
+
+
+def _scoring(op: Attention) -> Scoring:
+    return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap)
 
 
 def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
@@ -67,9 +79,8 @@ def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext
     key, value = (
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
-    divisor = math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale
     window = _window_of_layer(op, key.shape[1], context.layer)
-    return attend(query, key, value, positions, context.rng, scoring=Scoring(divisor, op.softcap), window=window)
+    return attend(query, key, value, positions, context.rng, scoring=_scoring(op), window=window)
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
+from meshwright.models.cache import Cache
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.rotary import AllTables, rotary_tables
 from meshwright.runtime import ShardingContext
@@ -32,24 +33,12 @@ class PositionInfo(NamedTuple):
         return self.positions.positions if isinstance(self.positions, Segments) else self.positions
 
 
-class Cache(NamedTuple):
-    """Keys and values of past tokens, [batch, length, kv_heads, head_dim] each; of all layers with a leading dim."""
-
-    key: Array
-    value: Array
-
-    def extended(self, new: Cache, start: Array) -> Cache:
-        """The cache with the keys and values of new tokens written from position `start`."""
-        return Cache(
-            *(jax.lax.dynamic_update_slice_in_dim(*pair, start, axis=1) for pair in zip(self, new, strict=True))
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
     """The context of one layer.
 
-    layer: its number in its stack, needed if layers of the stack differ. cache: past keys and values in generation.
+    layer: its number in its stack, needed if layers of the stack differ. cache: past keys and values of all layers, in
+    generation; cache_layer: the layer's index in it.
     """
 
     positions: PositionInfo
@@ -58,6 +47,7 @@ class LayerContext:
     rng: DropoutRng | None = None
     layer: Array | int | None = None
     cache: Cache | None = None
+    cache_layer: Array | int = 0
 
 
 def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:

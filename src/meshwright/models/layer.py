@@ -18,7 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.models.activation import activate
 from meshwright.models.attention_layer import attention_layer
-from meshwright.models.context import Cache, LayerContext, Weights
+from meshwright.models.cache import Cache
+from meshwright.models.context import LayerContext, Weights
 from meshwright.models.dropout import ATTENTION, MLP, dropout
 from meshwright.models.linear import RESIDUAL, column_parallel_linear, router_logits, row_parallel_linear
 from meshwright.models.moe import MoeOps, moe_layer
@@ -42,7 +43,10 @@ from meshwright.step.layer import (
 
 
 class LayerResult(NamedTuple):
-    """The results of a layer: the residual stream, keys and values (cached ones included), the load of its experts."""
+    """The results of a layer: the residual stream, its keys and values, the load of its experts.
+
+    In generation `cache` is that of all layers, with this one's tokens written.
+    """
 
     stream: Array
     cache: Cache | None

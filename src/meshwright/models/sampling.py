@@ -1,98 +1,117 @@
-"""Sample tokens from a model one at a time, with a cache of keys and values."""
+"""From logits to the next token: temperature, top-k, top-p, min-p and a penalty of repetition, for each row its own.
+
+The order is that of transformers: the penalty, the temperature, then top-k, top-p and min-p.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.mesh import MeshShape
-from meshwright.models.context import Cache, LayerContext, position_info
-from meshwright.models.ends import embed, logits
-from meshwright.models.layer import run_layer
-from meshwright.runtime import ShardingContext
-from meshwright.step import RULES, ModelConfig
-from meshwright.step.blocks import layers
-from meshwright.step.layer import Stack
-
-CACHED = ("layers", "batch", "sequence", "kv_heads", "head_dim")
+from meshwright.errors import MeshwrightError
 
 
-def sampling_layout(mesh: MeshShape, num_samples: int) -> ShardingContext:
-    """The layout of decoding: weights and cache sharded as in training, the sequence of one token replicated.
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the tokens of one text are chosen.
 
-    Samples are sharded over dp and fsdp if these divide them, else replicated.
+    Args:
+        temperature: 0 always takes the likeliest token; 1 samples as the model says.
+        top_k: only the k likeliest tokens can be taken; 0 for all.
+        top_p: only the likeliest tokens whose probabilities reach p together (arXiv:1904.09751).
+        min_p: only tokens at least min_p times as likely as the likeliest (arXiv:2407.01082).
+        repetition_penalty: what positive logits of tokens that the text has already are divided by, and negative ones
+            multiplied (arXiv:1909.05858).
+        seed: of this text; the same in any batch.
     """
-    is_divisible = num_samples % mesh.degree(RULES["batch"]) == 0
-    replicated = {"sequence": (), "residual_sequence": ()} | ({} if is_divisible else {"batch": ()})
-    return ShardingContext(mesh, {**RULES, **replicated})
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "temperature": (0 <= self.temperature < float("inf"), "a number from 0"),
+            "top_k": (self.top_k >= 0, "a whole number from 0, where 0 takes all tokens"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0, where 1 is none"),
+            "seed": (0 <= self.seed < 2**32, "a whole number from 0 to 4294967295"),
+        }
+        for name, (holds, wanted) in limits.items():
+            if not holds:
+                raise MeshwrightError(f"{name} is {getattr(self, name)}; it is {wanted}")
 
 
-def sample(
-    params: Mapping[str, Any],
-    prompts: np.ndarray,
-    model: ModelConfig,
-    layout: ShardingContext,
-    *,
-    num_tokens: int,
-    temperature: float,
-    dtype: Any,
-    seed: int = 0,
-) -> Iterator[np.ndarray]:
-    """Yield `num_tokens` arrays [samples]: the next token of each prompt [samples, length].
+class Samplers(NamedTuple):
+    """`Sampling` of each row, [rows] each; a field that changes nothing in any row is None, and costs nothing."""
 
-    temperature: 0 for the most likely token. Called under `jax.set_mesh`.
+    temperature: Array | None
+    top_k: Array | None
+    top_p: Array | None
+    min_p: Array | None
+    repetition_penalty: Array | None
+    seed: Array
+
+
+_OFF = Sampling()
+
+
+def samplers_of(rows: Sequence[Sampling]) -> Samplers:
+    """The samplings of all rows as arrays."""
+
+    def column(name: str) -> Any:
+        values = [getattr(row, name) for row in rows]
+        dtype = np.int32 if name == "top_k" else np.uint32 if name == "seed" else np.float32
+        is_used = name == "seed" or any(value != getattr(_OFF, name) for value in values)
+        return jnp.asarray(values, dtype) if is_used else None
+
+    return Samplers(*(column(name) for name in Samplers._fields))
+
+
+def choose(scores: Array, rows: Samplers, seen: Array | None, step: Array) -> Array:
+    """The next token [rows] from float32 logits [rows, vocab].
+
+    seen: whether a row's text has each token, [rows, vocab], where repetition is penalised. step: how many tokens were
+    drawn before, which with a row's seed decides what is drawn.
     """
-    samples, length = prompts.shape
-    shape = (model.num_layers, samples, length + num_tokens, model.num_kv_heads, model.head_dim)
-    cache = Cache(*(jnp.zeros(shape, dtype, out_sharding=layout.spec(*CACHED)) for _ in Cache._fields))
-
-    @jax.jit(donate_argnums=2)
-    def step(params: Any, tokens: Array, cache: Cache, start: Array, key: Array) -> tuple[Array, Cache]:
-        """The next token after `tokens` [samples, length] from position `start`, and the extended cache."""
-        scores, cache = _forward(params, tokens, cache, start, model, layout, dtype)
-        scores = jax.reshard(scores[:, -1], layout.spec("batch", "activation"))
-        if temperature == 0:
-            return jnp.argmax(scores, axis=-1), cache
-        return jax.random.categorical(key, scores / temperature), cache
-
-    tokens, start = jax.device_put(prompts, layout.spec("batch", "sequence")), 0
-    for key in jax.random.split(jax.random.key(seed), num_tokens):
-        chosen, cache = step(params, tokens, cache, jnp.int32(start), key)
-        start += tokens.shape[1]
-        tokens = chosen[:, None]
-        yield np.asarray(chosen)
+    if rows.repetition_penalty is not None and seen is not None:
+        penalty = rows.repetition_penalty[:, None]
+        scores = jnp.where(seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
+    likeliest = jnp.argmax(scores, axis=-1)
+    if rows.temperature is None:
+        return likeliest
+    is_greedy = rows.temperature == 0
+    scores = scores / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
+    scores = _kept(scores, rows)
+    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), step))(rows.seed)
+    return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, scores))
 
 
-def _forward(
-    params: Mapping[str, Any],
-    tokens: Array,
-    cache: Cache,
-    start: Array,
-    model: ModelConfig,
-    layout: ShardingContext,
-    dtype: Any,
-) -> tuple[Array, Cache]:
-    """The logits [samples, 1, vocab] after `tokens` from position `start`, and the extended cache."""
-    positions = position_info(start + jnp.arange(tokens.shape[1]), model)
-    x, table = embed(params, tokens, positions, model, layout, dtype)
-    first, parts = 0, []
-    for stack in layers(model):
-
-        def layer(x: Array, own: tuple[Any, Cache, Array], stack: Stack = stack) -> tuple[Array, Cache]:
-            weights, layer_cache, number = own
-            context = LayerContext(positions=positions, layout=layout, layer=number, cache=layer_cache)
-            result = run_layer(stack, x, weights, context)
-            assert result.cache is not None, "a layer without attention"
-            return result.stream, result.cache
-
-        last = first + stack.num_layers
-        own = (params[stack.name], Cache(*(array[first:last] for array in cache)), jnp.arange(stack.num_layers))
-        x, part = jax.lax.scan(layer, x, own)
-        first, parts = last, [*parts, part]
-    whole = Cache(*(jnp.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    return logits(params, x[:, -1:], table, model, layout), whole
+def _kept(scores: Array, rows: Samplers) -> Array:
+    """The logits with minus infinity for tokens that may not be taken."""
+    if rows.top_k is not None or rows.top_p is not None:
+        ordered = jnp.sort(scores, axis=-1, descending=True)
+        rank = jnp.arange(scores.shape[-1])[None]
+        keep = jnp.ones_like(ordered, bool)
+        if rows.top_k is not None:
+            keep &= (rows.top_k[:, None] == 0) | (rank < rows.top_k[:, None])
+        if rows.top_p is not None:
+            shares = jax.nn.softmax(jnp.where(keep, ordered, -jnp.inf), axis=-1)
+            # A token is kept while those before it do not reach p; the first always is.
+            keep &= (jnp.cumsum(shares, axis=-1) - shares < rows.top_p[:, None]) | (rank == 0)
+        least = jnp.min(jnp.where(keep, ordered, jnp.inf), axis=-1, keepdims=True)
+        scores = jnp.where(scores >= least, scores, -jnp.inf)
+    if rows.min_p is not None:
+        shares = jax.nn.softmax(scores, axis=-1)
+        scores = jnp.where(shares >= rows.min_p[:, None] * shares.max(axis=-1, keepdims=True), scores, -jnp.inf)
+    return scores

@@ -25,9 +25,8 @@ from meshwright.planner.prediction import predict
 from meshwright.planner.rules import rules_of_thumb
 from meshwright.planner.search import Ranking, find_best, plan_stages, rank, rank_space
 from meshwright.planner.sentences import fact_data, how, say
-from meshwright.planner.serving import ServingPoint, ServingRanking, best_prefill, rank_serving
-from meshwright.planner.serving_explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
-from meshwright.planner.serving_plan import (
+from meshwright.planner.serving.explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
+from meshwright.planner.serving.plan import (
     ServingPlan,
     make_serving_plan,
     read_serving_plan,
@@ -35,7 +34,8 @@ from meshwright.planner.serving_plan import (
     serving_plan_to_data,
     write_serving_plan,
 )
-from meshwright.planner.serving_sentences import TERMS
+from meshwright.planner.serving.search import ServingPoint, ServingRanking, best_prefill, rank_serving
+from meshwright.planner.serving.sentences import TERMS
 from meshwright.planner.space import runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep
 

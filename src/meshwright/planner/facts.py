@@ -1,4 +1,4 @@
-"""What there is to say of a training plan, as data: numbers and names, which `planner.sentences` turns into text."""
+"""What there is to say of a plan to train, as data: numbers and names, which `planner.sentences` turns into text."""
 
 from __future__ import annotations
 
@@ -250,4 +250,56 @@ class SequencesPerDevice:
 
 RuleFact = StateSize | FsdpFirst | SequencesPerDevice
 
-Fact = WhyFact | TrainingRun | Gap | NearbyFact | RuleFact
+
+@dataclass(frozen=True)
+class ImageStates:
+    """What parameters, gradients and momentum take of a device's memory, and whether the plan fits."""
+
+    parameters: int
+    state_bytes: int
+    share: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class ImageActivations:
+    """What a device keeps of its images for the backward pass."""
+
+    bytes: int
+    images: int
+
+
+@dataclass(frozen=True)
+class ReplicaInstead:
+    """The mesh with a whole copy on every device, and what it would lose."""
+
+    mesh: MeshShape
+    gap: Gap
+
+
+@dataclass(frozen=True)
+class ImageCommunication:
+    """What collectives take, in images of the backward pass, and what of it is exposed."""
+
+    seconds: float
+    equal_images: float
+    images: int
+    exposed_seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class DataParallelLimit:
+    """From how many devices on data parallelism alone exposes more than a share of the step; None where up to `tried`
+    devices it does not. images: of a device there.
+    """
+
+    devices: int | None
+    tried: int
+    images: int
+    share: float
+
+
+ImageFact = ImageStates | ImageActivations | ReplicaInstead | ImageCommunication | DataParallelLimit
+
+Fact = WhyFact | TrainingRun | Gap | NearbyFact | RuleFact | ImageFact

@@ -21,16 +21,17 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
-from meshwright.planner.facts import Gap, GapKind
-from meshwright.planner.prediction import SIMULATED
-from meshwright.planner.serving_facts import (
+from meshwright.planner.facts import (
     DataParallelLimit,
+    Gap,
+    GapKind,
     ImageActivations,
     ImageCommunication,
     ImageFact,
     ImageStates,
     ReplicaInstead,
 )
+from meshwright.planner.prediction import SIMULATED
 from meshwright.record import Bound, Collective, Record, merge
 from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
 from meshwright.step.images import STATISTICS

@@ -1,4 +1,4 @@
-"""Facts of training plans as text: the one place that puts their numbers into words."""
+"""Facts of plans to train as text: the one place that puts their numbers into words."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Any
 
 from meshwright.planner.facts import (
     CausalFlops,
+    DataParallelLimit,
     ExposedCommunication,
     Exposure,
     Fact,
     FsdpFirst,
     Gap,
     GapKind,
+    ImageActivations,
+    ImageCommunication,
+    ImageStates,
     LongerSequences,
     MemoryUse,
     MoreChips,
     OtherBatch,
     PipelineBubble,
+    ReplicaInstead,
     SequenceLimit,
     SequencesPerDevice,
     StateSize,
@@ -238,7 +243,45 @@ def _(fact: Change) -> str:
             return f"{fact.option} {fact.value}"
 
 
+@say.register
+def _(fact: ImageStates) -> str:
+    verdict = "only the batch has to be split: data parallel" if fact.fits else "it is the images that do not fit"
+    size = f"{show_bytes(fact.state_bytes)}, {show_percent(fact.share)} of a device's memory"
+    return f"{fact.parameters / 1e6:,.1f} M parameters with gradients and momentum are {size}: {verdict}"
+
+
+@say.register
+def _(fact: ImageActivations) -> str:
+    return f"{show_bytes(fact.bytes)} are for {_images(fact.images)} a device, kept for backward"
+
+
+@say.register
+def _(fact: ReplicaInstead) -> str:
+    return f"a copy on every device ({fact.mesh}) would do, but each would update all of it: {say(fact.gap)}"
+
+
+@say.register
+def _(fact: ImageCommunication) -> str:
+    exposed = f"{show_seconds(fact.exposed_seconds)} is exposed, {show_percent(fact.share)} of the step"
+    taken = f"{fact.equal_images:.2g} of its {_images(fact.images)}"
+    return f"collectives take {show_seconds(fact.seconds)}, as long as the backward pass of {taken}; {exposed}"
+
+
+@say.register
+def _(fact: DataParallelLimit) -> str:
+    if fact.devices is None:
+        most = f"on up to {fact.tried:,} devices at least"
+        return f"on dp alone this batch keeps that under {fact.share:.0%} of the step {most}"
+    over = f"over {fact.share:.0%} of the step exposed from {fact.devices:,} devices on"
+    return f"on dp alone this batch has {over}, {_images(fact.images)} each"
+
+
 def _exposure(fact: MoreChips | OtherBatch) -> str:
     """The words for where communication is exposed."""
     assert fact.exposure is not None
     return say(fact.exposure)
+
+
+def _images(count: int) -> str:
+    """A number of images."""
+    return f"{count:,} image{'s' if count != 1 else ''}"

@@ -5,12 +5,12 @@ from meshwright.runtime.attention.sequence import attend, token_order
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.devices import Processes, claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
-from meshwright.runtime.mesh import abstract_mesh, build_mesh
+from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.modes import MODES, Mode
 from meshwright.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
 from meshwright.runtime.pipeline.stages import Pipeline
-from meshwright.runtime.product import compile_product, make_product_mesh, run_product
+from meshwright.runtime.product import compile_product, make_product_mesh
 from meshwright.runtime.sharding_context import ShardingContext, cotangent_spec
 from meshwright.runtime.single_collective import build_collective
 
@@ -22,7 +22,6 @@ __all__ = [
     "Processes",
     "ShardingContext",
     "abstract",
-    "abstract_mesh",
     "all_gather_matmul",
     "all_gather_matmuls",
     "attend",
@@ -37,7 +36,6 @@ __all__ = [
     "overlapped_collectives",
     "pipelined_loss",
     "pipelined_loss_1f1b",
-    "run_product",
     "shardings",
     "token_order",
     "wait_for_input",

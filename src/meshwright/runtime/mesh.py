@@ -1,4 +1,4 @@
-"""A mesh shape as a `jax.sharding.Mesh`: over real devices, or abstract."""
+"""A mesh shape as a `jax.sharding.Mesh`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import across_slices, within_slice
@@ -26,7 +26,8 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     slices = {device.slice_index for device in found if device.platform == "tpu"}
     if len(slices) > 1:
         return mesh_over_slices(shape.layout, found, len(slices))
-    return jax.make_mesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=_explicit(shape), devices=found)
+    types = (AxisType.Explicit,) * len(shape.layout)
+    return jax.make_mesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=types, devices=found)
 
 
 def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:
@@ -37,12 +38,3 @@ def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_sli
     within, across = (tuple(f(degrees, num_slices).values()) for f in (within_slice, across_slices))
     array = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
     return Mesh(array, tuple(degrees), axis_types=(AxisType.Explicit,) * len(degrees))
-
-
-def abstract_mesh(shape: MeshShape) -> AbstractMesh:
-    """The mesh of `shape` without devices, for tracing and for types."""
-    return AbstractMesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=_explicit(shape))
-
-
-def _explicit(shape: MeshShape) -> tuple[AxisType, ...]:
-    return (AxisType.Explicit,) * len(shape.layout)

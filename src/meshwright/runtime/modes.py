@@ -37,19 +37,19 @@ def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) ->
     part in the einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
     """
 
-    def lay(value: Array, shape: Shape, lying: P) -> Array:
-        return lax.with_sharding_constraint(value.reshape(shape), NamedSharding(mesh, lying))
+    def reshape_to(value: Array, shape: Shape, target: P) -> Array:
+        return lax.with_sharding_constraint(value.reshape(shape), NamedSharding(mesh, target))
 
     def constrained(value: Array, array: ShardedArray) -> Array:
-        return lay(value, value.shape, spec_of_terms(array))
+        return reshape_to(value, value.shape, spec_of_terms(array))
 
     def do(step: Step, *values: Array) -> Array:
         if isinstance(step, Multiply):
-            return constrained(product_of_terms(step, *values, degrees=mesh.shape, lay=lay), step.result)
+            return constrained(product_of_terms(step, *values, degrees=mesh.shape, reshape_to=reshape_to), step.result)
         (value,) = values
         if isinstance(step, Slice):
             value = constrained(_prevent_slice_fusion(value), step.operand)
-        return constrained(sum_of_terms(step, value, lay=lay), step.result)
+        return constrained(sum_of_terms(step, value, reshape_to=reshape_to), step.result)
 
     return lambda *values: _run_steps(implementation.steps, operands, values, do)
 
@@ -57,8 +57,8 @@ def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) ->
 def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
     """The product in explicit mode."""
 
-    def lay(value: Array, shape: Shape, lying: P) -> Array:
-        return lax.reshape(value, shape, out_sharding=lying)
+    def reshape_to(value: Array, shape: Shape, target: P) -> Array:
+        return lax.reshape(value, shape, out_sharding=target)
 
     def added(terms: Array, array: ShardedArray) -> Array:
         return lax.reduce_sum(terms, term_dims(array), out_sharding=spec(array))
@@ -68,7 +68,7 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
             (value,) = values
             return jax.reshard(_prevent_slice_fusion(value) if isinstance(step, Slice) else value, spec(step.result))
         if _sums_unshared_dim(step):
-            return added(product_of_terms(step, *values, degrees=mesh.shape, lay=lay), step.result)
+            return added(product_of_terms(step, *values, degrees=mesh.shape, reshape_to=reshape_to), step.result)
         return jnp.einsum(step.formula, *values, out_sharding=spec(step.result))
 
     def body(*values: Array) -> Array:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -51,23 +50,6 @@ class CompiledProduct:
     def _place(self, value: Any, array: ShardedArray) -> Array:
         terms = as_terms(value, array, self.inference.sizes)
         return jax.device_put(terms, NamedSharding(self.mesh, spec_of_terms(array)))
-
-
-def run_product(
-    inference: Inference,
-    arrays: Sequence[Any],
-    mesh: Mesh,
-    *,
-    mode: Mode = "explicit",
-    implementation: Implementation | None = None,
-) -> Array:
-    """Run an implementation of a product on a mesh; arguments as in `compile_product`.
-
-    arrays: global operands in the order of the inference, of one dtype.
-    """
-    return compile_product(
-        inference, mesh, mode=mode, implementation=implementation, dtype=jnp.result_type(*arrays)
-    ).run(*arrays)
 
 
 def compile_product(

@@ -19,7 +19,7 @@ from meshwright.notation import Communicate, Multiply, ShardedArray, Sizes, Slic
 
 Shape = tuple[int, ...]
 Move = Communicate | Slice
-Lay = Callable[[Array, Shape, P], Array]
+ReshapeTo = Callable[[Array, Shape, P], Array]
 """Reshapes a value and states the spec of the result."""
 
 
@@ -56,11 +56,13 @@ def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
     return terms
 
 
-def product_of_terms(step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], lay: Lay) -> Array:
+def product_of_terms(
+    step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], reshape_to: ReshapeTo
+) -> Array:
     """A product whose unreduced sum stays as terms along leading dims.
 
     A dim summed over mesh axes is reshaped into those axes and the rest, which moves no data between devices. The axes
-    are then batch dims of the einsum. lay: reshapes a value and states its spec, the same sharding as before.
+    are then batch dims of the einsum. reshape_to: reshapes a value and states its spec, the same sharding as before.
     """
     axes = term_axes(step.result)
     letters = dict(zip(axes, reversed(ascii_uppercase), strict=False))
@@ -76,11 +78,11 @@ def product_of_terms(step: Multiply, left: Array, right: Array, *, degrees: Mapp
             shape += [*split, size // int(np.prod(split, dtype=int))]
             parts += [*own, rest or None]
         formulas.append(text)
-        values.append(lay(value, tuple(shape), P(*parts)))
+        values.append(reshape_to(value, tuple(shape), P(*parts)))
     return jnp.einsum(f"{','.join(formulas)}->{''.join(letters[axis] for axis in axes)}{output}", *values)
 
 
-def sum_of_terms(step: Move, value: Array, *, lay: Lay) -> Array:
+def sum_of_terms(step: Move, value: Array, *, reshape_to: ReshapeTo) -> Array:
     """Sum the terms that a step reduces.
 
     They are merged into one dim first: for a sum over several dims the partitioner makes one all-reduce each (JAX
@@ -94,4 +96,4 @@ def sum_of_terms(step: Move, value: Array, *, lay: Lay) -> Array:
     value = jnp.moveaxis(value, [axes.index(axis) for axis in taken], range(len(taken)))
     shape = (-1, *value.shape[len(taken) :])
     parts = (taken, *kept, *(held or None for held in step.operand.axes))
-    return lay(value, shape, P(*parts)).sum(0)
+    return reshape_to(value, shape, P(*parts)).sum(0)

@@ -48,7 +48,7 @@ def is_free(instruction: Instruction) -> bool:
 
 
 def _fusion_bytes(module: Module, fusion: Instruction) -> int:
-    """What a fusion reads of each operand and writes of each result."""
+    """The bytes that a fusion reads of its operands and writes of its results."""
     body, annotated = fusion.called("calls")[0], fusion.attributes.get("output_to_operand_aliasing", "")
     # The compiler's annotation: which operand a result shares memory with.
     shared = {output[0] if output else 0: operand for output, operand, _ in parse_aliases(annotated)}
@@ -70,7 +70,7 @@ def _fusion_bytes(module: Module, fusion: Instruction) -> int:
 
 
 def _read(module: Module, value: Instruction) -> int:
-    """What a computation reads of a value: only slices, if it takes no more than those."""
+    """The bytes that a computation reads of a value: of slices alone, if it reads nothing else."""
     total = 0
     for user in module.users(value):
         if user.opcode in _SLICES and user.operands[0] == value.name:
@@ -86,7 +86,7 @@ def _read(module: Module, value: Instruction) -> int:
 
 
 def _origin(module: Module, value: Instruction) -> Instruction:
-    """What a value is a view or a conversion of."""
+    """The value before views and conversions."""
     while value.opcode in _CONVERSIONS:
         value = module.operand(value)
     return value

@@ -28,7 +28,7 @@ def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]
     """A simulated step as trace events: a lane for ops, one for the network of each set of axes, one for copies.
 
     Waits are slices among the ops. Loops are unrolled. Where that exceeds `max_events` slices, only as many first
-    iterations of each loop as fit are shown, and the loop's slice tells the trip count.
+    iterations of each loop as fit are shown, and the loop's slice has the trip count.
     """
     shown = _trips_shown(schedule, max_events)
     lanes = dict.fromkeys((COMPUTE, *sorted({event.lane for event in schedule.events})))

@@ -28,7 +28,7 @@ class TransferPart:
 
 
 def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPart, ...]:
-    """What an instruction starts, waits for or runs whole, in order; () if it only computes."""
+    """The transfers that an instruction starts, waits for or runs whole, in order; () if it only computes."""
     opcode, name = instruction.opcode, instruction.name
     if opcode == "fusion":
         return tuple(_parts_in_fusion(fabric, instruction))
@@ -51,7 +51,7 @@ def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPa
 
 
 def _send_or_receive(fabric: Fabric, instruction: Instruction) -> Iterator[TransferPart]:
-    """A send or a receive. Between slices the send stands for both, as what is received depends on what is sent."""
+    """The transfer of a send or a receive. Between slices the send counts for both."""
     if "megascale" not in instruction.attributes.get("frontend_attributes", ""):
         yield TransferPart("start", instruction.name, fabric.to_host(instruction))
     elif instruction.opcode == "send" and (transfer := fabric.dcn_collective(instruction)):
@@ -81,7 +81,7 @@ def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPa
 
 
 def _async_call(fabric: Fabric, start: Instruction) -> Transfer:
-    """What an asynchronous call runs: a collective, a host copy, or other work."""
+    """The transfer of an asynchronous call: a collective, a host copy, or other work."""
     inside = list(_inside(fabric.module, start))
     made = [transfer for inner in inside if collective_kind(inner) and (transfer := fabric.collective(inner))]
     made += [fabric.copy(inner) for inner in inside if _copies_to_host(fabric, inner)]

@@ -55,7 +55,7 @@ class _Walker:
                 self.instruction(instruction)
 
     def instruction(self, instruction: Instruction) -> None:
-        """Wait for what an instruction awaits, start what it starts, then run its op."""
+        """Run an instruction: wait for transfers, start transfers, then its op."""
         op, steps = self.costs(instruction)
         whole = []
         for step in steps:

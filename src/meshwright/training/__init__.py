@@ -1,8 +1,9 @@
 """Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
 
-from meshwright.training.checkpoint import Checkpoints
+from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_from_scratch, check_start, check_vocab
-from meshwright.training.data import load_corpus
+from meshwright.training.data import BYTES, load_corpus
+from meshwright.training.generate import restore_params
 from meshwright.training.library import new_run, train
 from meshwright.training.loop import is_first_process, measured, run_steps
 from meshwright.training.optimizer import Optimizer
@@ -11,8 +12,10 @@ from meshwright.training.run import RunConfig, RunStoppedError, check_seed, read
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
 __all__ = [
+    "BYTES",
     "Checkpoints",
     "DoesNotFitError",
+    "Note",
     "Optimizer",
     "RunConfig",
     "RunStoppedError",
@@ -29,6 +32,7 @@ __all__ = [
     "new_run",
     "read_config",
     "read_metrics",
+    "restore_params",
     "resumed_run",
     "run_steps",
     "train",

@@ -19,7 +19,7 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class StaticOverhead:
-    """What the HLO text of a program contains beyond its plan, by cause: dropless padding and untaken branches.
+    """The contents of a program's HLO text beyond its plan, by cause: dropless padding and untaken branches.
 
     flops: of each cause. Flops and bytes of collectives are negative where the program has less.
     """
@@ -110,7 +110,7 @@ def compare(
       compiled: the program's record, from `in_plans_terms`.
       argument_bytes: as predicted.
       measured: the record of a run.
-      overhead: what the program's text is known to contain beyond the plan.
+      overhead: known contents of the program's text beyond the plan.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
@@ -255,8 +255,8 @@ def _join_sums(
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
     """The plan with all-reduces over the sets of axes that the compiler uses, and the causes of what changed.
 
-    All-reduces of one array over several axes in turn become one. Where that does not make a phase equal, all its
-    all-reduces stay as planned if over each axis by itself they sum what was planned (`combined_sums`).
+    Consecutive all-reduces of one array over several axes become one. If that does not make a phase equal, all its
+    all-reduces stay as planned if they sum the planned bytes over each axis (`combined_sums`).
     """
     joined, causes = _join_axes(planned, found)
     keys = dict.fromkeys((*joined, *found))
@@ -273,9 +273,9 @@ def _join_sums(
 def _join_axes(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """The plan with all-reduces of one array over several axes in turn as one over all of them, and their causes.
+    """The plan with consecutive all-reduces of one array over several axes joined, and their causes.
 
-    Only where the program has an all-reduce over all of them, in whatever phase.
+    Only if the program has an all-reduce over all of these axes, in any phase.
     """
     result, causes = dict(planned), {}
     over_several = {axes for kind, axes, _ in found if kind == "all-reduce" and len(axes) > 1}

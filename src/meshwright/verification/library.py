@@ -41,11 +41,10 @@ def verify(
 
 
 def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:
-    """The plan to verify, and what a run of it measured, where one is named."""
+    """The plan to verify, and the measured record of a run, if there is one."""
     if isinstance(what, (str, Path)) and (Path(what) / "config.json").is_file() and _is_run(Path(what)):
-        said = list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run")))
-        if said:
-            raise MeshwrightError(f"{what} is a run and says {', '.join(said)} itself; leave it out")
+        if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):
+            raise MeshwrightError(f"{what} is a run and says {', '.join(extra)} itself; leave it out")
         return _of_run(Path(what))
     plan = plan_to_run(what, options)
     if run is None:
@@ -65,7 +64,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _of_run(directory: Path) -> tuple[Plan, Record]:
-    """The plan of a run's step, and what it measured."""
+    """The plan of a run's step, and its measured record."""
     config = read_config(directory)
     plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
     return plan, measured(config, read_metrics(directory))

@@ -76,7 +76,7 @@ def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None 
 
 
 def static_overhead(plan: Plan) -> StaticOverhead:
-    """What the HLO text of a plan's program is known to contain beyond the plan: padding and untaken branches."""
+    """The known contents of a program's HLO text beyond its plan: padding and untaken branches."""
     workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
     kind = plan.system.chip.kind
     moves = {

@@ -39,7 +39,7 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
     """Run an implementation of a product in a mode of JAX, in float32, on small random integers.
 
     Sums of integers are exact in float32 in any order, below 2^24. Runs on the devices of this process. In overlapped
-    mode a ring of permutes stands for the collective of a collective matmul.
+    mode a ring of permutes replaces the collective of a collective matmul.
 
     Args:
       inference: the product with its shardings.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from meshwright.compiler import read_optimized
 from meshwright.hardware import parse_system
 from meshwright.inspection import Finding, Inspection
 from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
+from meshwright.simulate import read_buffers
 from meshwright.units import show_degrees, show_flops, show_percent, show_seconds
 from meshwright.verification import Verification
 from meshwright.viz.document import Section, html_table, render
@@ -36,6 +38,8 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
     sections = (
         Section("Predicted and compiled", "<br>\n".join(tables)),
         memory_section(records, usable),
+        # The order of ops, which decides what is live, is final where a step was simulated.
+        buffers_section(read_buffers(read_optimized(program)).live if found.schedule else ()),
         collectives_section(found.compiled),
         timeline_section(found.schedule),
         _notes_section((*plan.predicted.notes, *found.compiled.notes)),

@@ -53,7 +53,7 @@ def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
     same: dict[tuple[str, str, str], list[Buffer]] = {}
     for buffer in buffers:
         name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
-        place = name if buffer.kind == "argument" else f"{buffer.source} ({name})"
+        place = name if buffer.kind == "argument" or not buffer.source else buffer.source + f" ({name})" * bool(name)
         same.setdefault((str(replace(buffer.shape, layout="")), buffer.kind, place), []).append(buffer)
     sizes = {key: sum(buffer.num_bytes for buffer in found) for key, found in same.items()}
     largest = sorted(sizes, key=lambda key: -sizes[key])

@@ -85,11 +85,11 @@ def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]]
     ran = [row for row in rows if row.measured is not None]
     for part in filter(None, ([row for row in rows if row.measured is None], ran)):
         columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if part is ran else []), ""]
-        cells = [_row_cells(row, with_measured=part is ran) for row in part]
+        cells = [row_cells(row, with_measured=part is ran) for row in part]
         yield columns, cells, [not row.is_equal for row in part]
 
 
-def _row_cells(row: Row, *, with_measured: bool) -> list[str]:
+def row_cells(row: Row, *, with_measured: bool) -> list[str]:
     """A row as text: quantity, predicted, compiled, difference, the two of a run, reason."""
     amounts = [_shown(row.predicted, row), _shown(row.compiled, row)]
     cells = [row.quantity, *amounts, _difference(row.compiled, row, row.relative)]

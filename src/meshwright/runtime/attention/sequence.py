@@ -43,7 +43,7 @@ def attend(
 ) -> Array:
     """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
 
-    Scores are never materialized as a whole. What backward needs is named `ATTENTION_RESIDUALS` for remat policies.
+    Scores are never materialized as a whole. Residuals are named `ATTENTION_RESIDUALS` for remat policies.
 
     Args:
       query: [b, s, k, g, h] with g query heads for each of k kv heads.

@@ -43,7 +43,7 @@ class Dispatched(NamedTuple):
     rows: dropless [m, d], sorted by expert, undefined beyond the sum of `sizes`; with a capacity [experts, slots, d].
     shares: router weight of each row, shaped as rows with d = 1. sizes: rows per expert [experts]; None with a
     capacity. dropped: copies of this device's tokens without a slot, per expert [experts]. combine: from the experts'
-    outputs, still partial sums over tp, to what is added to the tokens that were dispatched.
+    outputs, still partial sums over tp, to the output of each dispatched token.
     """
 
     rows: Array
@@ -82,7 +82,7 @@ def dispatch_combine(x: Array, routing: Routing, experts: Experts, axes: ExpertA
     found = dispatch(x.reshape(-1, x.shape[-1]), choices, experts, axes.experts, after, keep)
 
     def combine(y: Array) -> Array:
-        """What is added to the tokens, summed over the devices that hold parts of every expert."""
+        """The output for each token, summed over the devices that shard each expert's width."""
         added = scatter(found.combine(y).reshape(x.shape), first, dim=1)
         return jax.lax.psum(added, axes.width) if axes.width and not axes.tokens else added
 

@@ -40,7 +40,7 @@ class SavedInputs(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Slots of each stage in a tick, [p]: for its own inputs, for what it sends its partner, for what it runs backward.
+    """Slots of each stage in a tick, [p]: of its own inputs, of inputs sent to its partner, of inputs to run backward.
 
     An early stage saves into the slot that its partner's inputs will take, and sends the same slot.
     """
@@ -75,8 +75,8 @@ def zero_saved(pipeline: Pipeline, stream: Array) -> SavedInputs:
 def save_inputs(saved: SavedInputs, layer_inputs: Array, tick_slots: Slots, schedule: Schedule) -> SavedInputs:
     """Save the layer inputs [c, p, ...] of a tick, and exchange inputs between partners.
 
-    What arrives is stored in the next tick: it travels during this tick's work, and all slots are written before any is
-    read, which keeps XLA from copying them.
+    Received inputs are stored in the next tick: their transfer overlaps with this tick's work. All slots are written
+    before any is read, which keeps XLA from copying them.
     """
     saved = store_in_flight(saved)
     slots = _write_slot(saved.slots, layer_inputs, tick_slots.own)

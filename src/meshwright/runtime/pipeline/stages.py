@@ -30,7 +30,7 @@ Tree = Any
 
 
 class LayerOutput(NamedTuple):
-    """What a layer returns for a microbatch.
+    """The output of a layer for a microbatch.
 
     x: the next layer's input. loss: the layer's own contribution to the microbatch's loss. stats: arrays to sum over
     microbatches, without gradient.

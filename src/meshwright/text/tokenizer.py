@@ -1,0 +1,186 @@
+"""Tokenizers: the `tokenizer.json` of a Hugging Face directory, or bytes where a model was trained on these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from meshwright.errors import MeshwrightError
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""The files of a directory that its tokenizer and its chat template are in."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What the bytes of a cut character are decoded as."""
+
+
+class _Codec(Protocol):
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+class _Bytes:
+    """A token for each byte of UTF-8."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        del add_special_tokens
+        return list(text.encode(errors="surrogateescape"))
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _FromFile:
+    """The tokenizer of a `tokenizer.json`."""
+
+    of: HuggingFaceTokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.of.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.of.decode(tokens, skip_special_tokens=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """Text to tokens and back.
+
+    Args:
+        num_tokens: tokens have numbers below it.
+        stop_tokens: those that end a text.
+        config: of `tokenizer_config.json`; the template of a chat and the names of special tokens are there.
+    """
+
+    codec: _Codec
+    num_tokens: int
+    stop_tokens: tuple[int, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text; add_special_tokens: with those that begin or end every text of this model."""
+        return self.codec.encode(text, add_special_tokens)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, without special ones."""
+        return self.codec.decode(tokens)
+
+
+class TokenStream:
+    """Text that grows a token at a time: a piece ends where a character does.
+
+    A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is what the last tokens add
+    to the text of those before them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._shown = 0
+        """How many of the tokens are in the pieces so far, from `_start` on the context of those to come."""
+        self._start = 0
+
+    def add(self, token: int) -> str:
+        """What a token adds; empty while the last character is not whole."""
+        self._tokens.append(token)
+        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
+        text = self._tokenizer.decode(self._tokens[self._start :])
+        if text.endswith(REPLACEMENT) or len(text) <= len(before):
+            return ""
+        self._start, self._shown = self._shown, len(self._tokens)
+        return text[len(before) :]
+
+    def finish(self) -> str:
+        """What is left at the end: a character that was cut is shown as replaced."""
+        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
+        return self._tokenizer.decode(self._tokens[self._start :])[len(before) :]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Bytes as tokens."""
+    return Tokenizer(codec=_Bytes(), num_tokens=256)
+
+
+def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
+    """The tokenizer of a Hugging Face directory; None where it has none.
+
+    Raises:
+        MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json`, or one with
+            tokens beyond `vocab`, the rows of the model's table.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        for name in ("tokenizer.model", "vocab.json", "spiece.model"):
+            if (directory / name).is_file():
+                raise MeshwrightError(
+                    f"{directory} has {name} and no tokenizer.json; transformers writes one:"
+                    f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
+                )
+        return None
+    try:
+        of = HuggingFaceTokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except Exception as error:  # The library raises bare exceptions.
+        raise MeshwrightError(f"{path} is no tokenizer: {str(error).splitlines()[0]}") from None
+    of.no_padding()
+    of.no_truncation()
+    num_tokens = max(of.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if num_tokens > vocab:
+        raise MeshwrightError(
+            f"the tokenizer of {directory} has tokens up to {num_tokens - 1}; config.json has a vocab_size of {vocab}:"
+            f" they are of different models"
+        )
+    config = read_json(directory / "tokenizer_config.json")
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        config |= {"chat_template": template.read_text(encoding="utf-8")}
+    return Tokenizer(
+        codec=_FromFile(of), num_tokens=num_tokens, stop_tokens=_stop_tokens(directory, of, config), config=config
+    )
+
+
+def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text: of generation_config.json, else of config.json, else the tokenizer's."""
+    for name in ("generation_config.json", "config.json"):
+        found = read_json(directory / name).get("eos_token_id")
+        if found is not None:
+            return tuple(found) if isinstance(found, list) else (found,)
+    token = special_token(config, "eos_token")
+    number = of.token_to_id(token) if token else None
+    return () if number is None else (number,)
+
+
+def special_token(config: dict[str, Any], name: str) -> str | None:
+    """The text of a special token; files have it as text, or as an object with `content`."""
+    found = config.get(name)
+    return found.get("content") if isinstance(found, dict) else found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise MeshwrightError(f"{path} holds a {type(found).__name__}, not an object")
+    return found

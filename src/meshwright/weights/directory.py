@@ -1,0 +1,157 @@
+"""The tensors of a Hugging Face directory: which file has each, where in it, and of what shape and dtype.
+
+The files are safetensors (https://huggingface.co/docs/safetensors): 8 bytes with the length of a JSON header, the
+header, and the data of each tensor in C order. Tensors are read through memory maps, so only the parts that are asked
+for are read from disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from meshwright.errors import MeshwrightError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+DTYPES: Mapping[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
+"""The dtypes that weights are read in, by their names in a header."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file: `start` is where its data begins, in bytes."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its data."""
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+    def open(self) -> np.ndarray:
+        """The tensor as a read-only memory map, which is closed when nothing refers to it."""
+        if not self.nbytes:
+            return np.zeros(self.shape, DTYPES[self.dtype])
+        data = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.nbytes,))
+        return data.view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+def tensor_dtype(directory: Path) -> str:
+    """The dtype that most of a directory's weights have: f32, f16, bf16 or f64."""
+    sizes: dict[str, int] = {}
+    for tensor in read_tensors(directory).values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="F32").lower()
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of a directory by name.
+
+    Raises:
+        MeshwrightError: no safetensors, a file that is missing, cut short or no safetensors, an index that names a
+        tensor
+            in a file that does not hold it.
+    """
+    if (directory / INDEX).is_file():
+        return _read_sharded(directory)
+    if (directory / SINGLE).is_file():
+        return {tensor.name: tensor for tensor in _read_file(directory / SINGLE)}
+    if pickled := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)):
+        raise MeshwrightError(
+            f"{directory} holds {pickled[0]} and no safetensors. A pickle runs code as it is read, so it is not read;"
+            f" `save_pretrained` of transformers writes safetensors"
+        )
+    raise MeshwrightError(f"{directory} holds no weights: neither {SINGLE} nor {INDEX}")
+
+
+def _read_sharded(directory: Path) -> dict[str, Tensor]:
+    """The tensors of the files that an index names."""
+    path = directory / INDEX
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        named: dict[str, set[str]] = {}
+        for name, file in files.items():
+            named.setdefault(str(file), set()).add(name)
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise MeshwrightError(f"{path} is no index of safetensors: it has no weight_map of names to files") from None
+    found: dict[str, Tensor] = {}
+    for file, names in sorted(named.items()):
+        if Path(file).name != file:
+            raise MeshwrightError(f"{path} names the file {file!r}; files are in the same directory")
+        held = {tensor.name: tensor for tensor in _read_file(directory / file)}
+        if absent := sorted(names - held.keys()):
+            raise MeshwrightError(f"{directory / file} does not hold {absent[0]}, which {INDEX} says it does")
+        if extra := sorted(held.keys() - names):
+            raise MeshwrightError(f"{directory / file} holds {extra[0]}, which {INDEX} does not name")
+        found |= held
+    return found
+
+
+def _read_file(path: Path) -> Iterator[Tensor]:
+    """The tensors of one file; the library checks that the header is whole and that its data fills the file."""
+    if not path.is_file():
+        raise MeshwrightError(f"{path} is missing; {INDEX} names it")
+    try:
+        with safe_open(path, framework="np"):
+            pass
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
+    except (SafetensorError, ValueError) as error:
+        raise MeshwrightError(f"{path} is cut short or no safetensors file: {error}") from None
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in DTYPES:
+            raise MeshwrightError(
+                f"{name} in {path} has dtype {entry['dtype']}; weights are read in {', '.join(DTYPES)}, not quantised"
+            )
+        yield Tensor(name, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+
+
+def write_file(
+    path: Path, entries: Iterable[tuple[str, tuple[int, ...]]], dtype: str, data: Callable[[str], np.ndarray]
+) -> None:
+    """Write one safetensors file tensor by tensor, so that no more than one is in memory.
+
+    Args:
+        entries: the name and shape of each tensor. dtype: of all, as in a header. data: the tensor of a name.
+    """
+    itemsize, start = np.dtype(DTYPES[dtype]).itemsize, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries = list(entries)
+    for name, shape in entries:
+        stop = start + math.prod(shape) * itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # Data begins at a multiple of 8 bytes.
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, _ in entries:
+            file.write(np.ascontiguousarray(data(name), DTYPES[dtype]).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,152 @@
+"""Where each parameter of a model is in published tensors: one map, read from when loading and written to when saving.
+
+A declared parameter is stacked over the layers of its stack, and over experts; published tensors mostly hold one layer
+and one expert each, some of them several parameters (`qkv_proj`). A `Place` takes a tensor to a view of the part that
+is one parameter's, with the parameter's dims: views of a memory map are read slice by slice, views of an empty array
+are filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import PUBLISHED
+from meshwright.families.family import Names, Published
+from meshwright.step import ModelConfig
+from meshwright.step.blocks import program
+from meshwright.step.layer import Linear, Lookup
+from meshwright.step.parameter_tree import Parameter, leaves, parameters
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
+
+    Args:
+        parameter: the declaration, whose shape is [layers, experts, *inputs, *outputs], without what it is not stacked
+        over.
+        published: the name of the tensor with {layer} and {expert}, and how the tensor holds the parameter.
+        num_inputs: the dims that its product sums; 0 for a vector.
+        first_layer: the number of the first layer of its stack.
+        before, width: how many outputs of a tensor are other parameters' before it, and how many there are in all; of
+        one
+            head each where parameters alternate head by head.
+    """
+
+    parameter: Parameter
+    published: Published
+    num_inputs: int
+    first_layer: int
+    before: int
+    width: int
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        """The sizes of the dims that are in tensors of their own: layers, then experts."""
+        return self.parameter.shape[: self.parameter.is_stacked + ("expert" in self.parameter.axes)]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The sizes of the dims that its product sums."""
+        return self.parameter.shape[len(self.stacked) :][: self.num_inputs]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The sizes of the other dims."""
+        return self.parameter.shape[len(self.stacked) + self.num_inputs :]
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """The shape of each tensor."""
+        columns = self.outputs[0] * self.width if self.published.by_head else self.width
+        if not self.inputs:
+            return (columns,)
+        rows = math.prod(self.inputs)
+        return (columns, rows) if self.published.is_transposed else (rows, columns)
+
+    def name(self, *numbers: int) -> str:
+        """The tensor of a layer and expert, numbered as in the parameter."""
+        layer = numbers[0] + self.first_layer if numbers else 0
+        return self.published.name.format(layer=layer, expert=numbers[-1] if numbers else 0)
+
+    def names(self) -> Iterator[tuple[tuple[int, ...], str]]:
+        """The numbers of each layer and expert, and their tensor."""
+        for numbers in np.ndindex(*self.stacked):
+            yield numbers, self.name(*numbers)
+
+    def view(self, tensor: np.ndarray) -> np.ndarray:
+        """The parameter [*inputs, *outputs] of one layer and expert in a tensor of `tensor_shape`, in its memory."""
+        outputs_last = tensor.T if self.published.is_transposed else tensor
+        columns = math.prod(self.outputs)
+        if self.published.by_head:
+            outputs_last = outputs_last.reshape(*self.inputs_joined, self.outputs[0], self.width, copy=False)
+            columns //= self.outputs[0]
+        part = outputs_last[..., self.before : self.before + columns]
+        return part.reshape(*self.inputs, *self.outputs, copy=False)
+
+    @property
+    def inputs_joined(self) -> tuple[int, ...]:
+        """The inputs as the one dim that a tensor has for them; none for a vector."""
+        return (math.prod(self.inputs),) if self.inputs else ()
+
+
+def places(model: ModelConfig) -> dict[str, Place]:
+    """Where each parameter of a model is, by its path.
+
+    Raises:
+        MeshwrightError: the model is of no published family.
+    """
+    names = _names_of(model)
+    num_inputs = _num_inputs(model)
+    first_layer, start = {}, 0
+    for stack in program(model).stacks:
+        first_layer[stack.name] = start
+        start += stack.num_layers
+    found: dict[str, Place] = {}
+    for path, parameter in leaves(parameters(model)):
+        stack, _, name = path.rpartition(".")
+        published = names[f"layers.{name}" if stack else name]
+        found[path] = Place(parameter, published, num_inputs.get(name, 0), first_layer.get(stack, 0), 0, 0)
+    return {path: _within_tensor(path, place, found) for path, place in found.items()}
+
+
+def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place:
+    """A place with what its tensors hold beside it."""
+    stack = path.rpartition(".")[0]
+
+    def columns(other: Place) -> int:
+        size = math.prod(other.outputs)
+        return size // place.outputs[0] if place.published.by_head else size
+
+    together = [
+        other
+        for name, other in found.items()
+        if name.rpartition(".")[0] == stack and other.published.name == place.published.name
+    ]
+    before = sum(columns(other) for other in together if other.published.part < place.published.part)
+    return Place(
+        place.parameter, place.published, place.num_inputs, place.first_layer, before, sum(map(columns, together))
+    )
+
+
+def _names_of(model: ModelConfig) -> Names:
+    for known in PUBLISHED:
+        if known.family == model.family:
+            return known.names
+    raise MeshwrightError(
+        f"model {model.name} is of the family {model.family.name!r}, whose published names are not known;"
+        f" those known are {', '.join(known.family.name for known in PUBLISHED)}"
+    )
+
+
+def _num_inputs(model: ModelConfig) -> dict[str, int]:
+    """The dims that the product with a parameter sums, by the parameter's name; vectors have none."""
+    ops = program(model)
+    every = (*ops.embedding, *(op for stack in ops.stacks for op in stack.ops), *ops.logits)
+    found = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}
+    return found | {op.name: 1 for op in every if isinstance(op, Lookup)}

@@ -1,0 +1,125 @@
+"""Tiny models of every family made by transformers, with what they compute: `tests/goldens/FAMILY/`.
+
+Each folder is a Hugging Face directory (`config.json`, safetensors, `generation_config.json`) and `golden.npz`,
+float32: `tokens` [rows, longest] with `lengths`, `logits` [rows, longest, vocab] of each row alone, `continuations`
+[rows, 8] taken greedily, and of some families `gradient.NAME` of the mean loss of the longest row. Weights are drawn so
+large that every feature of a family changes the logits.
+
+Run where torch 2.13.0 and transformers 5.23 are installed: `make goldens` does it in a venv of its own.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+WINDOWED = SIZES | {"num_hidden_layers": 5, "sliding_window": 6, "query_pre_attn_scalar": 20}
+LOCAL, FULL = "sliding_attention", "full_attention"
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": SIZES | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, **LLAMA3}},
+    "mistral": SIZES | {"sliding_window": 6},
+    "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": SIZES | {"head_dim": 4},
+    "qwen3": SIZES,
+    "qwen3_moe": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "gemma": SIZES | {"tie_word_embeddings": True},
+    "gemma2": WINDOWED | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},
+    "gemma3_text": WINDOWED
+    | {
+        "tie_word_embeddings": True,
+        "layer_types": [LOCAL, LOCAL, FULL, LOCAL, LOCAL],
+        "rope_parameters": {
+            LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+            FULL: {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+        },
+    },
+    "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
+    "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    | {"num_attention_heads": 4, "max_position_embeddings": 64},
+}
+"""What each family is made with beyond its defaults."""
+
+WITH_GRADIENTS = ("llama", "gemma2", "gpt2")
+SHARDED = ("mixtral",)
+LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
+NUM_NEW = 8
+FOLDER = Path(__file__).parent
+
+
+def main() -> None:
+    """Write a folder for each family."""
+    for kind, changes in CONFIGS.items():
+        make(kind, changes)
+
+
+def make(kind: str, changes: dict[str, Any]) -> None:
+    """One model: its directory and what it computes."""
+    config = transformers.AutoConfig.for_model(kind, **changes)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, None, None
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+    draw(model)
+    model.generation_config.eos_token_id = None
+    folder = FOLDER / kind
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder, max_shard_size="200KB" if kind in SHARDED else "1GB")
+    golden = computed(model, gradients=kind in WITH_GRADIENTS)
+    np.savez_compressed(folder / "golden.npz", **golden)
+    spread = float(golden["logits"].max() - golden["logits"].min())
+    print(f"{kind:<12}{sum(p.numel() for p in model.parameters()):>9,} parameters, logits over {spread:.1f}")
+
+
+def draw(model: torch.nn.Module) -> None:
+    """Draw every parameter: matrices as large as keeps a product's size, vectors around their mean."""
+    with torch.no_grad():
+        for number, (_, parameter) in enumerate(sorted(model.named_parameters())):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * noise)
+            else:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+
+
+def computed(model: Any, *, gradients: bool) -> dict[str, np.ndarray]:
+    """Logits of each row alone, what follows it greedily, and the gradients of the longest row's mean loss."""
+    vocab = model.config.vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocab, (len(LENGTHS), max(LENGTHS)))
+    logits = np.zeros((*tokens.shape, vocab), np.float32)
+    continuations = np.zeros((len(LENGTHS), NUM_NEW), np.int64)
+    for row, length in enumerate(LENGTHS):
+        own = torch.tensor(tokens[row : row + 1, :length])
+        with torch.no_grad():
+            logits[row, :length] = model(own).logits[0].numpy()
+            for step in range(NUM_NEW):
+                chosen = model(own, use_cache=False).logits[:, -1:].argmax(-1)
+                continuations[row, step] = int(chosen)
+                own = torch.cat([own, chosen], dim=1)
+    found = {"tokens": tokens, "lengths": np.array(LENGTHS), "logits": logits, "continuations": continuations}
+    if gradients:
+        own = torch.tensor(tokens[-1:])
+        scores = model(own).logits[0, :-1]
+        torch.nn.functional.cross_entropy(scores, own[0, 1:]).backward()
+        for name, parameter in model.named_parameters():
+            found[f"gradient.{name}"] = parameter.grad.numpy()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Directories that are not what they should be, each one line that names the file, the tensor or the field."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import meshwright as mw
+
+GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
+SHARDED = Path(__file__).parents[1] / "goldens" / "mixtral"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def tensors(change):
+    """Write the weights anew after a change to them."""
+
+    def apply(folder):
+        path = folder / "model.safetensors"
+        held = load_file(path)
+        change(held)
+        path.unlink()
+        save_file(held, path, metadata={"format": "pt"})
+
+    return apply
+
+
+def data(name, change):
+    """Change the bytes of a file."""
+
+    def apply(folder):
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return apply
+
+
+def fields(name="config.json", **changes):
+    def apply(folder):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return apply
+
+
+def index(change):
+    def apply(folder):
+        path = folder / "model.safetensors.index.json"
+        held = json.loads(path.read_text())
+        change(held)
+        path.write_text(json.dumps(held))
+
+    return apply
+
+
+def replaced(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def removed(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def renamed(name, to):
+    return lambda folder: (folder / name).rename(folder / to)
+
+
+def header(change):
+    """Change the JSON header of the weights, its length kept true."""
+
+    def apply(raw):
+        length = int.from_bytes(raw[:8], "little")
+        text = json.loads(raw[8 : 8 + length])
+        change(text)
+        new = json.dumps(text).encode()
+        return len(new).to_bytes(8, "little") + new + raw[8 + length :]
+
+    return data("model.safetensors", apply)
+
+
+def tokenizer(num_tokens):
+    """A tokenizer of so many words."""
+
+    def apply(folder):
+        made = Tokenizer(models.WordLevel({f"w{n}": n for n in range(num_tokens)}, unk_token="w0"))
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.Fuse()
+        made.save(str(folder / "tokenizer.json"))
+
+    return apply
+
+
+def move(held, name, to):
+    held[to] = held.pop(name)
+
+
+FIRST, SECOND = sorted(path.name for path in SHARDED.glob("model-*"))[:2]
+BROKEN = {
+    "no weights": (GOLDEN, removed("model.safetensors"), "holds no weights"),
+    "pickle": (GOLDEN, renamed("model.safetensors", "pytorch_model.bin"), "a pickle runs code|A pickle runs code"),
+    "torch file": (GOLDEN, renamed("model.safetensors", "model.pt"), "model.pt and no safetensors"),
+    "no config": (GOLDEN, removed("config.json"), "config.json"),
+    "config is no JSON": (GOLDEN, replaced("config.json", "{"), "is not JSON"),
+    "config is a list": (GOLDEN, replaced("config.json", "[]"), "holds a list"),
+    "empty file": (GOLDEN, replaced("model.safetensors", ""), "cut short or no safetensors"),
+    "text": (GOLDEN, replaced("model.safetensors", "version https://git-lfs.github.com/spec/v1"), "no safetensors"),
+    "cut in half": (GOLDEN, data("model.safetensors", lambda raw: raw[: len(raw) // 2]), "cut short"),
+    "a byte short": (GOLDEN, data("model.safetensors", lambda raw: raw[:-1]), "cut short"),
+    "a byte long": (GOLDEN, data("model.safetensors", lambda raw: raw + b"x"), "cut short or no safetensors"),
+    "a long header": (GOLDEN, data("model.safetensors", lambda raw: b"\xff" * 8 + raw[8:]), "no safetensors"),
+    "header is no JSON": (GOLDEN, data("model.safetensors", lambda raw: raw[:8] + b"?" + raw[9:]), "no safetensors"),
+    "offsets overlap": (GOLDEN, header(lambda h: h[UP].update(data_offsets=[0, 8192])), "no safetensors"),
+    "a shape too large": (GOLDEN, header(lambda h: h[UP].update(shape=[64, 33])), "no safetensors"),
+    "a shape turned": (GOLDEN, header(lambda h: h[UP].update(shape=[32, 64])), r"has shape \[32, 64\].*\[64, 32\]"),
+    "fp8": (
+        GOLDEN,
+        tensors(lambda held: held.update({UP: held[UP].astype(np.uint8)})),
+        rf"{UP} in .*model.safetensors has dtype U8",
+    ),
+    "a tensor missing": (GOLDEN, tensors(lambda held: held.pop(UP)), rf"no {UP} \[64, 32\]"),
+    "a tensor extra": (GOLDEN, tensors(lambda held: held.update(other=np.ones(3, np.float32))), r"holds other \[3\]"),
+    "a layer extra": (
+        GOLDEN,
+        tensors(lambda held: held.update({UP.replace(".1.", ".9."): held[UP]})),
+        r"holds model.layers.9.mlp.up_proj.weight",
+    ),
+    "another name": (GOLDEN, tensors(lambda held: move(held, UP, "up.weight")), rf"no {UP}"),
+    "another shape": (
+        GOLDEN,
+        tensors(lambda held: held.update({UP: np.ones((60, 32), np.float32)})),
+        r"model.safetensors has shape \[60, 32\]; config.json makes it \[64, 32\]",
+    ),
+    "no head": (GOLDEN, tensors(lambda held: held.pop("lm_head.weight")), r"no lm_head.weight \[96, 32\]"),
+    "another width": (GOLDEN, fields(intermediate_size=48), r"\[64, 32\]; config.json makes it \[48, 32\]"),
+    "fewer layers": (GOLDEN, fields(num_hidden_layers=3), "holds model.layers.3"),
+    "more layers": (GOLDEN, fields(num_hidden_layers=5), "no model.layers.4"),
+    "another vocab": (GOLDEN, fields(vocab_size=128), r"\[96, 32\]; config.json makes it \[128, 32\]"),
+    "more heads": (GOLDEN, fields(num_attention_heads=16), "config.json makes it"),
+    "a bias that is not there": (GOLDEN, fields(attention_bias=True), "no model.layers.0.self_attn.q_proj.bias"),
+    "an unknown family": (GOLDEN, fields(model_type="nothing"), "model_type 'nothing'"),
+    "an unknown field": (GOLDEN, fields(residual_multiplier=0.5), "residual_multiplier=0.5"),
+    "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'"),
+    "quantised": (GOLDEN, fields(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+    "a file missing": (SHARDED, removed(SECOND), f"{SECOND} is missing"),
+    "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "no index of safetensors"),
+    "index without a map": (SHARDED, replaced("model.safetensors.index.json", "{}"), "no index of safetensors"),
+    "index to elsewhere": (
+        SHARDED,
+        index(lambda held: held["weight_map"].update({"lm_head.weight": "../x.safetensors"})),
+        "files are in the same directory",
+    ),
+    "index to another file": (
+        SHARDED,
+        index(lambda held: held["weight_map"].update({"lm_head.weight": FIRST, "model.norm.weight": FIRST})),
+        "which model.safetensors.index.json",
+    ),
+    "index forgets a tensor": (SHARDED, index(lambda held: held["weight_map"].pop("lm_head.weight")), "lm_head.weight"),
+    "two files changed": (SHARDED, lambda folder: shutil.copy(folder / FIRST, folder / SECOND), "does not hold"),
+    "tokenizer of another vocab": (GOLDEN, tokenizer(97), "tokens up to 96; config.json has a vocab_size of 96"),
+    "tokenizer is no JSON": (GOLDEN, replaced("tokenizer.json", "{"), "tokenizer.json is no tokenizer"),
+    "tokenizer of another kind": (GOLDEN, replaced("tokenizer.model", "x"), "tokenizer.model and no tokenizer.json"),
+    "tokenizer config is no JSON": (
+        GOLDEN,
+        lambda folder: (tokenizer(9)(folder), replaced("tokenizer_config.json", "x")(folder)),
+        "tokenizer_config.json is not JSON",
+    ),
+    "NaN": (
+        GOLDEN,
+        tensors(lambda held: held.update({UP: np.full((64, 32), np.nan, np.float32)})),
+        rf"{UP} in .*model.safetensors has NaN",
+    ),
+    "infinity": (
+        GOLDEN,
+        tensors(lambda held: held["model.norm.weight"].__setitem__(3, np.inf)),
+        "model.norm.weight in .*model.safetensors has infinite values",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_bad_directory_is_one_line(case, tmp_path):
+    source, change, message = BROKEN[case]
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    change(folder)
+    with pytest.raises(mw.MeshwrightError, match=message) as raised:
+        mw.load(folder, on="cpu:2", mesh="1,2,1,1")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give on"),
+        ({"on": "cpu:9999"}, "wants 9999"),
+        ({"on": "cpu:8", "mesh": "1,3,1,1"}, "wants 3 devices"),
+        ({"on": "cpu:8", "mesh": "pp=8"}, "stages"),
+        ({"on": "cpu:8", "mesh": "1,1,8,1"}, "tp"),
+    ],
+)
+def test_a_mesh_that_a_model_cannot_be_on_is_one_line(options, message):
+    with pytest.raises(mw.MeshwrightError, match=message):
+        mw.load(GOLDEN, **options)
+
+
+def test_a_directory_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(mw.MeshwrightError, match="no directory"):
+        mw.load(tmp_path / "none", on="cpu:1")

@@ -1,0 +1,88 @@
+"""Tokenizers, text that is shown as it is made, and chats, against the libraries that they come from."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from meshwright.errors import MeshwrightError
+from meshwright.text import TokenStream, apply_chat_template, byte_tokenizer, read_tokenizer
+
+TEXT = ["the quick brown fox jumps over the lazy dog", "naïve café — 東京 🙂", "def main():\n    return 0\n"]
+TEMPLATE = (
+    "{% if messages[0].role == 'system' and messages|length == 1 %}{{ raise_exception('no user') }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A byte-level BPE, as GPT-2 and Llama 3 have, with special tokens."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    made.train_from_iterator(TEXT, trainer)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    path = tmp_path_factory.mktemp("tokenizer")
+    made.save(str(path / "tokenizer.json"))
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_text_and_tokens_are_those_of_the_library(folder):
+    ours, theirs = read_tokenizer(folder, vocab=300), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in TEXT:
+        assert ours.encode(text) == theirs.encode(text).ids
+        assert ours.encode(text)[0] == 0
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.stop_tokens == (1,)
+
+
+def test_generation_config_says_what_ends_a_text(folder, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert read_tokenizer(tmp_path, vocab=300).stop_tokens == (7, 9)
+
+
+@given(st.text(max_size=30))
+def test_a_stream_gives_the_text_and_never_half_a_character(folder, text):
+    for tokenizer in (read_tokenizer(folder, vocab=300), byte_tokenizer()):
+        stream = TokenStream(tokenizer)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        pieces = [stream.add(token) for token in tokens]
+        assert "".join(pieces) + stream.finish() == text
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+
+
+def test_a_character_that_is_cut_short_is_shown_at_the_end():
+    stream = TokenStream(byte_tokenizer())
+    assert [stream.add(byte) for byte in "é🙂".encode()[:-1]] == ["", "é", "", "", ""]
+    assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_chat_is_written_by_its_template(folder):
+    tokenizer = read_tokenizer(folder, vocab=300)
+    tokens = apply_chat_template(tokenizer, [{"role": "user", "content": "東京?"}])
+    theirs = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    wanted = "<s><|user|>\n東京?</s><|assistant|>\n"
+    assert tokens == theirs.encode(wanted, add_special_tokens=False).ids
+    with pytest.raises(MeshwrightError, match="no user"):
+        apply_chat_template(tokenizer, [{"role": "system", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ ''.__class__.__mro__ }}", "{% for x in range(10**9) %}x{% endfor %}", "{{ messages.append(1) }}"]
+)
+def test_a_template_cannot_leave_its_sandbox(folder, tmp_path, template):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(MeshwrightError, match="chat template"):
+        apply_chat_template(read_tokenizer(tmp_path, vocab=300), [{"role": "user", "content": "x"}])
