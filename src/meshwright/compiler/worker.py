@@ -1,7 +1,7 @@
 """The process that compiles one program: `python -m meshwright.compiler.worker REQUEST RESPONSE PARENT`.
 
-REQUEST and RESPONSE are JSON files. `process.CompileProcess` starts it with the environment of the target's compiler. The response is {"program": ...} or
-{"error": ...}, the fields of `Failure`.
+REQUEST and RESPONSE are JSON files. `process.CompileProcess` starts it with the environment of the target's compiler.
+The response is {"program": ...} or {"error": ...}, the fields of `Failure`.
 """
 
 from __future__ import annotations
