@@ -151,7 +151,8 @@ def rarely(draw):
 def folder(tmp_path, monkeypatch):
     """A folder with good and broken files, where whatever takes long is not begun."""
     from meshwright.hardware.load import DATA
-    from meshwright.planner import search, serving
+    from meshwright.planner import search
+    from meshwright.planner.serving import search as serving
 
     assert main(["plan", "tiny", "--on", "cpu:8", "--batch", "16", "-o", str(tmp_path / "plan.yaml")]) == 0
     for place in LONG:
