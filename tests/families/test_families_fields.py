@@ -1,11 +1,12 @@
 """Every field of a config.json is honoured, refused by name and value, or known to change nothing."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import FAMILIES, PRESETS, PUBLISHED, model_from_hugging_face
+from meshwright.families import FAMILIES, PRESETS, PUBLISHED, hugging_face_config, model_from_hugging_face
 from meshwright.step.layer import LinearRopeScaling, RopeScaling
 from meshwright.step.parameter_tree import leaves, parameters
 
@@ -109,3 +110,13 @@ def test_every_parameter_of_a_preset_has_a_published_name(published):
         if model.family == published.family and model.latent is None and not model.name.startswith("tiny"):
             paths = {path.replace("dense_layers", "layers") for path, _ in leaves(parameters(model))}
             assert paths <= set(published.names)
+
+
+@pytest.mark.parametrize("model", PRESETS.values(), ids=PRESETS)
+def test_a_model_is_read_from_the_config_that_is_written_of_it(model):
+    if model.name in ("deepseek-v2", "deepseek-v3", "tiny-moe-shared", "bloom-176b", "palm-540b"):
+        with pytest.raises(MeshwrightError, match=f"no config.json of Hugging Face describes {model.name}"):
+            hugging_face_config(model)
+        return
+    read = model_from_hugging_face(hugging_face_config(model), name=model.name)
+    assert replace(read, mlp=model.mlp) == model

@@ -50,6 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             FULL: {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
         },
     },
+    "phi3": SIZES | {"head_dim": 8, "partial_rotary_factor": 0.5, "pad_token_id": None, "sliding_window": 6},
     "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     | {"num_attention_heads": 4, "max_position_embeddings": 64},
