@@ -143,7 +143,7 @@ def memory_of_a_matrix(record: Record) -> Answers:
     return {
         "bytes_per_device": sizes.local_bytes(array),
         "local_shape": list(sizes.local_shape(array)),
-        "total_bytes": sizes.total_bytes(array),
+        "total_bytes": sizes.local_bytes(array) * math.prod(inputs["mesh"].values()),
         "load_time": op_seconds(0, sizes.local_bytes(array), one("h100")).seconds,
     }
 

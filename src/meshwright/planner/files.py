@@ -45,7 +45,7 @@ def read_data(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MeshwrightError(f"cannot read {path}: {error}") from None
-    if text.startswith("{"):
+    if text.startswith("{") or path.suffix == ".json":
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
