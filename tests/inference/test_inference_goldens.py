@@ -102,3 +102,13 @@ def test_texts_and_seeds_do_not_depend_on_the_batch_they_are_in():
     together = model.generate(prompts, max_tokens=6, sampling=how)
     assert len({text.tokens for text in together}) == 8
     assert model.generate(prompts[3], max_tokens=6, sampling=how[3]) == [together[3]]
+
+
+def test_a_run_that_no_config_json_describes_is_loaded_and_not_saved(tmp_path):
+    options = {"batch": 8, "seq_len": 16, "mesh": "fsdp=4,tp=2", "num_layers": 2}
+    mw.train("tiny-moe-shared", tmp_path / "run", on="cpu:8", steps=1, **options)
+    model = mw.load(tmp_path / "run")
+    assert len(model.generate("def ", max_tokens=2)[0].tokens) == 2
+    with pytest.raises(mw.MeshwrightError, match=r"no config\.json of Hugging Face describes tiny-moe-shared"):
+        model.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import hugging_face_config, load_model
+from meshwright.families import load_model
 from meshwright.hardware import System
 from meshwright.inference.loaded import LoadedModel
 from meshwright.mesh import MeshShape
@@ -20,7 +20,7 @@ from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devi
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
 from meshwright.text import FILES, byte_tokenizer, read_tokenizer
 from meshwright.training import BYTES, Note, read_config, restore_params
-from meshwright.weights import load_weights, tensor_dtype
+from meshwright.weights import load_weights, read_tensors, tensor_dtype
 
 MODEL_FILES = ("config.json", "generation_config.json", *FILES)
 """The files of a Hugging Face directory that are kept beside its weights."""
@@ -60,12 +60,12 @@ def load(
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
     claim_devices(system)
     _check(model, shape)
-    stored = tensor_dtype(path)
-    kept: Dtype = dtype or ("bf16" if stored == "bf16" else "f32")
+    tensors = read_tensors(path)
+    kept: Dtype = dtype or ("bf16" if tensor_dtype(tensors) == "bf16" else "f32")
     built = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(built):
         wanted: Any = abstract(parameters(model), built, ShardingContext(shape), kept)
-        params = load_weights(path, model, wanted, on_bytes)
+        params = load_weights(tensors, model, wanted, on_bytes)
     return LoadedModel(
         config=model,
         params=params,
@@ -92,10 +92,6 @@ def _load_run(
     built = build_mesh(shape, jax.devices()[: shape.num_devices])
     with jax.set_mesh(built):
         params = restore_params(path, config, shape, built, on_note)
-    written: dict[str, bytes] = {}
-    if model.vocab == BYTES:
-        found = hugging_face_config(model) | {"max_position_embeddings": config.workload.seq_len}
-        written["config.json"] = (json.dumps(found, indent=2) + "\n").encode()
     kept: Dtype = dtype or config.workload.compute_dtype
     return LoadedModel(
         config=model,
@@ -104,7 +100,8 @@ def _load_run(
         mesh_shape=shape,
         dtype=kept,
         tokenizer=byte_tokenizer(),
-        source=written,
+        source={},
+        seq_len=config.workload.seq_len,
     )
 
 

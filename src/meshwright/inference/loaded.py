@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -17,6 +18,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
+from meshwright.families import hugging_face_config
 from meshwright.files import check_new_directory, write_error, write_file
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, all_logits, generate_tokens
@@ -72,7 +74,9 @@ class LoadedModel:
     Args:
         params: the tree of sharded arrays, by the paths of `step.parameters`; those of layers are stacked.
         dtype: of the parameters and of products.
-        source: the config.json it came from and files beside it that belong to its tokenizer, by name.
+        source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
+            whose config.json is made when it is saved.
+        seq_len: of the sequences that a run was trained on.
     """
 
     config: ModelConfig
@@ -82,6 +86,7 @@ class LoadedModel:
     dtype: Dtype
     tokenizer: Tokenizer | None
     source: Mapping[str, bytes]
+    seq_len: int | None = None
 
     def logits(self, tokens: Any) -> Array:
         """The float32 logits [batch, seq, vocab] of tokens [batch, seq], each row a text from its first position.
@@ -162,8 +167,16 @@ class LoadedModel:
             dtype: of the weights; by default that of the parameters.
 
         Raises:
-            MeshwrightError: a directory that holds something, or cannot be written.
+            MeshwrightError: a directory that holds something, or cannot be written; a model that no config.json
+                describes.
         """
+        files = dict(self.source)
+        if "config.json" not in files:
+            found = hugging_face_config(self.config) | {"max_position_embeddings": self.seq_len}
+            files["config.json"] = (json.dumps(found, indent=2) + "\n").encode()
+        stored = dtype or next(
+            name for name, kind in DTYPES.items() if np.dtype(kind) == jax.tree.leaves(self.params)[0].dtype
+        )
         target = Path(directory)
         check_new_directory(target)
         if target.is_dir() and any(target.iterdir()):
@@ -171,10 +184,9 @@ class LoadedModel:
         partial_ = target.absolute().with_name(f".{secrets.token_hex(4)}.partial")
         try:
             partial_.mkdir(parents=True)
-            for name, data in self.source.items():
+            for name, data in files.items():
                 write_file(partial_ / name, data)
-            names = {"f32": "F32", "bf16": "BF16"}
-            save_weights(partial_, self.config, self.params, names[dtype or self.dtype])
+            save_weights(partial_, self.config, self.params, stored.upper())
             if target.is_dir():
                 target.rmdir()
             os.replace(partial_, target)

@@ -55,10 +55,10 @@ class Tensor:
         return data.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
-def tensor_dtype(directory: Path) -> str:
-    """The dtype that most of a directory's weights have: f32, f16, bf16 or f64."""
+def tensor_dtype(tensors: Mapping[str, Tensor]) -> str:
+    """The dtype that most of the bytes of some tensors have: f32, f16, bf16 or f64."""
     sizes: dict[str, int] = {}
-    for tensor in read_tensors(directory).values():
+    for tensor in tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name], default="F32").lower()
 

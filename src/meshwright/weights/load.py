@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from jax import Array
 from meshwright.errors import MeshwrightError
 from meshwright.step import ModelConfig, Tree
 from meshwright.step.parameter_tree import leaves, map_leaves
-from meshwright.weights.directory import Tensor, read_tensors
+from meshwright.weights.directory import Tensor
 from meshwright.weights.places import Place, places
 
 NUM_READERS = 8
@@ -23,12 +22,12 @@ NUM_READERS = 8
 
 
 def load_weights(
-    directory: Path,
+    tensors: dict[str, Tensor],
     model: ModelConfig,
     wanted: Tree[jax.ShapeDtypeStruct],
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Tree[Array]:
-    """The parameters of a model from a directory of safetensors.
+    """The parameters of a model from the tensors of its directory (`read_tensors`).
 
     Args:
         wanted: shape, dtype and sharding of each parameter. on_bytes: called with the bytes of each slice that was
@@ -37,7 +36,7 @@ def load_weights(
     Raises:
         MeshwrightError: a tensor that is missing, extra or of another shape; a file that cannot be read.
     """
-    tensors, where = read_tensors(directory), places(model)
+    where = places(model)
     check_tensors(tensors, where, model)
     with ThreadPoolExecutor(NUM_READERS) as readers:
 
