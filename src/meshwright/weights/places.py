@@ -84,15 +84,10 @@ class Place:
         outputs_last = tensor.T if self.published.is_transposed else tensor
         columns = math.prod(self.outputs)
         if self.published.by_head:
-            outputs_last = outputs_last.reshape(*self.inputs_joined, self.outputs[0], self.width, copy=False)
+            outputs_last = outputs_last.reshape(*outputs_last.shape[:-1], self.outputs[0], self.width, copy=False)
             columns //= self.outputs[0]
         part = outputs_last[..., self.before : self.before + columns]
         return part.reshape(*self.inputs, *self.outputs, copy=False)
-
-    @property
-    def inputs_joined(self) -> tuple[int, ...]:
-        """The inputs as the one dim that a tensor has for them; none for a vector."""
-        return (math.prod(self.inputs),) if self.inputs else ()
 
 
 def places(model: ModelConfig) -> dict[str, Place]:
