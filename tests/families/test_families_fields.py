@@ -57,7 +57,7 @@ def read(**changes):
         ({"rms_norm_eps": -1}, "rms_norm_eps=-1"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True; it takes a whole number from 1"),
         ({"attention_bias": "yes"}, "attention_bias='yes'; it takes true or false"),
-        ({"hidden_act": "mish"}, "the activation 'mish'"),
+        ({"hidden_act": "mish"}, "hidden_act='mish'; the activations read are"),
         ({"layer_types": [FULL, LOCAL, FULL, LOCAL], "sliding_window": 8}, "layer_types="),
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope_scaling of type 'proportional'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "no 'max_position_embeddings'"),

@@ -58,7 +58,7 @@ DEFAULTS: Mapping[str, Config] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
-    "phi3": {"original_max_position_embeddings": 4096},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gpt2": {"n_positions": 1024},
 }
 """What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
@@ -67,9 +67,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
 }
 
@@ -133,6 +136,13 @@ class Fields:
             )
         return embed // heads
 
+    def kv_heads(self, heads: int) -> int:
+        """The heads of keys and values, as many as those of queries where a config.json does not say."""
+        found = self.whole("num_key_value_heads", None) or heads
+        if heads % found:
+            raise self.refusal("num_key_value_heads", f"{heads} heads are shared evenly among them")
+        return found
+
     def layers(self, field: str, num_layers: int) -> list[int]:
         """A list of layers by their numbers from 0."""
         found = self.value(field, [])
@@ -144,9 +154,7 @@ class Fields:
         """An activation function."""
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
-            raise MeshwrightError(
-                f"the config.json of {self.name} has the activation {found!r}; those read are {', '.join(ACTIVATIONS)}"
-            )
+            raise self.refusal(field, f"the activations read are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[found]
 
     def only(self, field: str, *allowed: Any) -> None:
@@ -171,6 +179,10 @@ class Fields:
             raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
             return {"sliding_window": window, "full_attention_every": every if window else 0}
+        if len(types) != num_layers:
+            raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
+        if window is None and "sliding_attention" in types:
+            raise self.refusal("layer_types", "there is no sliding_window for sliding_attention, or it is off")
         is_full = [kind == "full_attention" for kind in types]
         every = is_full.index(True) + 1 if any(is_full) else 0
         alike = [every > 0 and (layer + 1) % every == 0 for layer in range(num_layers)]

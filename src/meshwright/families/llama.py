@@ -22,7 +22,7 @@ def read(fields: Fields, *, has_rope: bool = True) -> Features:
         "embed": embed,
         "mlp": fields.whole("intermediate_size"),
         "num_heads": heads,
-        "num_kv_heads": fields.whole("num_key_value_heads", None) or heads,
+        "num_kv_heads": fields.kv_heads(heads),
         "head_dim": head_dim,
         "vocab": fields.whole("vocab_size"),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
