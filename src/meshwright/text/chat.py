@@ -60,7 +60,7 @@ def apply_chat_template(
 
 
 class _Generation(Extension):
-    """`{% generation %}` around the assistant's words tells a trainer where they are; here they are written as they are."""
+    """`{% generation %}` tells a trainer where the assistant's words are; what is in it is written as it is."""
 
     tags = {"generation"}  # noqa: RUF012
 
