@@ -67,11 +67,18 @@ def moe_layer(
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
+    routed = layout.spec("batch", "residual_sequence", "router")
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
-        partial(_moe_on_device, ops=ops, split=_expert_axes(layout, tokens), matmul_dtype=matmul_dtype),
+        partial(
+            _moe_on_device,
+            ops=ops,
+            split=_expert_axes(layout, tokens),
+            sums=layout.axes("activation"),
+            matmul_dtype=matmul_dtype,
+        ),
         layout,
-        in_specs=(stream, stream, *(jax.typeof(weight).sharding.spec for weight in used)),
+        in_specs=(stream, routed, *(jax.typeof(weight).sharding.spec for weight in used)),
         out_specs=(stream, P(tokens or None, None, None)),
     )
     added, load = mixed(h, logits, *used)
@@ -96,9 +103,15 @@ def load_of_layers(loads: Array) -> Load:
 
 
 def _moe_on_device(
-    h: Array, logits: Array, *weights: Array, ops: MoeOps, split: ExpertAxes, matmul_dtype: MatmulDtype | None
+    h: Array,
+    logits: Array,
+    *weights: Array,
+    ops: MoeOps,
+    split: ExpertAxes,
+    sums: tuple[str, ...],
+    matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
-    """`moe_layer` on one device."""
+    """`moe_layer` on one device. sums: the axes that split the stream's width, over which first products are summed."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
@@ -106,6 +119,7 @@ def _moe_on_device(
     routing = route(logits, experts.num_active)
     here = dispatch_combine(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
+    opened = [jax.lax.psum(array, sums) if sums else array for array in opened]
     # Scaled before `down` and not after, so that backward does not need the output of `down`.
     hidden = (activate(ops.hidden, *opened).astype(here.shares.dtype) * here.shares).astype(h.dtype)
     added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
