@@ -126,6 +126,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
         num_experts=experts.count,
         num_active=experts.num_active,
         capacity_factor=experts.capacity_factor,
+        routing=experts.routing,
     )
     ops: tuple[LayerOp, ...] = (
         _norm(model, "mlp_norm", STREAM, normed),

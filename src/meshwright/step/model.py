@@ -8,7 +8,18 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
-from meshwright.step.layer import Activation, Gated, LinearRopeScaling, Lookup, NormKind, Program, RopeScaling, Stack
+from meshwright.step.layer import (
+    SOFTMAX_ROUTING,
+    Activation,
+    Gated,
+    LinearRopeScaling,
+    Lookup,
+    NormKind,
+    Program,
+    RopeScaling,
+    Routing,
+    Stack,
+)
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
@@ -33,7 +44,7 @@ class Experts:
     one), 0 where there is none. num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
     capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
     dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
-    arXiv:2101.03961, section 2.2).
+    arXiv:2101.03961, section 2.2). routing: how a token's experts are chosen.
     """
 
     count: int
@@ -43,6 +54,7 @@ class Experts:
     num_dense_layers: int = 0
     capacity_factor: float | None = None
     balance_weight: float = 0.01
+    routing: Routing = SOFTMAX_ROUTING
 
     def __post_init__(self) -> None:
         for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
@@ -59,6 +71,21 @@ class Experts:
             )
         if self.balance_weight < 0:
             raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise where groups do not divide the experts, or leave a token fewer than it chooses."""
+        groups, active, best = self.routing.num_groups, self.routing.num_active_groups, self.routing.group_score
+        if groups < 1 or self.count % groups:
+            raise MeshwrightError(f"{self.count} experts in num_groups={groups} groups; a number that divides them")
+        size = self.count // groups
+        if not 1 <= active <= groups or active * size < self.num_active:
+            raise MeshwrightError(
+                f"a token chooses {self.num_active} experts from num_active_groups={active} of {groups} groups of"
+                f" {size}; take from {-(-self.num_active // size)} to {groups}"
+            )
+        if not 1 <= best <= size:
+            raise MeshwrightError(f"group_score={best} counts the best of a group of {size} experts; 1 to {size}")
 
     def slots(self, tokens: int) -> int:
         """The slots that an expert has for a device of so many tokens, where there is a capacity; else as in balance.
