@@ -108,9 +108,7 @@ def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
         return lax.psum(written, along) if along else written
 
     result = P(spec[0], None, *spec[2:])
-    return jax.shard_map(local, in_specs=(spec, P(spec[0])), out_specs=result)(
-        new, jax.reshard(lengths, P(spec[0]))
-    )
+    return jax.shard_map(local, in_specs=(spec, P(spec[0])), out_specs=result)(new, jax.reshard(lengths, P(spec[0])))
 
 
 def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) -> Cache:
@@ -165,9 +163,9 @@ def attend_to_cache(
         there = P(stored[0], None, heads, None, None)
     local = partial(_attend_on_device, slots=key.shape[1], parts=parts, across=across, scoring=scoring, window=window)
     result = P(*there[:3], across or there[3], None)
-    attended = jax.shard_map(
-        local, in_specs=(there, stored, stored, P(stored[0], None)), out_specs=result
-    )(jax.reshard(query, there), key, value, jax.reshard(positions, P(stored[0], None)))
+    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None)), out_specs=result)(
+        jax.reshard(query, there), key, value, jax.reshard(positions, P(stored[0], None))
+    )
     # Back by the way they came: heads over sp, then rows over fsdp.
     attended = jax.reshard(attended, jax.typeof(query).sharding.spec)
     return jax.reshard(attended, P(batch, None, heads, group, None))

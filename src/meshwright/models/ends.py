@@ -99,9 +99,7 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
 
 
-def _stationary_scores(
-    params: Weights, h: Array, table: Array, op: Linear, layout: ShardingContext
-) -> Array:
+def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layout: ShardingContext) -> Array:
     """The logits of a server, partial sums over the axes that split the stream."""
     sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
     weight = jax.reshard(table if op.is_tied else params[op.name].astype(h.dtype).T, layout.spec("vocab", "embed"))

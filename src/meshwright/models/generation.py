@@ -122,9 +122,7 @@ class Programs(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def programs(
-    model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, length: int, dtype: Any
-) -> Programs:
+def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, length: int, dtype: Any) -> Programs:
     """The programs for rows of up to `length` tokens, which JAX compiles for each padded length of prompts."""
     prefill_layout, layout = ShardingContext(mesh), decode_layout(model, mesh, split)
     empty = abstract_caches(model, layout, rows, length, dtype)

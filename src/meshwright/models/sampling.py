@@ -111,9 +111,7 @@ def _likeliest(scores: Array) -> Array:
         own = jnp.argmax(scores, axis=-1)
         best = jnp.take_along_axis(scores, own[:, None], axis=-1)
         first = jax.lax.axis_index(spec[1]) * scores.shape[1]
-        bests, tokens = (
-            jax.lax.all_gather(part, spec[1], axis=1, tiled=True) for part in (best, first + own[:, None])
-        )
+        bests, tokens = (jax.lax.all_gather(part, spec[1], axis=1, tiled=True) for part in (best, first + own[:, None]))
         return jnp.take_along_axis(tokens, jnp.argmax(bests, axis=-1)[:, None], axis=-1)[:, 0]
 
     # JAX cannot tell that what every device of the vocab's axes picks of the gathered is the same.
