@@ -6,6 +6,7 @@ weights where they are stored, as a server is planned (`step.serve_ops`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -19,15 +20,15 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
 from meshwright.models.cache import Cache, Caches, abstract_caches, empty_caches, split_axes, with_prompts
-from meshwright.models.context import LayerContext, PositionInfo, position_info, positions_of
+from meshwright.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
 from meshwright.models.ends import embed, logits, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
 from meshwright.models.stationary import head_rows
 from meshwright.runtime import ShardingContext
-from meshwright.runtime.attention.segments import Segments
 from meshwright.step import DEFAULT, RULES, CacheSplit, ModelConfig, generation_rules
 from meshwright.step.blocks import layers
+from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.layer import Attention, Stack
 from meshwright.step.parameter_tree import map_leaves, parameters
 from meshwright.step.serve import layers_by_window
@@ -66,29 +67,51 @@ def generate_tokens(
     prompts = [*prompts, *[prompts[0]] * (rows - num_prompts)]
     sampling = [*sampling, *[sampling[0]] * (rows - num_prompts)]
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    parts = mesh.degree(("sp", "tp"))
-    padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
-    padded = -(-padded // parts) * parts
-    unit = SLOTS * mesh.degree(split_axes(layout))
+    parts = mesh.degree(RULES["residual_sequence"])
+    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout)))
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
-    tokens = np.zeros((rows + -rows % mesh.degree(RULES["batch"]), padded), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
     samplers = samplers_of(sampling)
     seen = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
     params = _placed(params, model, layout)
     prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype))
-    placed = jax.device_put(tokens, ShardingContext(mesh).spec("batch", "sequence"))
-    chosen, caches, seen = prefill(params, placed, jnp.asarray(lengths), samplers, seen)
+
+    def read(texts: Sequence[np.ndarray], seen: Array | None, number: int) -> tuple[Array, Caches, Array | None]:
+        lengths = np.array([len(text) for text in texts], np.int32)
+        padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
+        tokens = np.zeros(
+            (rows + -rows % mesh.degree(RULES["batch"]), min(length, -(-padded // parts) * parts)), np.int32
+        )
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        placed = jax.device_put(tokens, ShardingContext(mesh).spec("batch", "sequence"))
+        return prefill(params, placed, jnp.asarray(lengths), samplers, seen, jnp.int32(number))
+
+    switches, made = _switching_length(model), list[np.ndarray]()
+    chosen, caches, seen = read(prompts, seen, 0)
     for number in range(1, num_tokens):
         # The next step is dispatched before this token is read.
-        positions = jnp.asarray(lengths + number - 1)
-        after, caches, seen = decode(params, chosen, caches, positions, samplers, seen, jnp.int32(number))
-        yield _on_host(chosen)[:num_prompts]
-        chosen = after
+        positions, before = lengths + number - 1, chosen
+        if np.any(positions == switches):
+            texts = np.stack([*made, _on_host(before)], axis=1)
+            chosen, caches, seen = read([np.append(*row) for row in zip(prompts, texts, strict=True)], seen, number)
+        else:
+            chosen, caches, seen = decode(
+                params, chosen, caches, jnp.asarray(positions), samplers, seen, jnp.int32(number)
+            )
+        made.append(_on_host(before))
+        yield made[-1][:num_prompts]
     yield _on_host(chosen)[:num_prompts]
+
+
+def _switching_length(model: ModelConfig) -> int | None:
+    """The position whose token makes a text so long that all its rotary frequencies are others (LongRoPE).
+
+    What a cache holds was computed with those of shorter texts: the text is read anew, as transformers does for Phi-3.
+    """
+    scaling = model.rope_scaling
+    return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
 
 
 def _cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
@@ -113,8 +136,8 @@ def _on_host(tokens: Array) -> np.ndarray:
 class Programs(NamedTuple):
     """The programs of generation. Both return the tokens chosen [rows], the caches, and the tokens of each text.
 
-    prefill: (params, tokens [more rows, s], lengths [rows], samplers, seen). decode: (params, tokens [rows], caches,
-    positions [rows], samplers, seen, number of tokens before); its caches are donated. seen: see `choose`.
+    prefill: (params, tokens [more rows, s], lengths [rows], samplers, seen, number). decode: (params, tokens [rows],
+    caches, positions [rows], samplers, seen, number); its caches are donated. seen, number: see `choose`.
     """
 
     prefill: Any
@@ -138,7 +161,7 @@ def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, 
 
     @jax.jit
     def prefill(
-        params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None
+        params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None, number: Array
     ) -> tuple[Array, Caches, Array | None]:
         more = jnp.pad(lengths, (0, tokens.shape[0] - rows))
         x, caches = _prefill(params, tokens, more, empty_caches(empty), model, prefill_layout, dtype)
@@ -146,7 +169,7 @@ def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, 
         places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
         x = jnp.where((places[None] == own - 1)[..., None], x, 0).sum(axis=1, keepdims=True)
         x = jax.reshard(jax.reshard(x, P())[:rows], layout.spec("batch", "sequence", "activation"))
-        chosen, seen = choice(params, x, table_in_use(params, layout, dtype), samplers, seen, jnp.int32(0))
+        chosen, seen = choice(params, x, table_in_use(params, layout, dtype), samplers, seen, number)
         return chosen, caches, seen
 
     @jax.jit(donate_argnums=2)
@@ -170,7 +193,7 @@ def _prefill(
     params: Any, tokens: Array, lengths: Array, caches: Caches, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Caches]:
     """The residual stream [rows, s, d] after all layers, and the caches with the prompts."""
-    positions = positions_of({"tokens": tokens}, model)
+    positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")))
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
@@ -202,7 +225,7 @@ def _decode(
     """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the caches."""
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # Heads may have fewer rows on a device than the stream.
-    info = position_info(Segments(jax.reshard(positions, P(head_rows(layout) or None, None))), model)
+    info = positions_in_cache(jax.reshard(positions, P(head_rows(layout) or None, None)), model)
 
     def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
         context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)

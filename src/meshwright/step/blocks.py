@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
+from meshwright.step.frequencies import Frequencies
 from meshwright.step.layer import (
     HEADS,
     STREAM,
@@ -20,7 +21,6 @@ from meshwright.step.layer import (
     Dims,
     Dispatch,
     EndOp,
-    Frequencies,
     Gated,
     LayerOp,
     Linear,
