@@ -194,7 +194,7 @@ def test_a_bad_directory_is_one_line(case, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give on"),
+        ({}, "needs hardware: --on"),
         ({"on": "cpu:9999"}, "wants 9999"),
         ({"on": "cpu:8", "mesh": "1,3,1,1"}, "wants 3 devices"),
         ({"on": "cpu:8", "mesh": "pp=8"}, "stages"),
