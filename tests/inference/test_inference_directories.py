@@ -142,7 +142,7 @@ BROKEN = {
     "a bias that is not there": (GOLDEN, fields(attention_bias=True), "no model.layers.0.self_attn.q_proj.bias"),
     "an unknown family": (GOLDEN, fields(model_type="nothing"), "model_type 'nothing'"),
     "an unknown field": (GOLDEN, fields(residual_multiplier=0.5), "residual_multiplier=0.5"),
-    "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'"),
+    "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "bent", "factor": 2.0}), "'bent'"),
     "quantised": (GOLDEN, fields(quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "a file missing": (SHARDED, removed(SECOND), f"{SECOND} is missing"),
     "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "no index of safetensors"),

@@ -19,12 +19,18 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
-from meshwright.text import FILES, byte_tokenizer, read_tokenizer
-from meshwright.training import BYTES, Note, RunConfig, read_config, restore_params
+from meshwright.text import byte_tokenizer, read_tokenizer
+from meshwright.training import (
+    BYTES,
+    MODEL_FILES,
+    Note,
+    RunConfig,
+    kept_files,
+    read_config,
+    restore_params,
+    run_tokenizer,
+)
 from meshwright.weights import Tensor, load_weights, read_tensors, tensor_dtype
-
-MODEL_FILES = ("config.json", "generation_config.json", *FILES)
-"""The files of a Hugging Face directory that are kept beside its weights."""
 
 
 def load(
@@ -73,17 +79,19 @@ class Found:
         """The model on its devices; see `load`."""
         claim_devices(self.system)
         mesh = build_mesh(self.mesh, jax.devices()[: self.mesh.num_devices])
+        if self.run is None:
+            files, tokenizer = self.path, read_tokenizer(self.path, vocab=self.model.vocab)
+        else:
+            files = kept_files(self.run, self.path) if self.run.weights or self.run.tokenizer else None
+            tokenizer = run_tokenizer(self.run, self.path)
+        if tokenizer is None and self.model.vocab == BYTES:
+            tokenizer = byte_tokenizer()
         with jax.set_mesh(mesh):
-            if self.run is not None:
-                params = restore_params(self.path, self.run, self.mesh, mesh, on_note)
-                # A model of more tokens than there are bytes may write one that is none.
-                tokenizer = byte_tokenizer() if self.model.vocab <= BYTES else None
-            else:
+            if self.run is None:
                 wanted: Any = abstract(parameters(self.model), mesh, ShardingContext(self.mesh), self.dtype)
-                tokenizer = read_tokenizer(self.path, vocab=self.model.vocab)
-                if tokenizer is None and self.model.vocab == BYTES:
-                    tokenizer = byte_tokenizer()
                 params = load_weights(self.tensors, self.model, wanted, on_bytes)
+            else:
+                params = restore_params(self.path, self.run, self.mesh, mesh, on_note)
         return LoadedModel(
             config=self.model,
             params=params,
@@ -92,7 +100,7 @@ class Found:
             system=self.system,
             dtype=self.dtype,
             tokenizer=tokenizer,
-            source={} if self.run else _source(self.path),
+            source=_source(files) if files else {},
             seq_len=self.run.workload.seq_len if self.run else None,
         )
 

@@ -25,6 +25,7 @@ from meshwright.runtime.experts.routing import Load, probabilities, route
 from meshwright.runtime.shards import on_shards
 from meshwright.step import RULES, Experts, MatmulDtype
 from meshwright.step.layer import Dispatch, Gated, Linear
+from meshwright.step.parameter_tree import CHOICE_BIAS
 
 STREAM = ("batch", "residual_sequence", "activation")
 
@@ -46,6 +47,7 @@ class MoeOps(NamedTuple):
             num_active=op.num_active,
             mlp=self.hidden.width,
             capacity_factor=op.capacity_factor,
+            routing=op.routing,
         )
 
 
@@ -67,14 +69,16 @@ def moe_layer(
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
+    # Stopped here already: as an operand of a program on shards it would get a sum of zeros over all devices.
+    choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
         partial(_moe_on_device, ops=ops, split=_expert_axes(layout, tokens), matmul_dtype=matmul_dtype),
         layout,
-        in_specs=(stream, stream, *(jax.typeof(weight).sharding.spec for weight in used)),
+        in_specs=(stream, stream, P(), *(jax.typeof(weight).sharding.spec for weight in used)),
         out_specs=(stream, P(tokens or None, None, None)),
     )
-    added, load = mixed(h, logits, *used)
+    added, load = mixed(h, logits, choice_bias, *used)
     return checkpoint_name(added, PRODUCT), load
 
 
@@ -96,19 +100,25 @@ def load_of_layers(loads: Array) -> Load:
 
 
 def _moe_on_device(
-    h: Array, logits: Array, *weights: Array, ops: MoeOps, split: ExpertAxes, matmul_dtype: MatmulDtype | None
+    h: Array,
+    logits: Array,
+    choice_bias: Array | None,
+    *weights: Array,
+    ops: MoeOps,
+    split: ExpertAxes,
+    matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
     """`moe_layer` on one device."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")
-    routing = route(logits, experts.num_active)
-    here = dispatch_combine(h, routing, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
+    choice = route(logits, experts.num_active, experts.routing, choice_bias)
+    here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
     # Scaled before `down` and not after, so that backward does not need the output of `down`.
     hidden = (activate(ops.hidden, *opened).astype(here.shares.dtype) * here.shares).astype(h.dtype)
     added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
-    is_chosen = routing.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
+    is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
-    return added, jnp.stack([copies, here.dropped, probabilities(logits)])[None]
+    return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing)])[None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
+from meshwright.step.frequencies import Frequencies
 from meshwright.step.layer import (
     HEADS,
     STREAM,
@@ -20,7 +21,6 @@ from meshwright.step.layer import (
     Dims,
     Dispatch,
     EndOp,
-    Frequencies,
     Gated,
     LayerOp,
     Linear,
@@ -126,6 +126,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
         num_experts=experts.count,
         num_active=experts.num_active,
         capacity_factor=experts.capacity_factor,
+        routing=experts.routing,
     )
     ops: tuple[LayerOp, ...] = (
         _norm(model, "mlp_norm", STREAM, normed),

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from meshwright.step.frequencies import Frequencies
+
 STREAM = "stream"
 """The name of the residual stream."""
 
@@ -77,31 +79,6 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's scaling of rotary frequencies beyond the length a model was first trained on (arXiv:2407.21783)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_seq_len: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearRopeScaling:
-    """Positions divided by a factor (arXiv:2306.15595), as Gemma 3 does in its global layers."""
-
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frequencies:
-    """Rotary frequencies: theta, and their scaling if any."""
-
-    theta: float
-    scaling: RopeScaling | LinearRopeScaling | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Rotary:
     """Rotary position embedding (arXiv:2104.09864) of some values in place: queries and keys.
 
@@ -153,6 +130,35 @@ class Gated:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How a router's logits choose the experts of a token, and how much each of them counts.
+
+    Args:
+        scores: of an expert, from its logit: a softmax over all experts, or a sigmoid of each (DeepSeek-V3,
+            arXiv:2412.19437, section 2.1.2).
+        has_choice_bias: the parameter `choice_bias` is added to the scores for the choice, and changes no share. It
+            has no gradient.
+        num_groups, num_active_groups: the groups of experts, equal in size, and those that a token may choose from
+            (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+        group_score: how many of its best scores count for a group, as a sum.
+        is_normed: whether the shares of a token's experts sum to 1 before they are scaled.
+        scale: what shares are multiplied by.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    has_choice_bias: bool = False
+    num_groups: int = 1
+    num_active_groups: int = 1
+    group_score: int = 1
+    is_normed: bool = True
+    scale: float = 1.0
+
+
+SOFTMAX_ROUTING = Routing()
+"""A softmax over the chosen logits (Mixtral, arXiv:2401.04088, section 2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dispatch:
     """Top-k routing: the rows of `source` that each of `num_experts` works on, by the router's logits `router`.
 
@@ -165,6 +171,7 @@ class Dispatch:
     num_experts: int
     num_active: int
     capacity_factor: float | None = None
+    routing: Routing = SOFTMAX_ROUTING
 
 
 @dataclass(frozen=True, kw_only=True)

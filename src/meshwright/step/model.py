@@ -8,7 +8,8 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
-from meshwright.step.layer import Activation, Gated, LinearRopeScaling, Lookup, NormKind, Program, RopeScaling, Stack
+from meshwright.step.frequencies import DynamicRopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling
+from meshwright.step.layer import SOFTMAX_ROUTING, Activation, Gated, Lookup, NormKind, Program, Routing, Stack
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
@@ -33,7 +34,7 @@ class Experts:
     one), 0 where there is none. num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
     capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
     dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
-    arXiv:2101.03961, section 2.2).
+    arXiv:2101.03961, section 2.2). routing: how a token's experts are chosen.
     """
 
     count: int
@@ -43,6 +44,7 @@ class Experts:
     num_dense_layers: int = 0
     capacity_factor: float | None = None
     balance_weight: float = 0.01
+    routing: Routing = SOFTMAX_ROUTING
 
     def __post_init__(self) -> None:
         for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
@@ -59,6 +61,21 @@ class Experts:
             )
         if self.balance_weight < 0:
             raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise where groups do not divide the experts, or leave a token fewer than it chooses."""
+        groups, active, best = self.routing.num_groups, self.routing.num_active_groups, self.routing.group_score
+        if groups < 1 or self.count % groups:
+            raise MeshwrightError(f"{self.count} experts in num_groups={groups} groups; a number that divides them")
+        size = self.count // groups
+        if not 1 <= active <= groups or active * size < self.num_active:
+            raise MeshwrightError(
+                f"a token chooses {self.num_active} experts from num_active_groups={active} of {groups} groups of"
+                f" {size}; take from {-(-self.num_active // size)} to {groups}"
+            )
+        if not 1 <= best <= size:
+            raise MeshwrightError(f"group_score={best} counts the best of a group of {size} experts; 1 to {size}")
 
     def slots(self, tokens: int) -> int:
         """The slots that an expert has for a device of so many tokens, where there is a capacity; else as in balance.
@@ -153,7 +170,7 @@ class ModelConfig:
     full_attention_every: int = 0
     rope_theta: float = 10_000.0
     rope_theta_local: float | None = None
-    rope_scaling: RopeScaling | LinearRopeScaling | None = None
+    rope_scaling: RopeScaling | None = None
     rotary_dims: int = 0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
@@ -177,6 +194,7 @@ class ModelConfig:
                 f" heads are shared evenly, so kv heads must divide heads"
             )
         _check_positions(self)
+        _check_rope_scaling(self)
         if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise MeshwrightError(
                 f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"
@@ -198,6 +216,11 @@ class ModelConfig:
     def query_key_dim(self) -> int:
         """The dims of a head over which a query and a key are multiplied."""
         return self.latent.nope_head_dim + self.latent.rope_head_dim if self.latent else self.head_dim
+
+    @property
+    def rotated_dims(self) -> int:
+        """The dims of a head that rotary embedding turns."""
+        return self.latent.rope_head_dim if self.latent else self.rotary_dims or self.head_dim
 
     @property
     def value_dim(self) -> int:
@@ -276,3 +299,19 @@ def _check_positions(model: ModelConfig) -> None:
             f"model {model.name} has layers with a window, and no sliding_window; give one, or leave out"
             f" full_attention_every and rope_theta_local"
         )
+
+
+def _check_rope_scaling(model: ModelConfig) -> None:
+    """Raise where rotary frequencies cannot be scaled as a model says."""
+    scaling, pairs = model.rope_scaling, model.rotated_dims // 2
+    if isinstance(scaling, LongRopeScaling):
+        for name in ("short_factor", "long_factor"):
+            if (count := len(getattr(scaling, name))) != pairs:
+                raise MeshwrightError(
+                    f"model {model.name} has {count} numbers in its rope scaling's {name}; it takes one for each of the"
+                    f" {pairs} pairs of rotated dims"
+                )
+    if isinstance(scaling, DynamicRopeScaling) and pairs < 2:
+        raise MeshwrightError(f"model {model.name} rotates {2 * pairs} dims of a head; dynamic rope scaling wants 4")
+    if isinstance(scaling, YarnRopeScaling) and model.rope_theta <= 1:
+        raise MeshwrightError(f"model {model.name} has rope_theta={model.rope_theta:g}; yarn wants one above 1")

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
 from meshwright.step.blocks import program
-from meshwright.step.layer import EndOp, LayerOp, Linear, Lookup, Norm
+from meshwright.step.layer import Dispatch, EndOp, LayerOp, Linear, Lookup, Norm
 from meshwright.step.model import Model
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ Role = Literal["product", "table", "vector"]
 
 STACKED = ("layers", "dense_layers")
 """The logical axes of the dim that layers are stacked along: those of a model's kind, and plain ones before experts."""
+
+CHOICE_BIAS = "choice_bias"
+"""The parameter that a router adds to its scores to choose experts by (`Routing`). It has no gradient."""
 
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
@@ -92,6 +95,9 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
             return {op.name: scale} | ({f"{op.name}_bias": bias} if op.has_bias else {})
         case Linear() if not op.is_tied:
             return _weight(op)
+        case Dispatch() if op.routing.has_choice_bias:
+            shape = (op.num_experts,)
+            return {CHOICE_BIAS: Parameter(shape=shape, axes=("router",), scale=0.0, role="vector")}
         case Lookup():
             (rows, num_rows), (columns, num_columns) = op.rows, op.columns
             shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"

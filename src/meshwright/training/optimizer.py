@@ -14,6 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.runtime import DTYPES
 from meshwright.step import DEFAULT, Dtype, Strategy
+from meshwright.step.parameter_tree import CHOICE_BIAS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,13 @@ class Optimizer:
 
 
 def _decays(params: Any) -> Any:
-    """True for every parameter that weight decay pulls to zero."""
-    return jax.tree.map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
+    """True for every parameter that weight decay pulls to zero; a bias that has no gradient stays as it is."""
+
+    def decays(path: Any, _: Any) -> bool:
+        name = jax.tree_util.keystr(path)
+        return "norm" not in name and CHOICE_BIAS not in name
+
+    return jax.tree.map_with_path(decays, params)
 
 
 def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -30,7 +30,7 @@ from meshwright.runtime.experts.all_to_all import (
     ragged_all_to_all_back,
 )
 from meshwright.runtime.experts.permutation import group_by_expert, identity, pad_groups, permute, sort_copies
-from meshwright.runtime.experts.routing import Routing
+from meshwright.runtime.experts.routing import Choice
 from meshwright.step import Experts
 
 Keep = Callable[[Array], Array]
@@ -65,7 +65,7 @@ class ExpertAxes:
     tokens: Axes
 
 
-def dispatch_combine(x: Array, routing: Routing, experts: Experts, axes: ExpertAxes, keep: Keep) -> Dispatched:
+def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAxes, keep: Keep) -> Dispatched:
     """Dispatch this device's tokens x [b, s, d] to the experts chosen by `routing` [b, s, choices].
 
     Args:
@@ -78,7 +78,7 @@ def dispatch_combine(x: Array, routing: Routing, experts: Experts, axes: ExpertA
     dispatch = _dispatch_dropless if experts.capacity_factor is None else _dispatch_with_capacity
     first, after = ((), axes.tokens) if axes.experts else (axes.tokens, ())
     x, chosen, shares = (keep(gather(part, first, dim=1)) for part in (x, *routing))
-    choices = Routing(*(part.reshape(-1, experts.num_active) for part in (chosen, shares)))
+    choices = Choice(*(part.reshape(-1, experts.num_active) for part in (chosen, shares)))
     found = dispatch(x.reshape(-1, x.shape[-1]), choices, experts, axes.experts, after, keep)
 
     def combine(y: Array) -> Array:
@@ -91,7 +91,7 @@ def dispatch_combine(x: Array, routing: Routing, experts: Experts, axes: ExpertA
     return found._replace(dropped=found.dropped / alike, combine=combine)
 
 
-def _dispatch_dropless(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
+def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     copies = sort_copies(routing.chosen, experts.count)
     tokens, own = copies.permutations(identity(copies.order.shape[0]), t)
@@ -117,7 +117,7 @@ def _dispatch_dropless(x: Array, routing: Routing, experts: Experts, ep: Axes, t
     return Dispatched(*here, jnp.sum(received, axis=0), none, combine)
 
 
-def _dispatch_with_capacity(x: Array, routing: Routing, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
+def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axes, tp: Axes, keep: Keep) -> Dispatched:
     t, d = x.shape
     slots = experts.slots(t)
     copies = sort_copies(routing.chosen, experts.count)

@@ -8,28 +8,66 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from meshwright.step.layer import SOFTMAX_ROUTING, Routing
 
-class Routing(NamedTuple):
+
+class Choice(NamedTuple):
     """The experts chosen for each token, and the weight of each in the result: [..., choices] both."""
 
     chosen: Array
     shares: Array
 
 
-def route(logits: Array, num_active: int) -> Routing:
-    """Choose the `num_active` experts with the highest router logits [..., experts], which are float32.
+def route(
+    logits: Array, num_active: int, routing: Routing = SOFTMAX_ROUTING, choice_bias: Array | None = None
+) -> Choice:
+    """Choose `num_active` experts for each token by its router logits [..., experts], which are float32.
 
-    Weights are a softmax over the chosen logits only, so that they sum to 1 (Mixtral, arXiv:2401.04088, section 2.1).
+    choice_bias: [experts], where `routing` has one.
     """
-    top, chosen = jax.lax.top_k(logits, num_active)
-    return Routing(chosen, jax.nn.softmax(top, axis=-1))
+    if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
+        # A softmax keeps the order of its logits; one over the chosen ones alone is normed (Mixtral, arXiv:2401.04088).
+        top, chosen = jax.lax.top_k(logits, num_active)
+        if routing.is_normed:
+            return Choice(chosen, _scaled(jax.nn.softmax(top, axis=-1), routing))
+        return Choice(chosen, _scaled(jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), routing))
+    scores = _scores(logits, routing)
+    keys = jax.lax.stop_gradient(scores)
+    if choice_bias is not None:
+        keys += jax.lax.broadcast_to_rank(jax.lax.stop_gradient(choice_bias.astype(keys.dtype)), keys.ndim)
+    _, chosen = jax.lax.top_k(_of_best_groups(keys, routing), num_active)
+    shares = jnp.take_along_axis(scores, chosen, axis=-1)
+    if routing.is_normed:
+        # Scores of sigmoids may all be 0.
+        shares = shares / (jnp.sum(shares, axis=-1, keepdims=True) + 1e-20)
+    return Choice(chosen, _scaled(shares, routing))
+
+
+def _scores(logits: Array, routing: Routing) -> Array:
+    """The score of each expert [..., experts]."""
+    return jax.nn.softmax(logits, axis=-1) if routing.scores == "softmax" else jax.nn.sigmoid(logits)
+
+
+def _scaled(shares: Array, routing: Routing) -> Array:
+    return shares if routing.scale == 1 else shares * routing.scale
+
+
+def _of_best_groups(keys: Array, routing: Routing) -> Array:
+    """The keys [..., experts] by which experts are chosen, minus infinity outside the best groups."""
+    if routing.num_groups == 1:
+        return keys
+    grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)
+    of_groups = jnp.sum(jax.lax.top_k(grouped, routing.group_score)[0], axis=-1)
+    _, best = jax.lax.top_k(of_groups, routing.num_active_groups)
+    is_best = jnp.any(jax.nn.one_hot(best, routing.num_groups, dtype=bool), axis=-2)
+    return jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(keys.shape)
 
 
 class Load(NamedTuple):
     """Sums over tokens for each expert [..., experts] in float32, over all devices or those of one device.
 
-    copies: tokens that chose the expert. dropped: those beyond its capacity. probability: router softmax over all
-    experts.
+    copies: tokens that chose the expert. dropped: those beyond its capacity. probability: the router's score over the
+    sum of all experts' scores.
     """
 
     copies: Array
@@ -66,6 +104,12 @@ class Load(NamedTuple):
         }
 
 
-def probabilities(logits: Array) -> Array:
-    """Router probabilities [experts] summed over the tokens of `logits` [..., experts]."""
-    return jnp.sum(jax.nn.softmax(logits, axis=-1).reshape(-1, logits.shape[-1]), axis=0)
+def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING) -> Array:
+    """Router probabilities [experts] summed over the tokens of `logits` [..., experts].
+
+    Those of scores that are no softmax are their shares of the sum of all (DeepSeek-V3, arXiv:2412.19437, equation 19).
+    """
+    scores = _scores(logits, routing)
+    if routing.scores != "softmax":
+        scores = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+    return jnp.sum(scores.reshape(-1, logits.shape[-1]), axis=0)
