@@ -97,6 +97,7 @@ FAMILY = PublishedFamily(
     readers={"gpt_neox": read},
     names=_names(),
     write=write,
+    buffers=(r"\.attention\.(masked_)?bias$",),
     presets=(
         # GPT-NeoX-20B: arXiv:2204.06745, section 3, and the config.json of EleutherAI/gpt-neox-20b.
         preset(
