@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/load_weights.py [--gigabytes 4] [--mesh 1,4,2,1] [--keep DIR]
 
-Devices of XLA:CPU hold their shards in the host's memory, so what loading takes beyond them is the peak of the process's
-own pages (RssAnon, which leaves out memory maps of files) less what it had before and the shards. Each figure is of a
-process of its own. Cold: after the kernel was told to forget the files (POSIX_FADV_DONTNEED).
+Devices of XLA:CPU hold their shards in the host's memory, so what loading takes beyond them is the peak of the
+process's own pages (RssAnon, which leaves out memory maps of files) less what it had before and the shards. Each figure
+is of a process of its own. Cold: after the kernel was told to forget the files (POSIX_FADV_DONTNEED).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FILE_BYTES = 1_000_000_000
 
 def main() -> None:
     """Write a checkpoint, load it, print what that took."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Load a random checkpoint onto 8 simulated devices, beside cat.")
     parser.add_argument("--gigabytes", type=float, default=4.0, help="the size of the checkpoint")
     parser.add_argument("--mesh", default="1,4,2,1", help="the mesh of 8 devices")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the checkpoint is kept, and read the next time")
@@ -101,9 +101,9 @@ def report(directory: Path, mesh: str) -> None:
             forget(files)
         command = [sys.executable, __file__, "--child", str(directory), "--mesh", mesh]
         found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-        print(f"{state}: cat {seconds:.1f} s, load {found['seconds']:.1f} s; beyond its {found['shards'] / 1e9:.2f} GB of"
-              f" shards loading held {found['beyond'] / 1e6:,.0f} MB; the largest tensor has {found['largest'] / 1e6:,.0f}"
-              " MB")  # fmt: skip
+        beyond, largest = found["beyond"] / 1e6, found["largest"] / 1e6
+        print(f"{state}: cat {seconds:.1f} s, load {found['seconds']:.1f} s, {beyond:,.0f} MB held beyond the shards")
+    print(f"the largest tensor has {largest:,.0f} MB, the shards {found['shards'] / 1e9:.2f} GB")
 
 
 def forget(files: list[Path]) -> None:

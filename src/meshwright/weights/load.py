@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,7 @@ NUM_READERS = 8
 
 
 def load_weights(
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, Tensor],
     model: ModelConfig,
     wanted: Tree[jax.ShapeDtypeStruct],
     on_bytes: Callable[[int], None] = lambda n: None,
@@ -44,7 +44,7 @@ def load_weights(
 
         def read(path: str, leaf: Any) -> Array:
             indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
-            holders: dict[Bounds, list[jax.Device]] = {}
+            holders: dict[Bounds, list[Any]] = {}
             for device, index in indices.items():
                 holders.setdefault(_bounds(index, leaf.shape), []).append(device)
             arrays: list[Array] = []
@@ -59,7 +59,7 @@ def load_weights(
         return map_leaves(read, wanted)
 
 
-def check_tensors(tensors: dict[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
     """Raise where a directory has not just the tensors of a model, each of its shape."""
     known: set[str] = set()
     for path, place in where.items():

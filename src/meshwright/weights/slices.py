@@ -53,8 +53,8 @@ def read_slice(
     tasks = []
     for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
         tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
-        for part in _parts(result[numbers]):
-            tasks.append(readers.submit(_copy, place, tensor, within, part, result[numbers]))
+        target = result[numbers]
+        tasks += [readers.submit(_copy, place, tensor, within, part, target) for part in _parts(target)]
     wait(tasks)
     for task in tasks:
         task.result()
@@ -70,8 +70,6 @@ def _aligned(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 def _parts(target: np.ndarray) -> Iterator[slice]:
     """The parts of an array along its first dim that one thread copies each."""
-    if not target.ndim:
-        return
     rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
     for start in range(0, len(target), rows):
         yield slice(start, start + rows)
