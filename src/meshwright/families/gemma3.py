@@ -21,6 +21,8 @@ def read(fields: Fields) -> Features:
     features = gemma2.read_capped(fields, every=every, has_rope=False)
     full = read_rope(fields, "full_attention", theta=1_000_000.0)
     local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
+    if local.scaling is not None:
+        raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
     return features | {
         "qk_norm": True,
         "rope_theta": full.theta,

@@ -19,7 +19,13 @@ def read(fields: Fields) -> Features:
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     fields.only("attention_bias", False)
     fields.only("mlp_bias", False)
-    return llama.read(fields)
+    features = llama.read(fields, partial_field="partial_rotary_factor")
+    if not isinstance(features["rope_scaling"], LongRopeScaling | None):
+        raise fields.refusal(
+            "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
+            "a phi3 model is known with rope_type 'default' or 'longrope'",
+        )
+    return features
 
 
 def write(model: ModelConfig) -> dict[str, Any]:

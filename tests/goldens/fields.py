@@ -1,0 +1,87 @@
+"""Every field of a family's config.json, and whether meshwright honours it: `python tests/goldens/fields.py`.
+
+It follows from the mutations that `make_mutations.py` kept: what is read of each changed config.json is refused, or
+another model, or the same one. `tests/families/test_families_mutations.py` holds that this is what transformers does.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mutations import ABSENT
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import model_from_hugging_face
+from meshwright.mesh import MeshShape
+from meshwright.step import ModelConfig, check_runnable
+
+FOLDER = Path(__file__).parent
+FAMILIES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/mutations.json")))
+Verdict = Literal["honoured", "honoured, but for some values refused", "refused", "without effect"]
+
+
+class Read(NamedTuple):
+    """A mutation of a family as it is read here: `row` of its file by its number, the model or the refusal."""
+
+    number: int
+    row: dict[str, Any]
+    config: dict[str, Any]
+    model: ModelConfig | None
+    refusal: str
+
+
+def base(family: str) -> dict[str, Any]:
+    """The config.json of a golden."""
+    return json.loads((FOLDER / family / "config.json").read_text())
+
+
+def read(family: str, config: dict[str, Any]) -> ModelConfig:
+    """The model of a config.json, which has to run."""
+    model = model_from_hugging_face(config, name=family)
+    check_runnable(model, MeshShape())
+    return model
+
+
+def mutated(family: str) -> Iterator[Read]:
+    """Every mutation of a family, read."""
+    before = base(family)
+    for number, row in enumerate(json.loads((FOLDER / family / "mutations.json").read_text())):
+        config = {name: value for name, value in (before | row["changes"]).items() if value != ABSENT}
+        try:
+            yield Read(number, row, config, read(family, config), "")
+        except MeshwrightError as error:
+            yield Read(number, row, config, None, str(error))
+
+
+def verdicts(family: str) -> dict[str, Verdict]:
+    """What becomes of each field."""
+    before, outcomes = read(family, base(family)), {}
+    for each in mutated(family):
+        outcome = "refused" if each.model is None else "without effect" if each.model == before else "honoured"
+        outcomes.setdefault(each.row["field"], set()).add(outcome)
+    found: dict[str, Verdict] = {}
+    for field, kinds in outcomes.items():
+        if kinds >= {"honoured", "refused"}:
+            found[field] = "honoured, but for some values refused"
+        else:
+            found[field] = next(kind for kind in ("honoured", "refused", "without effect") if kind in kinds)
+    return found
+
+
+def main() -> None:
+    """Print the fields with the families that do alike."""
+    by_field: dict[str, dict[Verdict, list[str]]] = {}
+    for family in FAMILIES:
+        for field, verdict in verdicts(family).items():
+            by_field.setdefault(field, {}).setdefault(verdict, []).append(family)
+    for field, by_verdict in sorted(by_field.items(), key=lambda item: item[0].lstrip("_")):
+        for first, (verdict, families) in enumerate(by_verdict.items()):
+            names = "" if len(by_verdict) == 1 and len(families) == len(FAMILIES) else f": {', '.join(families)}"
+            title = "" if first else field
+            print(textwrap.fill(verdict + names, 98, initial_indent=f"{title:<44} ", subsequent_indent=" " * 47))
+
+
+if __name__ == "__main__":
+    main()
