@@ -122,7 +122,12 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"rotary_emb_base": 50},
         {"rotary_emb_base": 50, "rope_parameters": ABSENT},
     ),
-    "qwen3_moe": ({"decoder_sparse_step": 5}, {"mlp_only_layers": [0, 1]}),
+    "qwen3_moe": (
+        {"decoder_sparse_step": 5},
+        {"mlp_only_layers": [0, 1]},
+        {"max_window_layers": 9, "use_sliding_window": True, "sliding_window": 5},
+        {"max_window_layers": 0, "use_sliding_window": True, "sliding_window": 5},
+    ),
 }
 """Of single families: fields that transformers reads and does not write, and values that need another."""
 
@@ -159,6 +164,9 @@ def mutations(config: Mapping[str, Any]) -> Iterator[Mutation]:
     for field, value in STRANGERS.items():
         if field not in config:
             yield Mutation(field, {field: value})
+    if "layer_types" not in config:
+        layers = config.get("num_hidden_layers") or config["n_layer"]
+        yield Mutation("layer_types", {"layer_types": [LOCAL, FULL] * (layers // 2) + [LOCAL] * (layers % 2)})
     for changes in MORE.get(config["model_type"], ()):
         yield Mutation(next(iter(changes)), changes)
 

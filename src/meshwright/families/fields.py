@@ -44,9 +44,9 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
 DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
-    "qwen2": {"num_key_value_heads": 32},
-    "qwen2_moe": {"num_key_value_heads": 16},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen2": {"num_key_value_heads": 32, "max_window_layers": 28},
+    "qwen2_moe": {"num_key_value_heads": 16, "max_window_layers": 28},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_window_layers": 28},
     "qwen3_moe": {"num_key_value_heads": 4},
     "gemma": {"num_key_value_heads": 16, "head_dim": 256},
     "gemma2": {
@@ -62,6 +62,22 @@ DEFAULTS: Mapping[str, Config] = {
     "gpt2": {"n_positions": 1024},
 }
 """What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
+
+_BIASES, _WINDOWS = ("attention_bias", "mlp_bias", "qkv_bias"), ("sliding_window", "layer_types")
+
+LACKING: Mapping[str, tuple[str, ...]] = {
+    "llama": ("qkv_bias", *_WINDOWS),
+    "mistral": (*_BIASES, "layer_types"),
+    "mixtral": (*_BIASES, "layer_types"),
+    "qwen2": _BIASES,
+    "qwen3": ("mlp_bias", "qkv_bias"),
+    "qwen3_moe": ("mlp_bias", "qkv_bias", "layer_types"),
+    "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "gemma2": ("mlp_bias", "qkv_bias"),
+    "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "phi3": (*_BIASES, "layer_types"),
+}
+"""Fields that other families have and transformers leaves out of these; refused unless null or false."""
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -93,6 +109,8 @@ class Fields:
         data = {**DEFAULTS.get(family, {}), **data}
         self._data, self.name, self._family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
+        for field in LACKING.get(family, ()):
+            self.only(field, False)
 
     def value(self, field: str, default: Any = _MISSING) -> Any:
         """A field as it stands; the default where it is absent or null. Raises where it has none."""
@@ -125,9 +143,9 @@ class Fields:
             return found
         raise self.refusal(field, "it takes true or false")
 
-    def head_dim(self, embed: int, heads: int) -> int:
+    def head_dim(self, embed: int, heads: int, *, has_field: bool = True) -> int:
         """The width of a head: its own field, else the stream's share, which has to be whole."""
-        if (found := self.whole("head_dim", None)) is not None:
+        if has_field and (found := self.whole("head_dim", None)) is not None:
             return found
         if embed % heads:
             raise MeshwrightError(

@@ -23,7 +23,7 @@ def read(fields: Fields) -> Features:
     fields.only("rope_theta", rope.theta)
     fields.only("partial_rotary_factor", rope.partial)
     fields.only("is_decoder", False, True)
-    head_dim = fields.head_dim(embed, heads)
+    head_dim = fields.head_dim(embed, heads, has_field=False)
     return BIASED | {
         "num_layers": fields.whole("num_hidden_layers"),
         "embed": embed,

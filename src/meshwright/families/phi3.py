@@ -17,8 +17,6 @@ PHI3 = Family("phi3")
 def read(fields: Fields) -> Features:
     """Llama's fields; of its own it has dropout, and the length before longrope beside the scaling."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
-    fields.only("attention_bias", False)
-    fields.only("mlp_bias", False)
     features = llama.read(fields, partial_field="partial_rotary_factor")
     if not isinstance(features["rope_scaling"], LongRopeScaling | None):
         raise fields.refusal(

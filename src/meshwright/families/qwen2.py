@@ -40,6 +40,8 @@ def read_experts(fields: Fields, features: Features) -> Features:
     layers = features["num_layers"]
     step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
     sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
+    if not sparse:
+        raise fields.refusal("decoder_sparse_step", f"with mlp_only_layers it leaves none of {layers} layers to experts")
     num_dense = layers - len(sparse)
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0)
     planned_only = () if fields.flag("norm_topk_prob", False) else ("norm_topk_prob=False",)
@@ -47,8 +49,11 @@ def read_experts(fields: Fields, features: Features) -> Features:
         planned_only += ("dense layers between those of experts, by decoder_sparse_step and mlp_only_layers",)
     if shared:
         planned_only += ("a gate of the shared expert",)
+    # transformers reads the two names as one field.
+    count = fields.whole("num_experts", None) or fields.whole("num_local_experts")
+    fields.only("num_local_experts", count)
     experts = Experts(
-        count=fields.whole("num_experts", None) or fields.whole("num_local_experts"),
+        count=count,
         num_active=fields.whole("num_experts_per_tok"),
         mlp=fields.whole("moe_intermediate_size"),
         shared_mlp=shared,
