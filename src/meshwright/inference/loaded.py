@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -19,12 +20,16 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import hugging_face_config
+from meshwright.field_types import check_fields, not_a_choice
 from meshwright.files import check_new_directory, write_error, write_file
+from meshwright.hardware import System
+from meshwright.inference.stream import Generated, GenerateOptions, Piece, collect, pieces_of
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, all_logits, generate_tokens
+from meshwright.planner import given
 from meshwright.runtime import DTYPES
 from meshwright.step import Dtype, ModelConfig, Tree, check_positions
-from meshwright.text import Tokenizer, TokenStream, apply_chat_template
+from meshwright.text import Tokenizer, apply_chat_template
 from meshwright.weights import save_weights
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -33,38 +38,22 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 GREEDY = Sampling()
 """The likeliest token, always."""
 
-StoppedBy = Literal["length", "token", "text"]
-
 
 @dataclass(frozen=True)
-class Generated:
-    """What was made of one prompt: its tokens, the text they stand for (None without a tokenizer), and why it ended.
+class _How:
+    """`GenerateOptions` with all said, a sampling for each prompt."""
 
-    The token that ended it is not among the tokens, nor is what ended it in the text.
-    """
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    sampling: tuple[Sampling, ...]
 
-    tokens: tuple[int, ...]
-    text: str | None
-    stopped_by: StoppedBy
-
-
-class Piece(NamedTuple):
-    """What one prompt's text grows by: `row` is the prompt's number; done where nothing follows."""
-
-    row: int
-    text: str
-    done: StoppedBy | None
-
-
-@dataclass
-class _Growing:
-    """One text while it is made."""
-
-    stream: TokenStream | None
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    shown: int = 0
-    done: StoppedBy | None = None
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_tokens < 1:
+            raise MeshwrightError(f"max_tokens is {self.max_tokens}; it is 1 or more")
+        if "" in self.stop:
+            raise MeshwrightError("a text of stop is empty, which every text begins with; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +62,7 @@ class LoadedModel:
 
     Args:
         params: the tree of sharded arrays, by the paths of `step.parameters`; those of layers are stacked.
-        dtype: of the parameters and of products.
+        dtype: of products.
         source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
             whose config.json is made when it is saved.
         seq_len: of the sequences that a run was trained on.
@@ -83,6 +72,7 @@ class LoadedModel:
     params: Tree[Array]
     mesh: Mesh
     mesh_shape: MeshShape
+    system: System
     dtype: Dtype
     tokenizer: Tokenizer | None
     source: Mapping[str, bytes]
@@ -99,75 +89,54 @@ class LoadedModel:
             MeshwrightError: tokens that are no such array, or are not below the vocabulary's size; lengths that are not
                 those of their rows.
         """
-        array = np.asarray(tokens)
-        if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
-            raise MeshwrightError(f"tokens are {array.dtype} {list(array.shape)}; they are whole numbers [batch, seq]")
+        array = _whole_numbers(tokens)
+        if array is None or array.ndim != 2:
+            raise MeshwrightError(f"tokens are {_short(tokens)}; they are whole numbers [batch, seq]")
         self._check_tokens(array)
         check_positions(self.config, array.shape[1], "sequences of at most {} tokens")
         rows, longest = array.shape
-        own = np.full(rows, longest) if lengths is None else np.asarray(lengths)
-        if own.shape != (rows,) or not np.issubdtype(own.dtype, np.integer) or own.min() < 1 or own.max() > longest:
+        own = np.full(rows, longest) if lengths is None else _whole_numbers(lengths)
+        if own is None or own.shape != (rows,) or own.min() < 1 or own.max() > longest:
             raise MeshwrightError(
-                f"lengths are {own.tolist()}; they are {rows} whole numbers from 1 to {longest}, one a row of tokens"
+                f"lengths are {_short(lengths)}; they are {rows} whole numbers from 1 to {longest}, one a row of tokens"
             )
         with jax.set_mesh(self.mesh):
             return all_logits(
                 self.params, array.astype(np.int32), own, self.config, self.mesh_shape, DTYPES[self.dtype]
             )
 
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_tokens: int = 200,
-        stop: Sequence[str] = (),
-        stop_tokens: Sequence[int] | None = None,
-        sampling: Sampling | Sequence[Sampling] = GREEDY,
-    ) -> list[Generated]:
-        """What follows each prompt.
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Generated]:
+        """What follows each prompt: one or several, which may differ in length; options: see `GenerateOptions`."""
+        return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
-        Args:
-            prompts: one or several; they may differ in length.
-            max_tokens: the most tokens of each. stop: texts that end it. stop_tokens: tokens that do; by default those
-                of the model's own files.
-            sampling: of all, or of each prompt.
-        """
-        rows: dict[int, _Growing] = {}
-        for _ in self._grow(self._rows(prompts), rows, max_tokens, stop, stop_tokens, sampling):
-            pass
-        return [
-            Generated(tuple(row.tokens), row.text if row.stream else None, row.done or "length")
-            for row in rows.values()
-        ]
+    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
+        """As `generate`, a piece for each token as it is made."""
+        rows, how = self._read(prompts, options)
+        return pieces_of(
+            self._steps(rows, how),
+            len(rows),
+            tokenizer=self.tokenizer,
+            max_tokens=how.max_tokens,
+            stop=how.stop,
+            stop_tokens=how.stop_tokens,
+        )
 
-    def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_tokens: int = 200,
-        stop: Sequence[str] = (),
-        stop_tokens: Sequence[int] | None = None,
-        sampling: Sampling | Sequence[Sampling] = GREEDY,
-    ) -> Iterator[Piece]:
-        """As `generate`, the text in pieces as it is made; a piece ends with a whole character."""
-        yield from self._grow(self._rows(prompts), {}, max_tokens, stop, stop_tokens, sampling)
+    def compile(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> None:
+        """Compile the programs that `generate` runs for these, so that it can be timed without that."""
+        for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
+            pass  # The prompts are read by one program, and the tokens after the first written by another.
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+        found: Any = prompt
+        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
             if self.tokenizer is None:
                 raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
-            messages: Any = prompt
-            found = (
-                self.tokenizer.encode(prompt)
-                if isinstance(prompt, str)
-                else apply_chat_template(self.tokenizer, messages)
-            )
-        else:
-            found = list(prompt)
-        array = np.asarray(found)
-        if not array.size or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise MeshwrightError(f"a prompt is {prompt!r}; it is text, tokens or messages of at least one token")
+            is_text = isinstance(prompt, str)
+            found = self.tokenizer.encode(found) if is_text else apply_chat_template(self.tokenizer, found)
+        array = _whole_numbers(found)
+        if array is None or array.ndim != 1:
+            raise MeshwrightError(f"a prompt is {_short(prompt)}; it is text, tokens or messages of at least one token")
         self._check_tokens(array)
         return array.astype(np.int32)
 
@@ -183,6 +152,8 @@ class LoadedModel:
             MeshwrightError: a directory that holds something, or cannot be written; a model that no config.json
                 describes.
         """
+        if dtype is not None:
+            check_dtype(dtype)
         files = dict(self.source)
         if "config.json" not in files:
             found = {"max_position_embeddings": self.seq_len} | hugging_face_config(self.config)
@@ -229,68 +200,60 @@ class LoadedModel:
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
         return [self.encode(prompt) for prompt in ([several] if is_one else several)]
 
-    def _grow(
-        self,
-        prompts: list[np.ndarray],
-        rows: dict[int, _Growing],
-        max_tokens: int,
-        stop: Sequence[str],
-        stop_tokens: Sequence[int] | None,
-        sampling: Sampling | Sequence[Sampling],
-    ) -> Iterator[Piece]:
-        """The pieces of all texts, which are kept in `rows`."""
-        if max_tokens < 1:
-            raise MeshwrightError(f"max_tokens is {max_tokens}; it is 1 or more")
-        if stop and self.tokenizer is None:
-            raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
-        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        if len(each) != len(prompts):
-            raise MeshwrightError(f"there are {len(each)} samplings for {len(prompts)} prompts; give one for each")
-        longest = max(map(len, prompts))
-        check_positions(
-            self.config, longest + max_tokens - 1, f"at most {{}} tokens with the prompt, which has {longest}"
+    def _read(self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> tuple[list[np.ndarray], _How]:
+        """The tokens of each prompt and how texts are made; raises where these cannot be."""
+        rows = self._rows(prompts)
+        said: Any = given(options, GenerateOptions.__annotations__)
+        sampling, stop = said.get("sampling", GREEDY), said.get("stop", ())
+        how = _How(
+            max_tokens=said.get("max_tokens", 200),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
+            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else tuple(sampling),
         )
-        ends = self.tokenizer.stop_tokens if stop_tokens is None and self.tokenizer else stop_tokens or ()
-        rows |= {row: _Growing(self.tokenizer and TokenStream(self.tokenizer)) for row in range(len(prompts))}
-        with jax.set_mesh(self.mesh):
-            chosen = generate_tokens(
-                self.params, prompts, self.config, self.mesh_shape,
-                num_tokens=max_tokens, sampling=each, dtype=DTYPES[self.dtype],
-            )  # fmt: skip
-            for number, tokens in enumerate(chosen, start=1):
-                for row, token in enumerate(tokens.tolist()):
-                    growing = rows[row]
-                    if growing.done is None:
-                        yield from _grown(row, growing, token, ends, stop, is_last=number == max_tokens)
-                if all(row.done for row in rows.values()):
-                    return
+        if how.stop and self.tokenizer is None:
+            raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
+        if "stop_tokens" in said and how.stop_tokens:
+            self._check_tokens(np.asarray(how.stop_tokens))
+        if len(how.sampling) != len(rows):
+            raise MeshwrightError(f"there are {len(how.sampling)} samplings for {len(rows)} prompts; give one for each")
+        longest = max(map(len, rows))
+        check_positions(
+            self.config, longest + how.max_tokens - 1, f"at most {{}} tokens with the prompt, which has {longest}"
+        )
+        return rows, how
+
+    def _steps(self, rows: list[np.ndarray], how: _How) -> Iterator[np.ndarray]:
+        """The next token of every row, [rows] each."""
+        steps = generate_tokens(
+            self.params, rows, self.config, self.mesh_shape,
+            num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype],
+        )  # fmt: skip
+        while True:
+            # Whoever reads the steps is left with the mesh of their own.
+            with jax.set_mesh(self.mesh):
+                tokens = next(steps, None)
+            if tokens is None:
+                return
+            yield tokens
 
 
-def _grown(
-    row: int, growing: _Growing, token: int, ends: Sequence[int], stop: Sequence[str], *, is_last: bool
-) -> Iterator[Piece]:
-    """The piece that a token adds to a text, if any; what may be the beginning of a stop text is held back."""
-    if token in ends:
-        growing.done = "token"
-    else:
-        growing.tokens.append(token)
-        growing.text += growing.stream.add(token) if growing.stream else ""
-        growing.done = "length" if is_last else None
-    if growing.done and growing.stream:
-        growing.text += growing.stream.finish()
-    found = [at for text in stop if (at := growing.text.find(text, max(0, growing.shown - len(text)))) >= 0]
-    if found:
-        growing.text, growing.done = growing.text[: min(found)], "text"
-    until = len(growing.text) if growing.done else len(growing.text) - _held_back(growing.text, stop)
-    if until > growing.shown or growing.done:
-        piece = growing.text[growing.shown : until]
-        growing.shown = until
-        yield Piece(row, piece, growing.done)
+def check_dtype(dtype: object) -> None:
+    """Raise where parameters cannot have a dtype."""
+    if dtype not in list(DTYPES):
+        raise MeshwrightError(not_a_choice("dtype", dtype, DTYPES))
 
 
-def _held_back(text: str, stop: Sequence[str]) -> int:
-    """The characters at the end of a text that may be the beginning of a stop text."""
-    return max(
-        (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])),
-        default=0,
-    )
+def _whole_numbers(values: Any) -> np.ndarray | None:
+    """An array of at least one whole number; None of anything else, rows of several lengths too."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        return None
+    return array if array.size and np.issubdtype(array.dtype, np.integer) else None
+
+
+def _short(value: Any) -> str:
+    """A value as an error says it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
