@@ -44,6 +44,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (4, 100),
     "attn_logit_softcapping": (1.0, None),
     "final_logit_softcapping": (1.0, None),
+    "shared_expert_intermediate_size": (32,),
     "rotary_pct": (0.5, 1.0),
     "partial_rotary_factor": (0.25, 1.0),
     "max_window_layers": (0, 1, 2),

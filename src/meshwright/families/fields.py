@@ -45,7 +45,7 @@ DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "qwen2": {"num_key_value_heads": 32, "max_window_layers": 28},
-    "qwen2_moe": {"num_key_value_heads": 16, "max_window_layers": 28},
+    "qwen2_moe": {"num_key_value_heads": 16},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_window_layers": 28},
     "qwen3_moe": {"num_key_value_heads": 4},
     "gemma": {"num_key_value_heads": 16, "head_dim": 256},
@@ -58,6 +58,7 @@ DEFAULTS: Mapping[str, Config] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "olmo2": {"rms_norm_eps": 1e-5},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gpt2": {"n_positions": 1024},
 }
@@ -69,13 +70,15 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "llama": ("qkv_bias", *_WINDOWS),
     "mistral": (*_BIASES, "layer_types"),
     "mixtral": (*_BIASES, "layer_types"),
-    "qwen2": _BIASES,
+    "qwen2": ("attention_bias", "mlp_bias"),
+    "qwen2_moe": ("attention_bias", "mlp_bias"),
     "qwen3": ("mlp_bias", "qkv_bias"),
     "qwen3_moe": ("mlp_bias", "qkv_bias", "layer_types"),
     "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
     "gemma2": ("mlp_bias", "qkv_bias"),
     "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
     "phi3": (*_BIASES, "layer_types"),
+    "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
 }
 """Fields that other families have and transformers leaves out of these; refused unless null or false."""
 

@@ -23,6 +23,8 @@ def read(fields: Fields) -> Features:
             "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
             "a phi3 model is known with rope_type 'default' or 'longrope'",
         )
+    if features["rope_scaling"] and features["head_dim"] * features["num_heads"] != features["embed"]:
+        raise fields.refusal("head_dim", "with longrope heads share hidden_size evenly among num_attention_heads")
     return features
 
 
