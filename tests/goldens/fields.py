@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mutations import ABSENT
+from mutations import ABSENT, STRANGERS
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import model_from_hugging_face
@@ -19,7 +19,7 @@ from meshwright.step import ModelConfig, check_runnable
 
 FOLDER = Path(__file__).parent
 FAMILIES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/mutations.json")))
-Verdict = Literal["honoured", "honoured, but for some values refused", "refused", "without effect"]
+Verdict = Literal["honoured", "honoured or refused by value", "refused", "without effect"]
 
 
 class Read(NamedTuple):
@@ -55,32 +55,41 @@ def mutated(family: str) -> Iterator[Read]:
             yield Read(number, row, config, None, str(error))
 
 
-def verdicts(family: str) -> dict[str, Verdict]:
-    """What becomes of each field."""
-    before, outcomes = read(family, base(family)), {}
-    for each in mutated(family):
-        outcome = "refused" if each.model is None else "without effect" if each.model == before else "honoured"
-        outcomes.setdefault(each.row["field"], set()).add(outcome)
+def verdicts(kind: str) -> dict[str, Verdict]:
+    """What becomes of each field of a family, by its model_type; those of other families are left out."""
+    outcomes: dict[str, set[str]] = {}
+    for family in FAMILIES:
+        config = base(family)
+        if config["model_type"] != kind:
+            continue
+        before = read(family, config)
+        for each in mutated(family):
+            field = each.row["field"]
+            if field in STRANGERS and field not in config:
+                continue
+            outcome = "refused" if each.model is None else "without effect" if each.model == before else "honoured"
+            outcomes.setdefault(field, set()).add(outcome)
     found: dict[str, Verdict] = {}
     for field, kinds in outcomes.items():
         if kinds >= {"honoured", "refused"}:
-            found[field] = "honoured, but for some values refused"
+            found[field] = "honoured or refused by value"
         else:
             found[field] = next(kind for kind in ("honoured", "refused", "without effect") if kind in kinds)
     return found
 
 
 def main() -> None:
-    """Print the fields with the families that do alike."""
+    """Print each field with the families that do alike."""
     by_field: dict[str, dict[Verdict, list[str]]] = {}
-    for family in FAMILIES:
-        for field, verdict in verdicts(family).items():
-            by_field.setdefault(field, {}).setdefault(verdict, []).append(family)
+    kinds = sorted({base(family)["model_type"] for family in FAMILIES})
+    for kind in kinds:
+        for field, verdict in verdicts(kind).items():
+            by_field.setdefault(field, {}).setdefault(verdict, []).append(kind)
     for field, by_verdict in sorted(by_field.items(), key=lambda item: item[0].lstrip("_")):
-        for first, (verdict, families) in enumerate(by_verdict.items()):
-            names = "" if len(by_verdict) == 1 and len(families) == len(FAMILIES) else f": {', '.join(families)}"
-            title = "" if first else field
-            print(textwrap.fill(verdict + names, 98, initial_indent=f"{title:<44} ", subsequent_indent=" " * 47))
+        for number, (verdict, having) in enumerate(sorted(by_verdict.items())):
+            names = " by all that have it" if len(by_verdict) == 1 and len(having) > 3 else f": {', '.join(having)}"
+            title = "" if number else field
+            print(textwrap.fill(verdict + names, 98, initial_indent=f"{title:<48} ", subsequent_indent=" " * 51))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What transformers makes of each golden's config.json after a change to it: `tests/goldens/FAMILY/mutations.{json,npz}`.
+"""What transformers makes of each golden's config.json after changes: `tests/goldens/FAMILY/mutations.{json,npz}`.
 
 The JSON has a row for each mutation (`mutations.py`): the field, the changes, and the outcome.
 
@@ -69,7 +69,9 @@ def make(folder: Path) -> None:
                 continue  # Of another type than transformers takes: what older files have for a field left out.
             rows.append(row | {"outcome": "refused", "because": f"{type(error).__name__}: {str(error)[:200]}"})
             continue
-        other = {name: theirs.get(name) for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)}
+        other = {
+            name: theirs.get(name) for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)
+        }
         moved = 1.0 if found.shape != logits.shape else np.abs(found - logits).max() / np.ptp(logits)
         row["outcome"] = "changed" if moved > CHANGED else "same"
         if SAME < moved <= CHANGED:

@@ -113,7 +113,8 @@ class Fields:
         self._data, self.name, self._family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
         for field in LACKING.get(family, ()):
-            self.only(field, False)
+            if self.value(field, False) is not False:
+                raise self.refusal(field, f"a {family} model has no such field")
 
     def value(self, field: str, default: Any = _MISSING) -> Any:
         """A field as it stands; the default where it is absent or null. Raises where it has none."""
@@ -161,7 +162,7 @@ class Fields:
         """The heads of keys and values, as many as those of queries where a config.json does not say."""
         found = self.whole("num_key_value_heads", None) or heads
         if heads % found:
-            raise self.refusal("num_key_value_heads", f"{heads} heads are shared evenly among them")
+            raise self.refusal("num_key_value_heads", f"the num_attention_heads={heads} are shared evenly among them")
         return found
 
     def layers(self, field: str, num_layers: int) -> list[int]:
@@ -203,7 +204,7 @@ class Fields:
         if len(types) != num_layers:
             raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
         if window is None and "sliding_attention" in types:
-            raise self.refusal("layer_types", "there is no sliding_window for sliding_attention, or it is off")
+            raise self.refusal("layer_types", "sliding_attention has no sliding_window, or use_sliding_window is off")
         is_full = [kind == "full_attention" for kind in types]
         every = is_full.index(True) + 1 if any(is_full) else 0
         alike = [every > 0 and (layer + 1) % every == 0 for layer in range(num_layers)]

@@ -16,7 +16,8 @@ GEMMA3 = Family("gemma3")
 
 def read(fields: Fields) -> Features:
     """Gemma 3's text model; the older names of the pattern and of theta in layers with a window are read too."""
-    every = fields.whole("sliding_window_pattern", None) or fields.whole("_sliding_window_pattern", 6)
+    every = fields.whole("sliding_window_pattern", 6)
+    fields.unused_options("_sliding_window_pattern")  # What transformers writes of it, and does not read.
     features = gemma2.read_capped(fields, every=every, has_rope=False)
     full = read_rope(fields, "full_attention", theta=1_000_000.0)
     local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")

@@ -91,19 +91,11 @@ def read_rope(
 def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
     """The first dims of a head that are rotated; 0 for all."""
     dims = int(head_dim * rope.partial)
-    where = "(head_dim, or hidden_size for each of num_attention_heads)"
     if not 2 <= dims <= head_dim or dims % 2:
         raise MeshwrightError(
-            f"the config.json of {fields.name} rotates {dims} of {head_dim} dims {where}:"
-            f" partial_rotary_factor={rope.partial:g}; it takes an even number from 2"
+            f"the config.json of {fields.name} rotates {dims} of {head_dim} dims (head_dim, or hidden_size for each of"
+            f" num_attention_heads): partial_rotary_factor={rope.partial:g}; it takes an even number from 2"
         )
-    if isinstance(rope.scaling, LongRopeScaling):
-        for name in ("short_factor", "long_factor"):
-            if (count := len(getattr(rope.scaling, name))) != dims // 2:
-                raise MeshwrightError(
-                    f"the config.json of {fields.name} has {count} numbers in rope scaling's {name}; {dims} rotated"
-                    f" dims of a head {where} take {dims // 2}"
-                )
     return dims % head_dim
 
 
