@@ -2,7 +2,7 @@
 
 from meshwright.inference.library import Found, find_model, load
 from meshwright.inference.loaded import LoadedModel, Prompt
-from meshwright.inference.save import StoredDtype, check_target
+from meshwright.inference.save import check_target
 from meshwright.inference.stream import GenerateOptions, Piece, collect
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "LoadedModel",
     "Piece",
     "Prompt",
-    "StoredDtype",
     "check_target",
     "collect",
     "find_model",
