@@ -50,7 +50,7 @@ def load_with_bar(found: Found) -> LoadedModel:
     if found.run:
         with waiting("reading the checkpoint"):
             return found.load(on_note=note)
-    with byte_bar("reading the weights", num_parameters(found.model) * dtype_bytes(found.dtype)) as on_bytes:
+    with byte_bar("reading the weights", num_parameters(found.model) * dtype_bytes(found.params_dtype)) as on_bytes:
         return found.load(on_note=note, on_bytes=on_bytes)
 
 

@@ -18,8 +18,10 @@ from meshwright.cli.text import next_line
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import dtype_bytes
 from meshwright.planner import plan_to_run
 from meshwright.record import Record
+from meshwright.step import num_parameters
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -123,7 +125,9 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         claim_devices(config.system, Processes(**vars(args.process)))
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
-    screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
+    dtype = "f32" if config.strategy.master_weights else config.workload.param_dtype
+    weights = num_parameters(config.workload.model) * dtype_bytes(dtype) if config.weights else 0.0
+    screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first, weights=weights)
 
     def note(line: str) -> None:
         if is_first:
@@ -146,7 +150,9 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         sys.stdout.flush()
     try:
         with screen:
-            measured = run_steps(config, directory, on_step=screen.step, on_note=note, leave=leave)
+            measured = run_steps(
+                config, directory, on_step=screen.step, on_note=note, on_bytes=screen.read, leave=leave
+            )
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
         return INTERRUPTED

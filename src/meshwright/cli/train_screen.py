@@ -13,7 +13,7 @@ from rich.text import Text
 
 from meshwright.cli.tables import console
 from meshwright.record import Record
-from meshwright.units import show_percent, show_rate, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 LINES = 10
 """Lines about steps that a run leaves above its bar, or in a pipe."""
@@ -29,16 +29,18 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 class TrainScreen:
     """What a run shows while it trains. Used as a context; `step` and `note` are for `run_steps`.
 
-    On a terminal a bar, in a pipe a line now and then; both keep the lines of every tenth of the run.
+    On a terminal a bar, in a pipe a line now and then; both keep the lines of every tenth of the run. weights: the
+    bytes that are read before the first step, as the bar says.
     """
 
-    def __init__(self, steps: int, planned: Record, *, is_quiet: bool) -> None:
+    def __init__(self, steps: int, planned: Record, *, is_quiet: bool, weights: float = 0.0) -> None:
         self.is_quiet = is_quiet
         self.taken = 0
         self._steps = steps
         self._planned = planned
         self._out = console()
         self._losses: list[float] = []
+        self._weights, self._read = weights, 0
         self._first: int | None = None
         self._began = self._said = time.monotonic()
         self._ended = threading.Event()
@@ -87,6 +89,10 @@ class TrainScreen:
             self.is_quiet = True
             self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
 
+    def read(self, size: int) -> None:
+        """So many bytes of the weights more were read."""
+        self._read += size
+
     def step(self, row: dict[str, Any]) -> None:
         """The metrics of a step."""
         self.taken = row["step"] + 1
@@ -119,7 +125,9 @@ class TrainScreen:
         return words
 
     def bar(self, task: Task) -> Text:
-        """The line of the bar: the step, the bar, time left and words about the last step; or how long it compiles."""
+        """The line of the bar: the step, the bar, time left and words about the last step; before it what is done."""
+        if self._read < self._weights and not self._losses:
+            return Text(f"reading the weights  {show_bytes(self._read)} of {show_bytes(self._weights)}")
         if not self._losses:
             return Text(f"compiling  {_clock(time.monotonic() - self._began)}")
         where, left = f"{self.taken}/{self._steps}", task.time_remaining

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jax import Array
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import hugging_face_config
+from meshwright.families import hugging_face_config, model_from_hugging_face
 from meshwright.files import check_new_directory, write_error, write_file
 from meshwright.step import ModelConfig, Tree
 from meshwright.text import Tokenizer, byte_tokenizer_files
@@ -35,26 +35,34 @@ def check_target(directory: str | Path) -> None:
         raise MeshwrightError(f"{directory} is not empty; give a directory that is new")
 
 
-def files_of_run(
-    model: ModelConfig, tokenizer: Tokenizer | None, seq_len: int | None, dtype: StoredDtype
+def model_files(
+    model: ModelConfig,
+    source: Mapping[str, bytes],
+    tokenizer: Tokenizer | None,
+    seq_len: int | None,
+    dtype: StoredDtype,
 ) -> dict[str, bytes]:
-    """The files beside the weights of a model that came from no Hugging Face directory.
+    """The files beside the weights of a model, whose dtype config.json says.
+
+    Args:
+        source: those that it came with; its config.json is kept as it is if it describes this model in this dtype.
+        tokenizer: without one in `source`, it is that of bytes.
+        seq_len: of the sequences that a run was trained on.
 
     Raises:
         MeshwrightError: a model that no config.json describes.
     """
-    config = {"max_position_embeddings": seq_len} | hugging_face_config(model) | _NO_TOKENS
-    files = {"config.json": config | {"dtype": _NAMES[dtype]}, "generation_config.json": _NO_TOKENS}
-    return {name: _json(data) for name, data in files.items()} | (byte_tokenizer_files(seq_len) if tokenizer else {})
-
-
-def with_dtype(files: Mapping[str, bytes], dtype: StoredDtype) -> dict[str, bytes]:
-    """The files of a Hugging Face directory for weights of a dtype; its config.json changes only if it says another."""
-    config = json.loads(files["config.json"])
-    stated = {name for name in ("dtype", "torch_dtype") if config.get(name, _NAMES[dtype]) != _NAMES[dtype]}
-    if not stated:
-        return dict(files)
-    return {**files, "config.json": _json(config | dict.fromkeys(stated, _NAMES[dtype]))}
+    if "config.json" not in source:
+        config = {"max_position_embeddings": seq_len} | hugging_face_config(model) | _NO_TOKENS
+        files = {"config.json": config | {"dtype": _NAMES[dtype]}, "generation_config.json": _NO_TOKENS}
+        own = byte_tokenizer_files(seq_len) if tokenizer else {}
+        return {name: _json(data) for name, data in files.items()} | own
+    config = json.loads(source["config.json"])
+    said = {name for name in ("dtype", "torch_dtype") if config.get(name, _NAMES[dtype]) != _NAMES[dtype]}
+    changes: dict[str, Any] = dict.fromkeys(said, _NAMES[dtype])
+    if model_from_hugging_face(config, name=model.name) != model:
+        changes |= hugging_face_config(model)  # Cut to fewer layers, say.
+    return {**source, "config.json": _json(config | changes)} if changes else dict(source)
 
 
 def write_model(

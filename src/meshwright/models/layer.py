@@ -47,6 +47,7 @@ from meshwright.step.layer import (
     Linear,
     Norm,
     Rotary,
+    SigmoidGate,
     Stack,
 )
 
@@ -153,6 +154,11 @@ def _run_gated(run: _Run, _: Block, op: Gated) -> None:
     run.values[op.target] = gather_hidden(hidden, run.context.layout) if is_split else hidden
 
 
+def _run_sigmoid_gate(run: _Run, _: Block, op: SigmoidGate) -> None:
+    source = run.values[op.source]
+    run.values[op.target] = source * jax.nn.sigmoid(run.values[op.by]).astype(source.dtype)
+
+
 def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
     dispatch, *opened, hidden, down, combine = ops
     assert isinstance(dispatch, Dispatch)
@@ -192,6 +198,7 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Attention: _run_attention,
     Gated: _run_gated,
     Dispatch: _run_experts,
+    SigmoidGate: _run_sigmoid_gate,
     Add: _run_add,
 }
 """The function for a group of ops, by the type of the first; `step.legality` refuses models with other types."""
