@@ -1,6 +1,6 @@
 """Every golden, loaded and saved again with a config.json of our own making: what `check_exports.py` reads.
 
-    python tests/goldens/write_exports.py FOLDER
+python tests/goldens/write_exports.py FOLDER
 """
 
 import sys
