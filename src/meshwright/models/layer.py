@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -32,12 +33,14 @@ from meshwright.step.layer import (
     Attention,
     Block,
     Combine,
+    Concat,
     Dispatch,
     Gated,
     LayerOp,
     Linear,
     Norm,
     Rotary,
+    Slice,
     Stack,
 )
 
@@ -89,7 +92,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     source = run.values[op.source]
     if op.is_on_residual:
         run.values[op.target] = router_logits(source, run.weights[op.name], layout)
-    elif op.inputs[0][0] == "embed":
+    elif op.inputs[0][0] in ("embed", "latent_input"):
         products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
         for each, product in zip(ops, products, strict=True):
             run.values[each.target] = _with_bias(product, _bias(run, each))
@@ -112,7 +115,24 @@ def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
 
 def _run_attention(run: _Run, _: Block, op: Attention) -> None:
     query, new = run.values[op.query], Cache(run.values[op.key], run.values[op.value])
+    # Heads that do not share their keys come without the dim of those that do.
+    query = query.reshape(*query.shape[:3], -1, query.shape[-1])
     run.values[op.target], run.cache = attention_layer(query, new, op, run.context)
+
+
+def _run_slice(run: _Run, _: Block, op: Slice) -> None:
+    run.values[op.target] = run.values[op.source][..., op.start : op.start + op.size]
+
+
+def _run_concat(run: _Run, _: Block, op: Concat) -> None:
+    """Values [b, s, heads, h] side by side; one without heads [b, s, h] is that of each, its gradient their sum."""
+    first, *others = (run.values[name] for name in op.sources)
+    spec = jax.typeof(first).sharding.spec
+    beside = [
+        lax.broadcast_in_dim(x, (*first.shape[:3], x.shape[-1]), (0, 1, 3), out_sharding=spec) if x.ndim == 3 else x
+        for x in others
+    ]
+    run.values[op.target] = checkpoint_name(jnp.concatenate([first, *beside], axis=-1), INTERMEDIATE)
 
 
 def _run_gated(run: _Run, _: Block, op: Gated) -> None:
@@ -156,11 +176,13 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Linear: _run_linear,
     Rotary: _run_rotary,
     Attention: _run_attention,
+    Slice: _run_slice,
+    Concat: _run_concat,
     Gated: _run_gated,
     Dispatch: _run_experts,
     Add: _run_add,
 }
-"""The function for a group of ops, by the type of the first; `step.legality` refuses models with other types."""
+"""The function for a group of ops, by the type of the first."""
 
 
 @lru_cache(maxsize=256)
