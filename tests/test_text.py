@@ -78,6 +78,20 @@ def test_a_chat_is_written_by_its_template(folder):
         apply_chat_template(tokenizer, [{"role": "system", "content": "x"}])
 
 
+def test_templates_have_what_transformers_gives_them(folder, tmp_path):
+    template = (
+        "{% if tools is not none %}no{% endif %}{{ image_token }}{{ messages|tojson(separators=(',', ':')) }}"
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    config = {"chat_template": template, "image_token": {"content": "<i>"}, "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = read_tokenizer(tmp_path, vocab=300)
+    tokens = apply_chat_template(tokenizer, [{"role": "user", "content": "é"}, {"role": "assistant", "content": "y"}])
+    wanted = '<i>[{"role":"user","content":"é"},{"role":"assistant","content":"y"}]é'
+    assert tokens == tokenizer.encode(wanted, add_special_tokens=False)
+
+
 @pytest.mark.parametrize(
     "template", ["{{ ''.__class__.__mro__ }}", "{% for x in range(10**9) %}x{% endfor %}", "{{ messages.append(1) }}"]
 )

@@ -83,7 +83,7 @@ VALUES = {
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
     "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
-    "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
+    "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2", "--weights": "none",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

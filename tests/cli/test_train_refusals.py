@@ -41,6 +41,12 @@ def folder(tmp_path_factory):
         (root / name / "config.json").write_text(json.dumps(LLAMA | more))
     (root / "hf" / "model.safetensors").write_bytes(b"")
     (root / "hf" / "tokenizer.json").write_text("{}")
+    (root / "cut").mkdir()
+    (root / "cut" / "config.json").write_text(json.dumps(LLAMA))
+    (root / "cut" / "model.safetensors").write_bytes(b"")
+    (root / "words").mkdir()
+    (root / "words" / "config.json").write_text(json.dumps(LLAMA))
+    (root / "words" / "tokenizer.json").write_text("{}")
     (root / "short.txt").write_text("abc" * 100)
     (root / "random.txt").write_bytes(bytes(range(256)) * 100)
     (root / "zero.txt").write_bytes(b"abc\0" * 1000)
@@ -75,6 +81,11 @@ TRAIN = [
     (["-o", "x" * 300], ""),
     (["-o", "folder"], "folder holds a run that wrote no checkpoint"),
     (["--change"], "--change is for a run that goes on"),
+    (["--weights", "nowhere"], "there is no directory 'nowhere'; --weights takes one with config.json"),
+    (["--weights", "short.txt"], "there is no directory 'short.txt'"),
+    (["--weights", "folder"], "it is that of a run"),
+    (["--weights", "cut"], "tiny is not the model of"),
+    (["--weights", "cut", "--from-scratch"], "--from-scratch draws new parameters, and --weights cut are given"),
     (["--coordinator", "garbage", "--num-processes", "2", "--process-id", "0"], "garbage is not HOST:PORT"),
 ]
 
@@ -99,8 +110,10 @@ def test_what_cannot_be_meant_is_one_line(folder, monkeypatch, capsys, words, me
 @pytest.mark.parametrize(
     ("model", "code", "message"),
     [
-        ("hf", 2, "hf holds model.safetensors and 1 more, which train does not read yet"),
-        ("hf/config.json", 2, "--from-scratch"),
+        ("hf", 2, "hf/tokenizer.json is no tokenizer"),
+        ("hf/config.json", 2, "hf/tokenizer.json is no tokenizer"),
+        ("cut", 2, "cut/model.safetensors is cut short or no safetensors file"),
+        ("words", 2, "words holds tokenizer.json and no weights; --from-scratch"),
         ("large", 2, "large has a vocabulary of 512; text is read and written as bytes, which are 256"),
         ("small", 2, "128"),
         ("llama3-8b", 1, "does not fit: a device needs 21.8 GB of the 875 MB it has"),
@@ -121,6 +134,7 @@ def test_a_model_that_cannot_be_trained_so_is_named(folder, monkeypatch, capsys,
         (["--optimizer", "sgd", "--change"], "optimizer is 'sgd'; the checkpoints"),
         (["-o", "elsewhere"], "stays in its directory"),
         (["--from-scratch"], "--from-scratch is for a new run"),
+        (["--weights", "hf"], "--weights is for a new run"),
     ],
 )
 def test_a_run_that_goes_on_refuses_what_it_cannot_take(folder, monkeypatch, capsys, words, message):

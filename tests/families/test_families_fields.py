@@ -1,13 +1,28 @@
 """Every field of a config.json is honoured, refused by name and value, or known to change nothing."""
 
 import json
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import FAMILIES, PRESETS, PUBLISHED, hugging_face_config, model_from_hugging_face
-from meshwright.step.layer import LinearRopeScaling, RopeScaling
+from meshwright.families import (
+    FAMILIES,
+    PRESETS,
+    PUBLISHED,
+    hugging_face_config,
+    model_from_data,
+    model_from_hugging_face,
+)
+from meshwright.step.frequencies import (
+    DynamicRopeScaling,
+    Frequencies,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    YarnRopeScaling,
+)
 from meshwright.step.parameter_tree import leaves, parameters
 
 LLAMA = {
@@ -19,6 +34,10 @@ LLAMA = {
     "vocab_size": 256,
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 2.0} | {
+    "original_max_position_embeddings": 4096
+}
 GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
 LOCAL, FULL = "sliding_attention", "full_attention"
 
@@ -38,9 +57,17 @@ def read(**changes):
         ({"rms_norm_eps": -1}, "rms_norm_eps=-1"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True; it takes a whole number from 1"),
         ({"attention_bias": "yes"}, "attention_bias='yes'; it takes true or false"),
-        ({"hidden_act": "mish"}, "the activation 'mish'"),
+        ({"hidden_act": "mish"}, "hidden_act='mish'; the activations read are"),
         ({"layer_types": [FULL, LOCAL, FULL, LOCAL], "sliding_window": 8}, "layer_types="),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling of type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_scaling of type 'proportional'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "no 'max_position_embeddings'"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, "rope scaling's truncate=1; it takes true or false"),
+        ({"rope_scaling": YARN | {"beta_fast": "x"}}, "rope scaling's beta_fast='x'; it takes a number above 0"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 1.5}}, "original_max_position_embeddings=1.5"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta=1; yarn wants one above 1"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "no 'max_position_embeddings'"),
+        ({"rope_scaling": LONG | {"long_factor": 2.0}}, "rope scaling's long_factor=2.0; it takes a list of numbers"),
+        ({"rope_scaling": LONG | {"long_factor": [2.0]}}, "1 numbers in its rope scaling's long_factor"),
         ({"rope_parameters": {"rope_type": "linear"}}, "no field 'factor' in its rope scaling of type 'linear'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "a field that is not known 'beta'"),
     ],
@@ -60,10 +87,55 @@ def test_rope_parameters_of_transformers_5_are_those_of_before():
     new = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500_000.0, **LLAMA3}}
     old = {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}
     assert read(**new) == read(**old)
-    assert read(**new).rope_scaling == RopeScaling(
+    assert read(**new).rope_scaling == Llama3RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192
     )
     assert read(rope_parameters={"partial_rotary_factor": 0.5}).rotary_dims == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling", "magnitude"),
+    [
+        ({"rope_scaling": YARN}, YarnRopeScaling(factor=4.0, original_max_seq_len=2048), 0.1 * math.log(4) + 1),
+        (
+            {"rope_scaling": YARN | {"mscale": 2.0, "mscale_all_dim": 1.0, "beta_fast": 16, "truncate": False}},
+            YarnRopeScaling(
+                factor=4.0, original_max_seq_len=2048, mscale=2.0, mscale_all_dim=1.0, beta_fast=16.0, truncate=False
+            ),
+            (0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1),
+        ),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 512},
+            DynamicRopeScaling(factor=2.0, original_max_seq_len=512),
+            1.0,
+        ),
+        (
+            {"rope_parameters": LONG},
+            LongRopeScaling(
+                short_factor=(1.0,) * 8, long_factor=(2.0,) * 8, factor=2.0, original_max_seq_len=4096
+            ),
+            math.sqrt(1 + math.log(2) / math.log(4096)),
+        ),
+        # The length beside the scaling holds, and the factor follows from the lengths.
+        (
+            {
+                "rope_scaling": {name: value for name, value in LONG.items() if name != "factor"},
+                "original_max_position_embeddings": 2048,
+                "max_position_embeddings": 8192,
+            },
+            LongRopeScaling(
+                short_factor=(1.0,) * 8, long_factor=(2.0,) * 8, factor=4.0, original_max_seq_len=2048
+            ),
+            math.sqrt(1 + math.log(4) / math.log(2048)),
+        ),
+    ],
+)  # fmt: skip
+def test_rope_scalings_are_read_and_written(fields, scaling, magnitude):
+    model = read(**fields)
+    assert model.rope_scaling == scaling
+    assert Frequencies(theta=1e4, scaling=scaling).magnitude == pytest.approx(magnitude)
+    assert model_from_hugging_face(hugging_face_config(model), name="m") == model
+    assert model_from_data(json.loads(json.dumps(asdict(model)))) == model
 
 
 @pytest.mark.parametrize(
@@ -94,10 +166,6 @@ def test_gemma_3_has_windows_and_a_theta_for_each_kind_of_layer(fields):
 
 
 def test_a_preset_survives_json_and_keeps_its_family():
-    from dataclasses import asdict
-
-    from meshwright.families import model_from_data
-
     for model in PRESETS.values():
         assert model_from_data(json.loads(json.dumps(asdict(model)))) == model
         assert model.family.name in {*FAMILIES, "bloom", "palm"}

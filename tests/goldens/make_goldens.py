@@ -1,14 +1,16 @@
-"""Tiny models of every family made by transformers, with what they compute: `tests/goldens/FAMILY/`.
+"""Tiny models of every family made by transformers, with what they compute: `tests/goldens/NAME/`.
 
 Each folder is a Hugging Face directory (`config.json`, safetensors, `generation_config.json`) and `golden.npz`,
 float32: `tokens` [rows, longest] with `lengths`, `logits` [rows, longest, vocab] of each row alone, `continuations`
 [rows, 8] taken greedily, and of some families `gradient.NAME` of the mean loss of the longest row. Weights are drawn so
 large that every feature of a family changes the logits.
 
-Run where torch 2.13.0 and transformers 5.23 are installed: `make goldens` does it in a venv of its own.
+Run where torch 2.13.0 and transformers 5.23 are installed: `make goldens` does it in a venv of its own. Names as
+arguments make those alone.
 """
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,16 @@ WINDOWED = SIZES | {"num_hidden_layers": 5, "sliding_window": 6, "query_pre_attn
 LOCAL, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
+LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": SIZES | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1000.0, **LLAMA3}},
+    "llama_yarn": SIZES
+    | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, **YARN, "mscale": 1.5, "mscale_all_dim": 0.5}},
+    # Its original length is the longest sequence.
+    "llama_dynamic": SIZES
+    | {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}},
     "mistral": SIZES | {"sliding_window": 6},
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": SIZES | {"head_dim": 4},
@@ -51,11 +61,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "phi3": SIZES | {"head_dim": 8, "partial_rotary_factor": 0.5, "pad_token_id": None, "sliding_window": 6},
+    "phi3_longrope": SIZES
+    | {"head_dim": 4, "pad_token_id": None, "original_max_position_embeddings": 16}
+    | {"rope_parameters": {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 1.0, **LONG}},
     "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     | {"num_attention_heads": 4, "max_position_embeddings": 64},
 }
-"""What each family is made with beyond its defaults."""
+"""What each model is made with beyond the defaults of its family."""
+
+KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"}
+"""The model_type of those whose name is another."""
 
 WITH_GRADIENTS = ("llama", "gemma2", "gpt2")
 SHARDED = ("mixtral",)
@@ -65,26 +81,26 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> None:
-    """Write a folder for each family."""
-    for kind, changes in CONFIGS.items():
-        make(kind, changes)
+    """Write a folder for each model."""
+    for name in sys.argv[1:] or CONFIGS:
+        make(name, CONFIGS[name])
 
 
-def make(kind: str, changes: dict[str, Any]) -> None:
+def make(name: str, changes: dict[str, Any]) -> None:
     """One model: its directory and what it computes."""
-    config = transformers.AutoConfig.for_model(kind, **changes)
+    config = transformers.AutoConfig.for_model(KINDS.get(name, name), **changes)
     config.bos_token_id, config.eos_token_id, config.pad_token_id = None, None, None
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
     draw(model)
     model.generation_config.eos_token_id = None
-    folder = FOLDER / kind
+    folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder, max_shard_size="200KB" if kind in SHARDED else "1GB")
-    golden = computed(model, gradients=kind in WITH_GRADIENTS)
+    model.save_pretrained(folder, max_shard_size="200KB" if name in SHARDED else "1GB")
+    golden = computed(model, gradients=name in WITH_GRADIENTS)
     np.savez_compressed(folder / "golden.npz", **golden)
     spread = float(golden["logits"].max() - golden["logits"].min())
-    print(f"{kind:<12}{sum(p.numel() for p in model.parameters()):>9,} parameters, logits over {spread:.1f}")
+    print(f"{name:<14}{sum(p.numel() for p in model.parameters()):>9,} parameters, logits over {spread:.1f}")
 
 
 def draw(model: torch.nn.Module) -> None:
@@ -101,17 +117,23 @@ def draw(model: torch.nn.Module) -> None:
 def computed(model: Any, *, gradients: bool) -> dict[str, np.ndarray]:
     """Logits of each row alone, what follows it greedily, and the gradients of the longest row's mean loss."""
     vocab = model.config.vocab_size
+    # Frequencies that grow with the text are kept for what a cache holds.
+    has_cache = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic"
     tokens = np.random.default_rng(0).integers(0, vocab, (len(LENGTHS), max(LENGTHS)))
     logits = np.zeros((*tokens.shape, vocab), np.float32)
     continuations = np.zeros((len(LENGTHS), NUM_NEW), np.int64)
     for row, length in enumerate(LENGTHS):
         own = torch.tensor(tokens[row : row + 1, :length])
         with torch.no_grad():
+            # A short text first: transformers keeps frequencies that grew with the row before.
+            model(own[:, :1])
             logits[row, :length] = model(own).logits[0].numpy()
+            given, cache = own, None
             for step in range(NUM_NEW):
-                chosen = model(own, use_cache=False).logits[:, -1:].argmax(-1)
+                result = model(given, use_cache=has_cache, past_key_values=cache)
+                chosen, cache = result.logits[:, -1:].argmax(-1), result.past_key_values
                 continuations[row, step] = int(chosen)
-                own = torch.cat([own, chosen], dim=1)
+                given = chosen if has_cache else torch.cat([given, chosen], dim=1)
     found = {"tokens": tokens, "lengths": np.array(LENGTHS), "logits": logits, "continuations": continuations}
     if gradients:
         own = torch.tensor(tokens[-1:])

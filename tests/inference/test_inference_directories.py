@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -172,6 +173,11 @@ BROKEN = {
         tensors(lambda held: held.update({UP: np.full((64, 32), np.nan, np.float32)})),
         rf"{UP} in .*model.safetensors has NaN",
     ),
+    "two tables": (
+        GOLDEN.with_name("gemma"),
+        tensors(lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"] * 2})),
+        "config.json says tie_word_embeddings, and .* holds a lm_head.weight that is not model.embed_tokens.weight",
+    ),
     "infinity": (
         GOLDEN,
         tensors(lambda held: held["model.norm.weight"].__setitem__(3, np.inf)),
@@ -189,6 +195,54 @@ def test_a_bad_directory_is_one_line(case, tmp_path):
     with pytest.raises(mw.MeshwrightError, match=message) as raised:
         mw.load(folder, on="cpu:2", mesh="1,2,1,1")
     assert "\n" not in str(raised.value)
+
+
+def mask():
+    return np.tril(np.ones((1, 1, 8, 8), bool))
+
+
+OLD = {
+    "GPT-2 without its head's prefix, with masks": (
+        "gpt2",
+        lambda held: (
+            [move(held, name, name.removeprefix("transformer.")) for name in list(held)],
+            held.update({"h.0.attn.bias": mask(), "h.0.attn.masked_bias": np.full((), -1e4, np.float32)}),
+        ),
+    ),
+    "GPT-NeoX with masks and frequencies": (
+        "gpt_neox",
+        lambda held: held.update(
+            {
+                "gpt_neox.layers.1.attention.bias": mask(),
+                "gpt_neox.layers.1.attention.masked_bias": np.full((), -1e9, np.float32),
+                "gpt_neox.layers.1.attention.rotary_emb.inv_freq": np.ones(2, np.float16),
+            }
+        ),
+    ),
+    "Llama with frequencies": (
+        "llama",
+        lambda held: held.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}),
+    ),
+    "Gemma with its table twice": (
+        "gemma",
+        lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"].copy()}),
+    ),
+    "Gemma with its table as the head": (
+        "gemma",
+        lambda held: move(held, "model.embed_tokens.weight", "lm_head.weight"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_checkpoints_are_read_as_they_were_published(case, tmp_path):
+    family, change = OLD[case]
+    source = GOLDEN.with_name(family)
+    shutil.copytree(source, tmp_path / "model")
+    tensors(change)(tmp_path / "model")
+    before, after = (mw.load(path, on="cpu:1").params for path in (source, tmp_path / "model"))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), before, after))
 
 
 @pytest.mark.parametrize(

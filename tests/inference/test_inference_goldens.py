@@ -17,6 +17,9 @@ from meshwright.weights.places import places
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
+VARIANTS = ("llama_dynamic", "llama_yarn", "phi3_longrope")
+"""Other settings of families that are among them too, and have the same weights."""
+
 MESHES = ("1,1,1,1", "1,8,1,1", "2,2,2,1", "1,1,4,2")
 TOLERANCE = 2e-5
 """Of the logits' range, in float32."""
@@ -43,7 +46,7 @@ def cases():
 def test_logits_and_what_follows_greedily_are_those_of_transformers(family, mesh):
     model, golden = load(family, mesh)
     wanted, lengths = golden["logits"], golden["lengths"]
-    found = np.asarray(model.logits(golden["tokens"]))
+    found = np.asarray(model.logits(golden["tokens"], lengths))
     allowed = TOLERANCE * (wanted.max() - wanted.min())
     for row, length in enumerate(lengths):
         assert np.abs(found[row, :length] - wanted[row, :length]).max() <= allowed
@@ -53,7 +56,7 @@ def test_logits_and_what_follows_greedily_are_those_of_transformers(family, mesh
     assert [text.tokens for text in texts] == [tuple(row) for row in golden["continuations"].tolist()]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in VARIANTS])
 def test_weights_in_and_out_are_equal_to_the_bit(family, tmp_path):
     model, _ = load(family, "1,4,2,1")
     model.save(tmp_path / "out")

@@ -16,12 +16,12 @@ from meshwright.models.attention import attend
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.norm import norm
 from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import RopeScaling, leaves, parameters
+from meshwright.step import Llama3RopeScaling, leaves, parameters
 from meshwright.step.layer import Norm
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)
-STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
+STRETCHED = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
 TEXT = np.random.default_rng(0).integers(0, MODEL.vocab, (8, 33))
 
 

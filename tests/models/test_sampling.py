@@ -10,7 +10,7 @@ import pytest
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, embed, generate_tokens, logits
-from meshwright.models.context import position_info
+from meshwright.models.context import positions_of
 from meshwright.models.decoder import layers
 from meshwright.runtime import ShardingContext, build_mesh, initialise
 from meshwright.step import DEFAULT, blocks, parameters
@@ -27,8 +27,9 @@ def greedy_without_cache(num_tokens, model=MODEL):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         text = PROMPT
         for _ in range(num_tokens):
-            positions = position_info(jnp.arange(len(text)), model)
-            x, table = embed(params, jnp.asarray(text[None]), positions, model, layout, jnp.float32)
+            tokens = jnp.asarray(text[None])
+            positions = positions_of({"tokens": tokens}, model)
+            x, table = embed(params, tokens, positions, model, layout, jnp.float32)
             (stack,) = blocks.layers(model)
             x, _ = layers(stack, params["layers"], x, positions, layout, "block", DEFAULT)
             scores = logits(params, x, table, model, layout)

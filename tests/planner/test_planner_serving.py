@@ -7,6 +7,7 @@ from meshwright.cost import serving_memory, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.hardware import lay_mesh, parse_system
+from meshwright.hardware.load import DATA
 from meshwright.mesh import MeshShape
 from meshwright.planner import (
     best_prefill,
@@ -178,6 +179,15 @@ def test_a_plan_survives_its_file(tmp_path, name, model):
     write_serving_plan(plan, tmp_path / name)
     assert read_serving_plan(tmp_path / name) == plan
     assert make_serving_plan(plan.serving, plan.layout, plan.system) == plan
+
+
+def test_a_plan_keeps_the_file_of_its_chip_and_its_headroom(tmp_path):
+    own = tmp_path / "mine.toml"
+    own.write_text((DATA / "h100.toml").read_text().replace('name = "h100"', 'name = "mine"'))
+    system = replace(parse_system("mine:8", hardware_file=str(own)), memory_headroom=0.2)
+    plan = make_serving_plan(replace(LLAMA, batch=8), ServingLayout(MeshShape(tp=8)), system)
+    write_serving_plan(plan, tmp_path / "serve.yaml")
+    assert read_serving_plan(tmp_path / "serve.yaml").system == system
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ FAMILY = PublishedFamily(
             "layers.shared_down": f"{_LAYER}.mlp.shared_experts.down_proj.weight",
         }
     ),
+    buffers=(r"^model\.layers\.61\.",),  # The module that predicts a second token.
     presets=(
         # DeepSeek-V2: arXiv:2405.04434, section 3.1.2, and the config.json of deepseek-ai/DeepSeek-V2.
         llama.preset(

@@ -43,7 +43,8 @@ Names = Mapping[str, Published]
 class PublishedFamily:
     """A family with models on Hugging Face; its readers by the model_type of a config.json.
 
-    write: the config.json of a model, None of a family that is only planned.
+    write: the config.json of a model, None of a family that is only planned. buffers: patterns of the names of tensors
+    in published checkpoints that are no parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
     """
 
     family: Family
@@ -51,6 +52,7 @@ class PublishedFamily:
     names: Names
     write: Writer | None = None
     presets: tuple[ModelConfig, ...] = field(default=())
+    buffers: tuple[str, ...] = ()
 
 
 def names_of(names: Mapping[str, str]) -> dict[str, Published]:

@@ -7,10 +7,10 @@ A family honours a field by reading it from `Fields`. What it has not read then 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.step.layer import Activation, LinearRopeScaling, RopeScaling
+from meshwright.step.layer import Activation
 
 Config = Mapping[str, Any]
 
@@ -58,6 +58,7 @@ DEFAULTS: Mapping[str, Config] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gpt2": {"n_positions": 1024},
 }
 """What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
@@ -66,18 +67,14 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
 }
-
-SCALING_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-"""The kinds of rope scaling that are known, and the fields of each."""
 
 MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
 """The most that some fields may be; all others 10^9. A search over more would not end."""
@@ -88,21 +85,13 @@ LARGEST_NUMBER = 1e300
 _MISSING = object()
 
 
-class Rope(NamedTuple):
-    """What a config says of rotary embedding; partial: the share of a head's dims that it rotates."""
-
-    theta: float
-    scaling: RopeScaling | LinearRopeScaling | None
-    partial: float
-
-
 class Fields:
     """The fields of one config.json, by the kind of value that each has to have."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
         """data: as it is read; a field that it lacks has the value that transformers gives it (`DEFAULTS`)."""
         data = {**DEFAULTS.get(family, {}), **data}
-        self._data, self._name, self._family = data, name, family
+        self._data, self.name, self._family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
 
     def value(self, field: str, default: Any = _MISSING) -> Any:
@@ -111,7 +100,7 @@ class Fields:
         found = self._data.get(field)
         if found is None and default is _MISSING:
             raise MeshwrightError(
-                f"the config.json of {self._name} has no {field!r}, which a {self._family} model needs"
+                f"the config.json of {self.name} has no {field!r}, which a {self._family} model needs"
             )
         return default if found is None else found
 
@@ -127,7 +116,7 @@ class Fields:
     def positive(self, field: str, default: Any = _MISSING) -> Any:
         """A finite number above 0, as a float."""
         found = self.value(field, default)
-        return found if found is default else self._positive(field, found)
+        return found if found is default else self.above_zero(field, found)
 
     def flag(self, field: str, default: bool) -> bool:
         """True or false."""
@@ -142,10 +131,17 @@ class Fields:
             return found
         if embed % heads:
             raise MeshwrightError(
-                f"the config.json of {self._name} has {heads} heads in a width of {embed}, which they do not divide;"
+                f"the config.json of {self.name} has {heads} heads in a width of {embed}, which they do not divide;"
                 f" give head_dim, or a width that is a multiple of {heads}"
             )
         return embed // heads
+
+    def kv_heads(self, heads: int) -> int:
+        """The heads of keys and values, as many as those of queries where a config.json does not say."""
+        found = self.whole("num_key_value_heads", None) or heads
+        if heads % found:
+            raise self.refusal("num_key_value_heads", f"{heads} heads are shared evenly among them")
+        return found
 
     def layers(self, field: str, num_layers: int) -> list[int]:
         """A list of layers by their numbers from 0."""
@@ -158,9 +154,7 @@ class Fields:
         """An activation function."""
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
-            raise MeshwrightError(
-                f"the config.json of {self._name} has the activation {found!r}; those read are {', '.join(ACTIVATIONS)}"
-            )
+            raise self.refusal(field, f"the activations read are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[found]
 
     def only(self, field: str, *allowed: Any) -> None:
@@ -174,28 +168,6 @@ class Fields:
         """Fields of a family that change no forward pass."""
         self._known.update(fields)
 
-    def rope(self, layer_type: str | None = None, *, theta: float = 10_000.0, theta_field: str = "rope_theta") -> Rope:
-        """Rotary embedding: from `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before.
-
-        layer_type: whose parameters, where kinds of layers have their own.
-        """
-        given = self._mapping("rope_parameters")
-        if layer_type in given:
-            own = given[layer_type]
-            if not isinstance(own, Mapping):
-                raise self.refusal("rope_parameters", f"it takes an object for {layer_type}")
-            given = dict[str, Any](own)
-        found = self._mapping("rope_scaling") | given
-        theta = self.positive(theta_field, theta)
-        kind = found.pop("rope_type", found.pop("type", "default"))
-        found.pop("type", None)
-        if "rope_theta" in found:
-            theta = self._positive("rope_parameters.rope_theta", found.pop("rope_theta"))
-        partial = self.positive("partial_rotary_factor", 1.0)
-        if (own := found.pop("partial_rotary_factor", None)) is not None:
-            partial = self._positive("rope_parameters.partial_rotary_factor", own)
-        return Rope(theta, self._scaling(kind, found), partial)
-
     def windows(self, num_layers: int, *, every: int = 0, is_on: bool = True) -> dict[str, Any]:
         """The sliding window, and how often a layer has none: by `layer_types` where a config has them.
 
@@ -207,6 +179,10 @@ class Fields:
             raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
             return {"sliding_window": window, "full_attention_every": every if window else 0}
+        if len(types) != num_layers:
+            raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
+        if window is None and "sliding_attention" in types:
+            raise self.refusal("layer_types", "there is no sliding_window for sliding_attention, or it is off")
         is_full = [kind == "full_attention" for kind in types]
         every = is_full.index(True) + 1 if any(is_full) else 0
         alike = [every > 0 and (layer + 1) % every == 0 for layer in range(num_layers)]
@@ -228,48 +204,20 @@ class Fields:
 
     def refusal(self, field: str, reason: str) -> MeshwrightError:
         """The error of a field whose value is not known."""
-        return MeshwrightError(f"the config.json of {self._name} has {field}={self._data.get(field)!r}; {reason}")
+        return MeshwrightError(f"the config.json of {self.name} has {field}={self._data.get(field)!r}; {reason}")
 
-    def _mapping(self, field: str) -> dict[str, Any]:
+    def mapping(self, field: str) -> dict[str, Any]:
+        """An object; empty where the field is absent or null."""
         found = self.value(field, {})
         if not isinstance(found, Mapping):
             raise self.refusal(field, "it takes an object or null")
         return dict(found)
 
-    def _positive(self, field: str, found: Any) -> float:
+    def above_zero(self, field: str, found: Any) -> float:
+        """What was found in a field, as a finite number above 0."""
         if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_NUMBER:
             return float(found)
-        raise MeshwrightError(f"the config.json of {self._name} has {field}={found!r}; it takes a number above 0")
-
-    def _scaling(self, kind: str, found: dict[str, Any]) -> RopeScaling | LinearRopeScaling | None:
-        """The scaling of rotary frequencies; `found` are its fields."""
-        if not isinstance(kind, str) or kind not in SCALING_FIELDS:
-            raise MeshwrightError(
-                f"the config.json of {self._name} has rope_scaling of type {kind!r};"
-                f" {_listed(SCALING_FIELDS)} are known"
-            )
-        wanted = SCALING_FIELDS[kind]
-        # transformers writes this one of every kind.
-        extra = set(found) - {*wanted, "original_max_position_embeddings"}
-        absent = set(wanted) - set(found)
-        if extra or absent:
-            field = min(extra or absent)
-            what = "a field that is not known" if extra else "no field"
-            raise MeshwrightError(
-                f"the config.json of {self._name} has {what} {field!r} in its rope scaling of type {kind!r}, which has"
-                f" {_listed(wanted) or 'none'}"
-            )
-        numbers = {field: self._positive(f"rope scaling's {field}", found[field]) for field in wanted}
-        if kind == "default":
-            return None
-        if kind == "linear":
-            return LinearRopeScaling(factor=numbers["factor"])
-        return RopeScaling(
-            factor=numbers["factor"],
-            low_freq_factor=numbers["low_freq_factor"],
-            high_freq_factor=numbers["high_freq_factor"],
-            original_max_seq_len=int(numbers["original_max_position_embeddings"]),
-        )
+        raise MeshwrightError(f"the config.json of {self.name} has {field}={found!r}; it takes a number above 0")
 
 
 def activation_name(activation: Activation) -> str:
@@ -277,24 +225,7 @@ def activation_name(activation: Activation) -> str:
     return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
 
 
-def rope_parameters(theta: float, scaling: RopeScaling | LinearRopeScaling | None) -> dict[str, Any]:
-    """`rope_parameters` as transformers 5 writes them."""
-    match scaling:
-        case LinearRopeScaling(factor=factor):
-            return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-        case RopeScaling():
-            return {
-                "rope_type": "llama3",
-                "rope_theta": theta,
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_seq_len,
-            }
-    return {"rope_type": "default", "rope_theta": theta}
-
-
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """`a, b and c`."""
     *first, last = names or ("",)
     return f"{', '.join(first)} and {last}" if first else last

@@ -6,8 +6,9 @@ from typing import Any
 
 from meshwright.families import gemma, gemma2
 from meshwright.families.family import Features, PublishedFamily
-from meshwright.families.fields import Fields, rope_parameters
-from meshwright.step.layer import LinearRopeScaling
+from meshwright.families.fields import Fields
+from meshwright.families.rope_fields import longest_sequence, read_rope, rope_parameters
+from meshwright.step.frequencies import LinearRopeScaling
 from meshwright.step.model import Family, ModelConfig
 
 GEMMA3 = Family("gemma3")
@@ -16,9 +17,10 @@ GEMMA3 = Family("gemma3")
 def read(fields: Fields) -> Features:
     """Gemma 3's text model; the older names of the pattern and of theta in layers with a window are read too."""
     every = fields.whole("sliding_window_pattern", None) or fields.whole("_sliding_window_pattern", 6)
+    fields.only("attn_logit_softcapping")  # transformers has the field, and caps no scores.
     features = gemma2.read_capped(fields, every=every, has_rope=False)
-    full = fields.rope("full_attention", theta=1_000_000.0)
-    local = fields.rope("sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
+    full = read_rope(fields, "full_attention", theta=1_000_000.0)
+    local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
     return features | {
         "qk_norm": True,
         "rope_theta": full.theta,
@@ -36,7 +38,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "rope_parameters": {
             "full_attention": rope_parameters(model.rope_theta, model.rope_scaling),
             "sliding_attention": rope_parameters(local, None),
-        }
+        },
+        **longest_sequence(model),
     }
 
 

@@ -95,6 +95,7 @@ FAMILY = PublishedFamily(
     readers={"gpt2": read},
     names=_names(),
     write=write,
+    buffers=(r"\.attn\.(masked_)?bias$",),
     presets=(
         preset("tiny-gpt2", TINY, GPT2, **(_FEATURES | {"head_dim": 16, "max_positions": 256})),
         # GPT-2: the config.json of openai-community/gpt2 and gpt2-xl.

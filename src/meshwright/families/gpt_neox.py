@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.families.family import Features, Published, PublishedFamily
-from meshwright.families.fields import Fields, activation_name, rope_parameters
+from meshwright.families.fields import Fields, activation_name
 from meshwright.families.gpt2 import BIASED
 from meshwright.families.llama import preset
+from meshwright.families.rope_fields import longest_sequence, read_rope, rope_parameters
 from meshwright.step.model import Family, ModelConfig
 
 GPT_NEOX = Family("gpt_neox")
@@ -18,7 +19,7 @@ def read(fields: Fields) -> Features:
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     bias = fields.flag("attention_bias", True)
     theta, share = fields.positive("rope_theta", 10_000.0), fields.positive("rotary_pct", 0.25)
-    rope = fields.rope(theta=theta, theta_field="rotary_emb_base")
+    rope = read_rope(fields, theta=theta, theta_field="rotary_emb_base")
     fields.only("is_decoder", False, True)
     head_dim = fields.head_dim(embed, heads)
     return BIASED | {
@@ -59,6 +60,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "use_parallel_residual": model.parallel_blocks,
         "rotary_pct": share,
         "rope_parameters": rope,
+        **longest_sequence(model),
         "layer_norm_eps": model.norm_epsilon,
     }
 
@@ -95,6 +97,7 @@ FAMILY = PublishedFamily(
     readers={"gpt_neox": read},
     names=_names(),
     write=write,
+    buffers=(r"\.attention\.(masked_)?bias$",),
     presets=(
         # GPT-NeoX-20B: arXiv:2204.06745, section 3, and the config.json of EleutherAI/gpt-neox-20b.
         preset(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
-from meshwright.families.fields import Fields, activation_name, rope_parameters
+from meshwright.families.fields import Fields, activation_name
+from meshwright.families.rope_fields import longest_sequence, read_rope, rope_parameters
 from meshwright.step.model import Family, ModelConfig
 
 LLAMA = Family("llama")
@@ -21,7 +22,7 @@ def read(fields: Fields, *, has_rope: bool = True) -> Features:
         "embed": embed,
         "mlp": fields.whole("intermediate_size"),
         "num_heads": heads,
-        "num_kv_heads": fields.whole("num_key_value_heads", None) or heads,
+        "num_kv_heads": fields.kv_heads(heads),
         "head_dim": head_dim,
         "vocab": fields.whole("vocab_size"),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
@@ -34,7 +35,7 @@ def read(fields: Fields, *, has_rope: bool = True) -> Features:
     }
     if not has_rope:
         return features
-    rope = fields.rope()
+    rope = read_rope(fields)
     rotary_dims = 0 if rope.partial == 1.0 else int(head_dim * rope.partial)
     return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
 
@@ -69,6 +70,7 @@ def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,
         "rope_parameters": rope_parameters(model.rope_theta, model.rope_scaling),
+        **longest_sequence(model),
     }
 
 

@@ -8,13 +8,14 @@ from typing import Any
 from meshwright.families import llama
 from meshwright.families.family import LLAMA_NAMES, Features, Published, PublishedFamily, names_of
 from meshwright.families.fields import Fields
+from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.model import Family, ModelConfig
 
 PHI3 = Family("phi3")
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields; of its own it has dropout, and the length before longrope, which is refused by its name."""
+    """Llama's fields; of its own it has dropout, and the length before longrope beside the scaling."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     fields.only("attention_bias", False)
     fields.only("mlp_bias", False)
@@ -27,6 +28,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
     fields = llama.write_shared(model, "phi3", "Phi3ForCausalLM")
     fields["rope_parameters"] |= {"partial_rotary_factor": share}
     # The published config's token of padding is 32000, which a smaller vocabulary does not have.
+    if isinstance(model.rope_scaling, LongRopeScaling):
+        fields["original_max_position_embeddings"] = model.rope_scaling.original_max_seq_len
     return fields | {"sliding_window": model.sliding_window, "partial_rotary_factor": share, "pad_token_id": None}
 
 

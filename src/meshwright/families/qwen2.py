@@ -44,7 +44,7 @@ def read_experts(fields: Fields, features: Features) -> Features:
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0)
     planned_only = () if fields.flag("norm_topk_prob", False) else ("norm_topk_prob=False",)
     if sparse != list(range(num_dense, layers)):
-        planned_only += ("dense layers between those of experts",)
+        planned_only += ("dense layers between those of experts, by decoder_sparse_step and mlp_only_layers",)
     if shared:
         planned_only += ("a gate of the shared expert",)
     experts = Experts(

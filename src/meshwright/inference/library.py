@@ -18,12 +18,9 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
-from meshwright.text import FILES, byte_tokenizer, read_tokenizer
-from meshwright.training import BYTES, Note, read_config, restore_params
+from meshwright.text import byte_tokenizer, read_tokenizer
+from meshwright.training import BYTES, MODEL_FILES, Note, kept_files, read_config, restore_params, run_tokenizer
 from meshwright.weights import load_weights, read_tensors, tensor_dtype
-
-MODEL_FILES = ("config.json", "generation_config.json", *FILES)
-"""The files of a Hugging Face directory that are kept beside its weights."""
 
 
 def load(
@@ -73,7 +70,7 @@ def load(
         mesh_shape=shape,
         dtype=kept,
         tokenizer=read_tokenizer(path, vocab=model.vocab) or (byte_tokenizer() if model.vocab == BYTES else None),
-        source={name: (path / name).read_bytes() for name in MODEL_FILES if (path / name).is_file()},
+        source=_source(path),
     )
 
 
@@ -99,10 +96,15 @@ def _load_run(
         mesh=built,
         mesh_shape=shape,
         dtype=kept,
-        tokenizer=byte_tokenizer(),
-        source={},
+        tokenizer=run_tokenizer(config, path) or byte_tokenizer(),
+        source=_source(kept_files(config, path)) if config.weights or config.tokenizer else {},
         seq_len=config.workload.seq_len,
     )
+
+
+def _source(directory: Path) -> dict[str, bytes]:
+    """The files of a Hugging Face directory that are kept beside its weights."""
+    return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
 
 
 def _is_run(path: Path) -> bool:

@@ -88,19 +88,32 @@ class LoadedModel:
     source: Mapping[str, bytes]
     seq_len: int | None = None
 
-    def logits(self, tokens: Any) -> Array:
+    def logits(self, tokens: Any, lengths: Sequence[int] | None = None) -> Array:
         """The float32 logits [batch, seq, vocab] of tokens [batch, seq], each row a text from its first position.
 
+        Args:
+            lengths: the tokens of each row before its padding, by default all. They matter where rotary frequencies
+                depend on a text's length (longrope, dynamic); padding changes no other logits.
+
         Raises:
-            MeshwrightError: tokens that are no such array, or are not below the vocabulary's size.
+            MeshwrightError: tokens that are no such array, or are not below the vocabulary's size; lengths that are not
+                those of their rows.
         """
         array = np.asarray(tokens)
         if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
             raise MeshwrightError(f"tokens are {array.dtype} {list(array.shape)}; they are whole numbers [batch, seq]")
         self._check_tokens(array)
         check_positions(self.config, array.shape[1], "sequences of at most {} tokens")
+        rows, longest = array.shape
+        own = np.full(rows, longest) if lengths is None else np.asarray(lengths)
+        if own.shape != (rows,) or not np.issubdtype(own.dtype, np.integer) or own.min() < 1 or own.max() > longest:
+            raise MeshwrightError(
+                f"lengths are {own.tolist()}; they are {rows} whole numbers from 1 to {longest}, one a row of tokens"
+            )
         with jax.set_mesh(self.mesh):
-            return all_logits(self.params, array.astype(np.int32), self.config, self.mesh_shape, DTYPES[self.dtype])
+            return all_logits(
+                self.params, array.astype(np.int32), own, self.config, self.mesh_shape, DTYPES[self.dtype]
+            )
 
     def generate(
         self,
@@ -172,7 +185,7 @@ class LoadedModel:
         """
         files = dict(self.source)
         if "config.json" not in files:
-            found = hugging_face_config(self.config) | {"max_position_embeddings": self.seq_len}
+            found = {"max_position_embeddings": self.seq_len} | hugging_face_config(self.config)
             files["config.json"] = (json.dumps(found, indent=2) + "\n").encode()
         stored = dtype or next(
             name for name, kind in DTYPES.items() if np.dtype(kind) == jax.tree.leaves(self.params)[0].dtype

@@ -50,16 +50,20 @@ class LayerContext:
     cache_layer: Array | int = 0
 
 
-def positions_of(batch: Weights, model: ModelConfig) -> PositionInfo:
-    """The positions of a batch's tokens; rotary tables are sharded like the tokens."""
-    if "positions" in batch:
-        return position_info(Segments(batch["positions"], batch.get("segments")), model)
+def positions_of(batch: Weights, model: ModelConfig, lengths: Array | int | None = None) -> PositionInfo:
+    """The positions of a batch's tokens; rotary tables are sharded like the tokens.
+
+    lengths: of the rows [b] before padding; by default there is none.
+    """
     tokens = jax.typeof(batch["tokens"])
+    own: Array | int = tokens.shape[1] if lengths is None else lengths
+    if "positions" in batch:
+        segments = Segments(batch["positions"], batch.get("segments"))
+        return PositionInfo(segments, rotary_tables(segments.positions, model, own))
     whole = jnp.arange(tokens.shape[1])
-    return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(tokens.sharding.spec[1])), model))
+    return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(tokens.sharding.spec[1])), model, own))
 
 
-def position_info(positions: Array | Segments, model: ModelConfig) -> PositionInfo:
-    """Positions with their rotary tables."""
-    numbers = positions.positions if isinstance(positions, Segments) else positions
-    return PositionInfo(positions, rotary_tables(numbers, model))
+def positions_in_cache(positions: Array, model: ModelConfig) -> PositionInfo:
+    """The positions [b, 1] of the tokens that follow a cache, which end their sequences."""
+    return PositionInfo(Segments(positions), rotary_tables(positions, model, positions[:, 0] + 1))

@@ -19,8 +19,10 @@ from meshwright.step import DEFAULT, RULES, ModelConfig
 from meshwright.step.blocks import layers as stacks_of
 
 
-def all_logits(params: Weights, tokens: np.ndarray, model: ModelConfig, mesh: MeshShape, dtype: Any) -> Array:
-    """The float32 logits [b, s, v] of tokens [b, s]. To be called under `jax.set_mesh`.
+def all_logits(
+    params: Weights, tokens: np.ndarray, lengths: np.ndarray, model: ModelConfig, mesh: MeshShape, dtype: Any
+) -> Array:
+    """The float32 logits [b, s, v] of tokens [b, s], of which a row has `lengths` [b]. Call it under `jax.set_mesh`.
 
     Rows and tokens are padded to what the mesh divides, as padding behind a text changes none of its logits.
     """
@@ -29,7 +31,8 @@ def all_logits(params: Weights, tokens: np.ndarray, model: ModelConfig, mesh: Me
     padded = np.pad(tokens, ((0, more[0]), (0, more[1])))
     layout = ShardingContext(mesh)
     placed = jax.device_put(padded, layout.spec("batch", "sequence"))
-    return _program(model, mesh, rows, length, dtype)(params, placed)
+    own = jax.device_put(np.pad(lengths.astype(np.int32), (0, more[0])), layout.spec("batch"))
+    return _program(model, mesh, rows, length, dtype)(params, placed, own)
 
 
 @lru_cache(maxsize=16)
@@ -37,8 +40,8 @@ def _program(model: ModelConfig, mesh: MeshShape, rows: int, length: int, dtype:
     layout = ShardingContext(mesh)
 
     @jax.jit
-    def run(params: Weights, tokens: Array) -> Array:
-        positions = positions_of({"tokens": tokens}, model)
+    def run(params: Weights, tokens: Array, lengths: Array) -> Array:
+        positions = positions_of({"tokens": tokens}, model, lengths)
         x, table = embed(params, tokens, positions, model, layout, dtype)
         for stack in stacks_of(model):
             x, _ = layers(stack, params[stack.name], x, positions, layout, "none", DEFAULT)

@@ -19,14 +19,14 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
 from meshwright.models.cache import Cache, empty_cache, with_prompts
-from meshwright.models.context import LayerContext, position_info, positions_of
+from meshwright.models.context import LayerContext, positions_in_cache, positions_of
 from meshwright.models.ends import embed, logits
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
 from meshwright.runtime import ShardingContext
-from meshwright.runtime.attention.segments import Segments
 from meshwright.step import DEFAULT, RULES, ModelConfig
 from meshwright.step.blocks import layers
+from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.layer import Stack
 
 SHORTEST_PROMPT = 16
@@ -62,26 +62,51 @@ def generate_tokens(
     sampling = [*sampling, *[sampling[0]] * (len(prompts) - num_prompts)]
     rows, lengths = len(prompts), np.array([len(prompt) for prompt in prompts], np.int32)
     split = mesh.degree(("sp", "tp"))
-    padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
-    padded = -(-padded // split) * split
-    slots = -(-(padded + num_tokens) // (SLOTS * split)) * SLOTS * split
-    tokens = np.zeros((rows, padded), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
+    slots = -(-(_padded_length(lengths, split) + num_tokens) // (SLOTS * split)) * SLOTS * split
     samplers = samplers_of(sampling)
     seen = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
     prefill, decode = _programs(model, mesh, rows, slots, jnp.dtype(dtype))
-    placed = jax.device_put(tokens, layouts_of(mesh)[0].spec("batch", "sequence"))
-    chosen, cache, seen = prefill(params, placed, jnp.asarray(lengths), samplers, seen)
+
+    def read(texts: Sequence[np.ndarray], seen: Array | None, number: int) -> tuple[Array, Cache, Array | None]:
+        lengths = np.array([len(text) for text in texts], np.int32)
+        tokens = np.zeros((rows, min(slots, _padded_length(lengths, split))), np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        placed = jax.device_put(tokens, layouts_of(mesh)[0].spec("batch", "sequence"))
+        return prefill(params, placed, jnp.asarray(lengths), samplers, seen, jnp.int32(number))
+
+    switches, made = _switching_length(model), list[Array]()
+    chosen, cache, seen = read(prompts, seen, 0)
     for number in range(1, num_tokens):
         # The next step is dispatched before this token is read.
-        positions = jnp.asarray(lengths + number - 1)
-        after, cache, seen = decode(params, chosen, cache, positions, samplers, seen, jnp.int32(number))
-        yield np.asarray(chosen)[:num_prompts]
-        chosen = after
+        positions, before = lengths + number - 1, chosen
+        made.append(chosen)
+        if np.any(positions == switches):
+            texts = np.stack(made, axis=1)
+            chosen, cache, seen = read([np.append(*row) for row in zip(prompts, texts, strict=True)], seen, number)
+        else:
+            chosen, cache, seen = decode(
+                params, chosen, cache, jnp.asarray(positions), samplers, seen, jnp.int32(number)
+            )
+        yield np.asarray(before)[:num_prompts]
     yield np.asarray(chosen)[:num_prompts]
+
+
+def _padded_length(lengths: np.ndarray, split: int) -> int:
+    """The tokens to which texts are padded on a mesh that splits them `split` ways."""
+    padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
+    return -(-padded // split) * split
+
+
+def _switching_length(model: ModelConfig) -> int | None:
+    """The position whose token makes a text so long that all its rotary frequencies are others (LongRoPE).
+
+    What a cache holds was computed with those of shorter texts: the text is read anew, as transformers does for Phi-3.
+    """
+    scaling = model.rope_scaling
+    return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
 
 
 @lru_cache(maxsize=16)
@@ -98,14 +123,14 @@ def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype:
 
     @jax.jit
     def prefill(
-        params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None
+        params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None, number: Array
     ) -> tuple[Array, Cache, Array | None]:
         cache = empty_cache(model, prefill_layout, rows, slots, dtype)
-        x, table, cache = _prefill(params, tokens, cache, model, prefill_layout, dtype)
+        x, table, cache = _prefill(params, tokens, lengths, cache, model, prefill_layout, dtype)
         x = jax.reshard(x, decode_layout.spec("batch", "sequence", "activation"))
         last = jnp.arange(x.shape[1])[None] == jax.reshard(lengths, decode_layout.spec("batch"))[:, None] - 1
         x = jnp.where(last[..., None], x, 0).sum(axis=1, keepdims=True)
-        chosen, seen = choice(logits(params, x, table, model, decode_layout), samplers, seen, jnp.int32(0))
+        chosen, seen = choice(logits(params, x, table, model, decode_layout), samplers, seen, number)
         return chosen, cache, seen
 
     @jax.jit(donate_argnums=2)
@@ -128,10 +153,16 @@ def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype:
 
 
 def _prefill(
-    params: Any, tokens: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
+    params: Any,
+    tokens: Array,
+    lengths: Array,
+    cache: Cache,
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
 ) -> tuple[Array, Array, Cache]:
     """The residual stream [rows, s, d] after all layers, the embedding table, and the cache with the prompts."""
-    positions = positions_of({"tokens": tokens}, model)
+    positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")))
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
@@ -154,7 +185,7 @@ def _decode(
     params: Any, tokens: Array, positions: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array, Cache]:
     """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the cache."""
-    info = position_info(Segments(positions), model)
+    info = positions_in_cache(positions, model)
     x, table = embed(params, tokens, info, model, layout, dtype)
 
     def layer(

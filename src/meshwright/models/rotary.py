@@ -12,7 +12,15 @@ from jax import Array
 
 from meshwright.step import ModelConfig
 from meshwright.step.blocks import layers
-from meshwright.step.layer import Frequencies, LinearRopeScaling, RopeScaling, Rotary
+from meshwright.step.frequencies import (
+    DynamicRopeScaling,
+    Frequencies,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    YarnRopeScaling,
+)
+from meshwright.step.layer import Rotary
 
 
 class RotaryTables(NamedTuple):
@@ -26,16 +34,22 @@ AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
 """The tables of each kind of layer, by frequencies and number of rotated dims."""
 
 
-def rotary_tables(positions: Array, model: ModelConfig) -> AllTables:
+def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> AllTables:
     """The tables of a model at positions [s], or [b, s] if rows differ.
 
     Computed once, before the layers: sines cost more than their use.
+
+    Args:
+        length: of the sequence, or of each row's [b], on which the frequencies of some models depend.
     """
     ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
     tables = {}
     for frequencies, size in dict.fromkeys((kind, op.size) for op in ops for kind in op.by_layer):
-        angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * _angles(frequencies, size)[None, None, :]
-        tables[frequencies, size] = RotaryTables(jnp.cos(angles), jnp.sin(angles))
+        rows = jnp.atleast_1d(length) if frequencies.depends_on_length else jnp.zeros(1, int)
+        by_position = _angles(frequencies, size, rows[:, None])[:, None, :]
+        angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * by_position
+        scale = frequencies.magnitude
+        tables[frequencies, size] = RotaryTables(scale * jnp.cos(angles), scale * jnp.sin(angles))
     return tables
 
 
@@ -85,16 +99,27 @@ def _rotated(x: Array, by: RotaryTables) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def _angles(frequencies: Frequencies, size: int) -> Array:
-    """The angle per position of each pair of rotated dims, [size / 2]."""
-    angles = frequencies.theta ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
+def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
+    """The angle per position of each pair of rotated dims [rows, size / 2], in sequences of `length` [rows, 1]."""
+    theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None] / size
+    angles = theta**exponents
     match frequencies.scaling:
         case LinearRopeScaling(factor=factor):
             return angles / factor
-        case RopeScaling() as scaling:
+        case Llama3RopeScaling() as scaling:
             # Long wavelengths are stretched by `factor`, short ones are kept, those between are interpolated.
             turns = scaling.original_max_seq_len * angles / (2 * math.pi)
             blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
             blend = jnp.clip(blend, 0.0, 1.0)
             return angles * (blend + (1 - blend) / scaling.factor)
+        case DynamicRopeScaling(factor=factor, original_max_seq_len=original):
+            longer = jnp.maximum(length, original).astype(jnp.float32) / original
+            return (theta * (factor * longer - (factor - 1)) ** (size / (size - 2))) ** exponents
+        case YarnRopeScaling(factor=factor) as scaling:
+            low, high = scaling.ramp(theta, size)
+            scaled = jnp.clip((jnp.arange(size // 2, dtype=jnp.float32)[None] - low) / (high - low), 0.0, 1.0)
+            return angles * (scaled / factor + (1 - scaled))
+        case LongRopeScaling(original_max_seq_len=original) as scaling:
+            factors = (jnp.array(own, jnp.float32)[None] for own in (scaling.long_factor, scaling.short_factor))
+            return angles / jnp.where(length > original, *factors)
     return angles

@@ -1,5 +1,6 @@
 """A step as data: models and workloads, the ops of a model, the passes over them, and how a step is run."""
 
+from meshwright.step.frequencies import Llama3RopeScaling
 from meshwright.step.images import (
     IMAGE_RULES,
     RESNETS,
@@ -9,7 +10,6 @@ from meshwright.step.images import (
     image_parameters,
     num_image_parameters,
 )
-from meshwright.step.layer import RopeScaling
 from meshwright.step.legality import check_mesh, check_positions, check_runnable, learned_positions, limits
 from meshwright.step.model import Experts, Model, ModelConfig, ProgramModel, largest
 from meshwright.step.parameter_tree import (
@@ -92,6 +92,7 @@ __all__ = [
     "Experts",
     "FrameworkProfile",
     "ImageWorkload",
+    "Llama3RopeScaling",
     "MatmulDtype",
     "Model",
     "ModelConfig",
@@ -99,7 +100,6 @@ __all__ = [
     "Parameter",
     "ProgramModel",
     "Remat",
-    "RopeScaling",
     "Rules",
     "SequenceMethod",
     "Serving",

@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
+from meshwright.step.frequencies import Frequencies
 from meshwright.step.layer import (
     HEADS,
     STREAM,
@@ -21,7 +22,6 @@ from meshwright.step.layer import (
     Dims,
     Dispatch,
     EndOp,
-    Frequencies,
     Gated,
     LatentKeys,
     LayerOp,

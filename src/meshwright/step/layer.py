@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from meshwright.step.frequencies import Frequencies
+
 STREAM = "stream"
 """The name of the residual stream."""
 
@@ -74,31 +76,6 @@ class Linear:
     def fan_in(self) -> int:
         """The elements summed for each element of the result."""
         return math.prod(size for _, size in self.inputs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's scaling of rotary frequencies beyond the length a model was first trained on (arXiv:2407.21783)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_seq_len: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearRopeScaling:
-    """Positions divided by a factor (arXiv:2306.15595), as Gemma 3 does in its global layers."""
-
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frequencies:
-    """Rotary frequencies: theta, and their scaling if any."""
-
-    theta: float
-    scaling: RopeScaling | LinearRopeScaling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

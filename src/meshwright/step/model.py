@@ -8,18 +8,8 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
-from meshwright.step.layer import (
-    SOFTMAX_ROUTING,
-    Activation,
-    Gated,
-    LinearRopeScaling,
-    Lookup,
-    NormKind,
-    Program,
-    RopeScaling,
-    Routing,
-    Stack,
-)
+from meshwright.step.frequencies import DynamicRopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling
+from meshwright.step.layer import SOFTMAX_ROUTING, Activation, Gated, Lookup, NormKind, Program, Routing, Stack
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
@@ -183,7 +173,7 @@ class ModelConfig:
     full_attention_every: int = 0
     rope_theta: float = 10_000.0
     rope_theta_local: float | None = None
-    rope_scaling: RopeScaling | LinearRopeScaling | None = None
+    rope_scaling: RopeScaling | None = None
     rotary_dims: int = 0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
@@ -207,6 +197,7 @@ class ModelConfig:
                 f" heads are shared evenly, so kv heads must divide heads"
             )
         _check_positions(self)
+        _check_rope_scaling(self)
         if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise MeshwrightError(
                 f"model {self.name} has num_dense_layers={self.experts.num_dense_layers} of"
@@ -228,6 +219,11 @@ class ModelConfig:
     def query_key_dim(self) -> int:
         """The dims of a head over which a query and a key are multiplied."""
         return self.latent.nope_head_dim + self.latent.rope_head_dim if self.latent else self.head_dim
+
+    @property
+    def rotated_dims(self) -> int:
+        """The dims of a head that rotary embedding turns."""
+        return self.latent.rope_head_dim if self.latent else self.rotary_dims or self.head_dim
 
     @property
     def value_dim(self) -> int:
@@ -306,3 +302,19 @@ def _check_positions(model: ModelConfig) -> None:
             f"model {model.name} has layers with a window, and no sliding_window; give one, or leave out"
             f" full_attention_every and rope_theta_local"
         )
+
+
+def _check_rope_scaling(model: ModelConfig) -> None:
+    """Raise where rotary frequencies cannot be scaled as a model says."""
+    scaling, pairs = model.rope_scaling, model.rotated_dims // 2
+    if isinstance(scaling, LongRopeScaling):
+        for name in ("short_factor", "long_factor"):
+            if (count := len(getattr(scaling, name))) != pairs:
+                raise MeshwrightError(
+                    f"model {model.name} has {count} numbers in its rope scaling's {name}; it takes one for each of the"
+                    f" {pairs} pairs of rotated dims"
+                )
+    if isinstance(scaling, DynamicRopeScaling) and pairs < 2:
+        raise MeshwrightError(f"model {model.name} rotates {2 * pairs} dims of a head; dynamic rope scaling wants 4")
+    if isinstance(scaling, YarnRopeScaling) and model.rope_theta <= 1:
+        raise MeshwrightError(f"model {model.name} has rope_theta={model.rope_theta:g}; yarn wants one above 1")

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from meshwright.errors import MeshwrightError
@@ -32,20 +35,23 @@ def apply_chat_template(
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _refuse,
         "strftime_now": lambda form: f"{datetime.datetime.now():{form}}",
     }
-    tokens = {
-        name: special_token(tokenizer.config, name) or ""
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-    }
+    named = {"bos_token", "eos_token", "unk_token", "pad_token", *tokenizer.config}
+    tokens = {name: special_token(tokenizer.config, name) or "" for name in named if name.endswith("_token")}
     try:
         text = environment.from_string(template).render(
-            messages=[dict(message) for message in messages], add_generation_prompt=add_generation_prompt, **tokens
+            messages=[dict(message) for message in messages],
+            # Templates compare them with none, which what is not there does not equal.
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **tokens,
         )
     except Exception as error:  # A template is a program, and raises what it likes.
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
@@ -53,9 +59,19 @@ def apply_chat_template(
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+class _Generation(Extension):
+    """`{% generation %}` tells a trainer where the assistant's words are; what is in it is written as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
     """JSON as templates of Hugging Face expect it: Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -168,7 +168,8 @@ def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, An
 def special_token(config: dict[str, Any], name: str) -> str | None:
     """The text of a special token; files have it as text, or as an object with `content`."""
     found = config.get(name)
-    return found.get("content") if isinstance(found, dict) else found
+    text = found.get("content") if isinstance(found, dict) else found
+    return text if isinstance(text, str) else None  # `add_bos_token` has such a name too, and is true or false.
 
 
 def read_json(path: Path) -> dict[str, Any]:

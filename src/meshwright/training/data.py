@@ -1,9 +1,10 @@
-"""Text as bytes, in windows: the corpus, its order, and a step's batch laid over the mesh."""
+"""Text as tokens, in windows: the corpus, its order, and a step's batch laid over the mesh."""
 
 from __future__ import annotations
 
 import codecs
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grain
@@ -14,33 +15,45 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.step import Workload
+from meshwright.text import Tokenizer
 
 BYTES = 256
 """The vocabulary of text read as bytes."""
 
 
-def load_corpus(paths: tuple[str, ...]) -> np.ndarray:
-    """The bytes of text files one after another; without any, the sources of Python's own standard library.
+def load_corpus(paths: tuple[str, ...], tokenizer: Tokenizer | None = None) -> np.ndarray:
+    """The tokens of text files one after another; without any, the sources of Python's own standard library.
 
-    A folder stands for every `.txt`, `.md` and `.py` file in it.
+    A folder stands for every `.txt`, `.md` and `.py` file in it. Without a tokenizer tokens are bytes, and a newline
+    stands between files; else what ends a text stands there, if the tokenizer has that.
     """
     if not paths:
-        text = b"\n".join(file.read_bytes() for file in _standard_library())
+        texts = [file.read_bytes() for file in _standard_library()]
     else:
-        text = b"\n".join(_read_text(file) for path in paths for file in _text_files(Path(path)))
-    if not text:
+        texts = [_read_text(file) for path in paths for file in _text_files(Path(path))]
+    if not any(texts):
         raise MeshwrightError(
             f"no text in {', '.join(paths)}; --data takes text files, or folders of .txt, .md or .py files"
         )
-    return np.frombuffer(text, np.uint8)
+    if tokenizer is None:
+        return np.frombuffer(b"\n".join(texts), np.uint8)
+    end = list(tokenizer.stop_tokens[:1]) or tokenizer.encode("\n", add_special_tokens=False)
+
+    def tokens(text: bytes) -> np.ndarray:
+        found = tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
+        return np.array([*found, *end], np.int32)
+
+    with ThreadPoolExecutor() as pool:  # The library's threads do not hold Python's lock.
+        return np.concatenate(list(pool.map(tokens, texts)))
 
 
 def check_corpus(corpus: np.ndarray, workload: Workload) -> None:
     """Raise where a corpus has not the windows of one batch."""
     wanted = workload.batch * workload.seq_len + 1
     if len(corpus) < wanted:
+        unit = "bytes" if corpus.dtype == np.uint8 else "tokens"
         raise MeshwrightError(
-            f"the text has {len(corpus):,} bytes; a batch of {workload.batch} sequences of {workload.seq_len} needs"
+            f"the text has {len(corpus):,} {unit}; a batch of {workload.batch} sequences of {workload.seq_len} needs"
             f" {wanted:,}: give more text, a smaller --batch or a shorter --seq-len"
         )
 
@@ -119,7 +132,7 @@ class Batches:
     ) -> None:
         window = workload.seq_len + 1
         check_corpus(corpus, workload)
-        # Each window overlaps the next by one byte: the last target is the next window's first token.
+        # Each window overlaps the next by one token: the last target is the next window's first token.
         count = (len(corpus) - 1) // workload.seq_len
         windows = grain.MapDataset.range(count).seed(seed).shuffle().repeat()
         self._batches = windows.map(lambda i: corpus[i * workload.seq_len :][:window]).batch(workload.batch)

@@ -10,19 +10,23 @@ from typing import Any, Unpack
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_new_directory
-from meshwright.planner import Count, PlanLike, PlanOptions, given, plan_to_run, read_count
+from meshwright.planner import Count, Plan, PlanLike, PlanOptions, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training.checkpoint import Checkpoints
-from meshwright.training.checks import check_from_scratch, check_start
+from meshwright.training.checks import check_start
 from meshwright.training.data import check_corpus, load_corpus
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer
+from meshwright.training.pretrained import check_same_model, find_pretrained, run_tokenizer
 from meshwright.training.resume import resumed_run
 from meshwright.training.run import Row, RunConfig
 
 STEPS, LEARNING_RATE = 200, 3e-3
 """What a run takes where nothing is said."""
+
+FINE_TUNING_RATE = 2e-5
+"""The learning rate of a run that begins with trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
 
 
 def train(
@@ -38,6 +42,7 @@ def train(
     change: bool = False,
     anyway: bool = False,
     from_scratch: bool = False,
+    weights: str | Path | None = None,
     on_step: Callable[[Row], None] = lambda row: None,
     **options: Unpack[PlanOptions],
 ) -> Record:
@@ -45,15 +50,17 @@ def train(
 
     Args:
         what: a model's name or a ModelConfig, with at least `on` and `batch` among the options; a plan or its file; a
-            RunConfig; with resume, the directory of a run.
+            RunConfig; with resume, the directory of a run. A Hugging Face directory with weights begins with these.
         directory: of the run, for its config, metrics and checkpoints; `runs/MODEL` by default.
         steps: the end of the whole run, steps before a resume included (200; a run that goes on has its own).
         data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
-        learning_rate: at the end of the warm-up (0.003). save_every: steps between checkpoints; 0 keeps the last only.
+        learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002).
+        save_every: steps between checkpoints; 0 keeps the last only.
         seed: decides the first parameters and the order of the data (0).
         change: with resume, go on with the settings given here where they are others than the run's.
         anyway: train though the plan does not fit the memory, or the vocabulary has tokens that no text has.
-        from_scratch: of a folder with trained weights take only the config.json.
+        from_scratch: of a directory with trained weights take only the config.json and the tokenizer.
+        weights: the Hugging Face directory whose weights and tokenizer the run begins with, where `what` is not it.
         on_step: called with the metrics of every step.
         options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
 
@@ -61,7 +68,13 @@ def train(
         MeshwrightError: where the run cannot be made, or its devices are not there.
         RunStoppedError: where the run had begun and could not go on.
     """
-    settings = {"data": data or None, "learning_rate": learning_rate, "seed": seed}
+    settings = {
+        "data": data or None,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "weights": weights,
+        "from_scratch": from_scratch or None,
+    }
     if isinstance(what, RunConfig):
         said = given(settings | {"steps": steps, "save_every": save_every} | dict(options), (*settings, *_NAMES))
         if said or resume or directory is None:
@@ -84,11 +97,9 @@ def train(
     else:
         if change:
             raise MeshwrightError("change is for a run that goes on (resume=True); leave it out")
-        if not from_scratch:
-            check_from_scratch(what)
         plan = plan_to_run(what, options)
         directory = directory or Path("runs") / plan.workload.model.name
-        config = new_run(plan, Path(directory), steps=steps, save_every=save_every, settings=settings)
+        config = new_run(what, plan, Path(directory), steps=steps, save_every=save_every, settings=settings)
     check_start(config, anyway=anyway)
     claim_devices(config.system)
     return run_steps(config, Path(directory), on_step=on_step)
@@ -98,23 +109,32 @@ _NAMES = ("steps", "save_every", *PlanOptions.__annotations__)
 
 
 def new_run(
-    plan: Any, directory: Path, *, steps: Count | None, save_every: int | None, settings: Mapping[str, Any]
+    what: Any, plan: Plan, directory: Path, *, steps: Count | None, save_every: int | None, settings: Mapping[str, Any]
 ) -> RunConfig:
-    """The config of a new run of a plan; a directory that holds a run is an error."""
-    said = given(settings, ("data", "learning_rate", "seed"))
+    """The config of a new run of the plan of `what`; a directory that holds a run is an error.
+
+    settings: data, learning_rate, seed, weights and from_scratch, as `train` takes them.
+    """
+    said = given(settings, ("data", "learning_rate", "seed", "weights", "from_scratch"))
+    source = find_pretrained(what, said.get("weights"), from_scratch=said.get("from_scratch", False))
+    if source.weights is not None:
+        check_same_model(plan.workload.model, source.weights)
     count = STEPS if steps is None else read_count("steps", steps)
+    rate = said.get("learning_rate", LEARNING_RATE if source.weights is None else FINE_TUNING_RATE)
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,
         hardware=plan.hardware,
         hardware_file=plan.hardware_file,
         memory_headroom=plan.memory_headroom,
-        optimizer=Optimizer(learning_rate=said.get("learning_rate", LEARNING_RATE), decay_steps=count),
+        optimizer=Optimizer(learning_rate=rate, decay_steps=count),
         steps=count,
         seed=said.get("seed", 0),
         data=tuple(said.get("data", ())),
         save_every=save_every or 0,
         strategy=plan.strategy,
+        weights=source.weights and str(source.weights),
+        tokenizer=source.tokenizer and str(source.tokenizer),
     )
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
@@ -128,5 +148,6 @@ def new_run(
             f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
         )
     check_new_directory(directory)
-    check_corpus(load_corpus(config.data), config.workload)
+    if run_tokenizer(config) is None:  # Else it is done once, by the run: a tokenizer takes its time.
+        check_corpus(load_corpus(config.data), config.workload)
     return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 import statistics
 import time
 import warnings
@@ -31,6 +32,7 @@ from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
+from meshwright.training.pretrained import KEPT, keep_files, run_tokenizer
 from meshwright.training.resume import config_conflict
 from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
@@ -67,7 +69,7 @@ def run_steps(
         RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
     """
     _check(config)
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, run_tokenizer(config, directory))
     check_corpus(corpus, config.workload)
     lock = RunLock(directory, on_note) if is_first_process() else None
 
@@ -92,7 +94,7 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
-    if workload.config.vocab < BYTES:
+    if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
 
@@ -180,6 +182,7 @@ def _begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: 
     """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way."""
     if not is_first_process():
         return
+    keep_files(config, directory)
     begin_run(directory, config, start)
     for step in checkpoints.steps:
         if step > start:
@@ -192,6 +195,7 @@ def _end_failed_start(directory: Path, start: int) -> None:
         return
     for name in ("config.json", "metrics.jsonl"):
         (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / KEPT, ignore_errors=True)
 
 
 def _left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
@@ -235,7 +239,10 @@ def _is_finite(state: State) -> bool:
 def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int) -> State:
     """The state after `start` steps."""
     if start == 0:
-        return initial_state(config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed)
+        weights = Path(config.weights) if config.weights else None
+        return initial_state(
+            config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed, weights=weights
+        )
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     if (saved := _saved_layout(config, layout)) == layout:
         return checkpoints.restore(start, wanted)

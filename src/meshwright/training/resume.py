@@ -31,7 +31,11 @@ def resumed_run(
     Steps, hardware, mesh and save_every may always change. Another value of anything else is an error unless `change`
     is true, and of what checkpoints depend on always; the same value as before is no change.
     """
-    said = given(options, ("data", "learning_rate", "seed", *PlanOptions.__annotations__))
+    said = given(options, ("data", "learning_rate", "seed", *_OF_NEW_RUNS, *PlanOptions.__annotations__))
+    if of_new := [name for name in _OF_NEW_RUNS if name in said]:
+        raise MeshwrightError(
+            f"--{of_new[0].replace('_', '-')} is for a new run; a run that goes on has its parameters, leave it out"
+        )
     if said.get("remat") == "auto":
         raise MeshwrightError("remat auto is for a new run, where the planner chooses; a run that goes on has its own")
     before = read_config(directory)
@@ -62,6 +66,9 @@ def resumed_run(
     )
     config, more = _with_end(config, directory, None if steps is None else read_count("steps", steps))
     return config, lines + more
+
+
+_OF_NEW_RUNS = ("weights", "from_scratch")
 
 
 def _change(said: Mapping[str, Any], before: RunConfig, directory: Path, *, is_allowed: bool) -> list[str]:

@@ -57,6 +57,10 @@ class RunConfig:
     """The TOML file of a chip that is not one of the project's."""
     memory_headroom: float | None = None
     """The share of memory that the plan kept for the error of its prediction."""
+    weights: str | None = None
+    """The Hugging Face directory whose weights are the first parameters; None where they are drawn."""
+    tokenizer: str | None = None
+    """The Hugging Face directory whose tokenizer reads the text; None where it is read as bytes."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.slots import in_order, to_stage_layout
+from meshwright.weights import load_weights, read_tensors
 
 State = dict[str, Any]
 """`params`, `optimizer` and, where it updates float32 copies of narrower parameters, `master`: trees of arrays."""
@@ -84,13 +86,19 @@ def initial_state(
     strategy: Strategy = DEFAULT,
     *,
     seed: int,
+    weights: Path | None = None,
 ) -> State:
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
-    What is drawn for a layer does not depend on the mesh. To be called under `jax.set_mesh`.
+    What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
+    instead. To be called under `jax.set_mesh`.
     """
     model, dtype = workload.config, "f32" if strategy.master_weights else workload.param_dtype
-    drawn = initialise(parameters(model), jax.random.key(seed), mesh, in_order(layout, model, strategy), dtype)
+    ordered = in_order(layout, model, strategy)
+    if weights is None:
+        drawn = initialise(parameters(model), jax.random.key(seed), mesh, ordered, dtype)
+    else:
+        drawn = load_weights(read_tensors(weights), model, abstract(parameters(model), mesh, ordered, dtype))
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:

@@ -59,6 +59,8 @@ def tensor_dtype(tensors: Mapping[str, Tensor]) -> str:
     """The dtype that most of the bytes of some tensors have: f32, f16, bf16 or f64."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
+        if tensor.dtype not in DTYPES:
+            continue  # A buffer, or an error where it is asked for.
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name], default="F32").lower()
 
@@ -125,10 +127,6 @@ def _read_file(path: Path) -> Iterator[Tensor]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] not in DTYPES:
-            raise MeshwrightError(
-                f"{name} in {path} has dtype {entry['dtype']}; weights are read in {', '.join(DTYPES)}, not quantised"
-            )
         yield Tensor(name, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
 
 

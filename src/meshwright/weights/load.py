@@ -14,8 +14,9 @@ from jax import Array
 from meshwright.errors import MeshwrightError
 from meshwright.step import ModelConfig, Tree
 from meshwright.step.parameter_tree import leaves, map_leaves
-from meshwright.weights.directory import Tensor
-from meshwright.weights.places import Place, places
+from meshwright.weights.aliases import with_known_names
+from meshwright.weights.directory import DTYPES, Tensor
+from meshwright.weights.places import Place, places, published_family
 
 NUM_READERS = 8
 """Threads that read: copying out of a memory map waits for the disk."""
@@ -37,6 +38,8 @@ def load_weights(
         MeshwrightError: a tensor that is missing, extra or of another shape; a file that cannot be read.
     """
     where = places(model)
+    known = frozenset(name for place in where.values() for _, name in place.names())
+    tensors = with_known_names(tensors, known, published_family(model))
     check_tensors(tensors, where, model)
     with ThreadPoolExecutor(NUM_READERS) as readers:
 
@@ -81,6 +84,11 @@ def check_tensors(tensors: dict[str, Tensor], where: dict[str, Place], model: Mo
             if name not in tensors:
                 raise MeshwrightError(f"the weights of {model.name} have no {name} {list(place.tensor_shape)} ({path})")
             found = tensors[name]
+            if found.dtype not in DTYPES:
+                raise MeshwrightError(
+                    f"{name} in {found.file} has dtype {found.dtype}; weights are read in {', '.join(DTYPES)}, not"
+                    f" quantised"
+                )
             if found.shape != place.tensor_shape:
                 raise MeshwrightError(
                     f"{name} in {found.file} has shape {list(found.shape)}; config.json makes it"

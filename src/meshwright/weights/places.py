@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import PUBLISHED
-from meshwright.families.family import Names, Published
+from meshwright.families.family import Published, PublishedFamily
 from meshwright.step import ModelConfig
 from meshwright.step.blocks import program
 from meshwright.step.layer import Linear, Lookup
@@ -96,7 +96,7 @@ def places(model: ModelConfig) -> dict[str, Place]:
     Raises:
         MeshwrightError: the model is of no published family.
     """
-    names = _names_of(model)
+    names = published_family(model).names
     num_inputs = _num_inputs(model)
     first_layer, start = {}, 0
     for stack in program(model).stacks:
@@ -129,10 +129,15 @@ def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place
     )
 
 
-def _names_of(model: ModelConfig) -> Names:
+def published_family(model: ModelConfig) -> PublishedFamily:
+    """What is known of a model's family.
+
+    Raises:
+        MeshwrightError: the model is of no published family.
+    """
     for known in PUBLISHED:
         if known.family == model.family:
-            return known.names
+            return known
     raise MeshwrightError(
         f"model {model.name} is of the family {model.family.name!r}, whose published names are not known;"
         f" those known are {', '.join(known.family.name for known in PUBLISHED)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ class ServingPlan:
     """A phase of serving on a mesh of a system, its batch filled in, with its predicted record.
 
     cache: what of the cache is split beyond its heads. Of the record, step_seconds is the time of a token of every
-    sequence (decode) or of one batch of prompts (prefill), tokens_per_second that of the whole system.
+    sequence (decode) or of one batch of prompts (prefill), tokens_per_second that of the whole system. hardware_file,
+    memory_headroom: as in `Plan`.
     """
 
     serving: Serving
@@ -34,11 +35,14 @@ class ServingPlan:
     mesh: MeshShape
     cache: CacheSplit
     predicted: Record
+    hardware_file: str | None = None
+    memory_headroom: float | None = None
 
     @property
     def system(self) -> System:
         """The system that `hardware` names."""
-        return parse_system(self.hardware)
+        system = parse_system(self.hardware, hardware_file=self.hardware_file)
+        return replace(system, memory_headroom=self.memory_headroom)
 
     @property
     def layout(self) -> ServingLayout:
@@ -80,6 +84,8 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
         mesh=layout.mesh,
         cache=layout.cache,
         predicted=_record(serving, layout, system, laid, step),
+        hardware_file=system.chip.file,
+        memory_headroom=system.memory_headroom,
     )
 
 
@@ -115,6 +121,8 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
         "meshwright_serving_plan": FORMAT,
         "serving": asdict(plan.serving),
         "hardware": plan.hardware,
+        "hardware_file": plan.hardware_file,
+        "memory_headroom": plan.memory_headroom,
         "mesh": plan.mesh.degrees,
         "cache": plan.cache,
         "predicted": plan.predicted.to_json(),

@@ -157,9 +157,8 @@ def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
     Raises where some chunk would have none.
     """
     if not 1 <= chunks <= num_layers:
-        raise MeshwrightError(
-            f"{num_layers} layers cannot fill the {chunks} chunks of a pipeline; use 1 to {num_layers}"
-        )
+        hint = f"1 to {num_layers}" if num_layers > 0 else "at least a layer for each"
+        raise MeshwrightError(f"{num_layers} layers cannot fill the {chunks} chunks of a pipeline; use {hint}")
     least, more = divmod(num_layers, chunks)
     return tuple(least + (chunk < more) for chunk in range(chunks))
 

@@ -1,0 +1,186 @@
+"""Rotary embedding in a config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from meshwright.errors import MeshwrightError
+from meshwright.families.fields import Fields, listed
+from meshwright.step.frequencies import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    RopeScaling,
+    YarnRopeScaling,
+)
+from meshwright.step.model import ModelConfig
+
+ORIGINAL = "original_max_position_embeddings"
+
+SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (ORIGINAL,)),
+    "yarn": (
+        ("factor",),
+        (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (("short_factor", "long_factor"), (ORIGINAL, "factor", "attention_factor")),
+}
+"""The kinds of rope scaling that are known, the fields that each needs, and those that it may have."""
+
+
+class Rope(NamedTuple):
+    """What a config says of rotary embedding; partial: the share of a head's dims that it rotates."""
+
+    theta: float
+    scaling: RopeScaling | None
+    partial: float
+
+
+def read_rope(
+    fields: Fields, layer_type: str | None = None, *, theta: float = 10_000.0, theta_field: str = "rope_theta"
+) -> Rope:
+    """Theta, scaling and the rotated share of a head.
+
+    layer_type: whose parameters, where kinds of layers have their own.
+    """
+    given = fields.mapping("rope_parameters")
+    if layer_type in given:
+        own = given[layer_type]
+        if not isinstance(own, Mapping):
+            raise fields.refusal("rope_parameters", f"it takes an object for {layer_type}")
+        given = dict[str, Any](own)
+    found = {name: value for name, value in (fields.mapping("rope_scaling") | given).items() if value is not None}
+    theta = fields.positive(theta_field, theta)
+    kind = found.pop("rope_type", found.pop("type", "default"))
+    found.pop("type", None)
+    if "rope_theta" in found:
+        theta = fields.above_zero("rope_parameters.rope_theta", found.pop("rope_theta"))
+    partial = fields.positive("partial_rotary_factor", 1.0)
+    if (own := found.pop("partial_rotary_factor", None)) is not None:
+        partial = fields.above_zero("rope_parameters.partial_rotary_factor", own)
+    if not isinstance(kind, str) or kind not in SCALING_FIELDS:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has rope_scaling of type {kind!r}; {listed(SCALING_FIELDS)} are known"
+        )
+    return Rope(theta, _read_scaling(fields, kind, found), partial)
+
+
+def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
+    """The scaling of rotary frequencies; `found` are its fields."""
+    needed, optional = SCALING_FIELDS[kind]
+    # transformers writes the original length of every kind.
+    extra, absent = set(found) - {*needed, *optional, ORIGINAL}, set(needed) - set(found)
+    if extra or absent:
+        field = min(extra or absent)
+        what = "a field that is not known" if extra else "no field"
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has {what} {field!r} in its rope scaling of type {kind!r}, which has"
+            f" {listed((*needed, *optional)) or 'none'}"
+        )
+
+    def number(field: str, default: Any = None) -> Any:
+        return fields.above_zero(f"rope scaling's {field}", found[field]) if field in found else default
+
+    def numbers(field: str) -> tuple[float, ...]:
+        several = found[field]
+        if not isinstance(several, list):
+            raise MeshwrightError(
+                f"the config.json of {fields.name} has rope scaling's {field}={several!r}; it takes a list of numbers"
+            )
+        return tuple(fields.above_zero(f"rope scaling's {field}", one) for one in several)
+
+    match kind:
+        case "linear":
+            return LinearRopeScaling(factor=number("factor"))
+        case "dynamic":
+            # Of this kind the original length is the longest sequence itself.
+            return DynamicRopeScaling(
+                factor=number("factor"), original_max_seq_len=fields.whole("max_position_embeddings")
+            )
+        case "llama3":
+            return Llama3RopeScaling(
+                factor=number("factor"),
+                low_freq_factor=number("low_freq_factor"),
+                high_freq_factor=number("high_freq_factor"),
+                original_max_seq_len=_original_length(fields, found),
+            )
+        case "yarn":
+            truncate = found.get("truncate", True)
+            if not isinstance(truncate, bool):
+                raise MeshwrightError(
+                    f"the config.json of {fields.name} has rope scaling's truncate={truncate!r}; it takes true or false"
+                )
+            return YarnRopeScaling(
+                factor=number("factor"),
+                original_max_seq_len=_original_length(fields, found),
+                beta_fast=number("beta_fast", 32.0),
+                beta_slow=number("beta_slow", 1.0),
+                attention_factor=number("attention_factor"),
+                mscale=number("mscale"),
+                mscale_all_dim=number("mscale_all_dim"),
+                truncate=truncate,
+            )
+        case "longrope":
+            length = _original_length(fields, found)
+            if "factor" not in found:
+                found["factor"] = fields.whole("max_position_embeddings") / length
+            return LongRopeScaling(
+                short_factor=numbers("short_factor"),
+                long_factor=numbers("long_factor"),
+                factor=number("factor"),
+                original_max_seq_len=length,
+                attention_factor=number("attention_factor"),
+            )
+    return None
+
+
+def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
+    """The length a model was first trained on: beside the scaling, in it, or else the longest sequence."""
+    beside = fields.whole(ORIGINAL, None)
+    if beside is None and ORIGINAL not in found:
+        return fields.whole("max_position_embeddings")
+    length = fields.above_zero(f"rope scaling's {ORIGINAL}", found[ORIGINAL] if beside is None else beside)
+    if length < 2 or length != int(length):
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has rope scaling's {ORIGINAL}={length:g}; it takes a whole number from 2"
+        )
+    return int(length)
+
+
+def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """`rope_parameters` as transformers 5 writes them."""
+    match scaling:
+        case None:
+            return {"rope_type": "default", "rope_theta": theta}
+        case LinearRopeScaling():
+            own: dict[str, Any] = {"rope_type": "linear"}
+        case DynamicRopeScaling():
+            own = {"rope_type": "dynamic"}
+        case Llama3RopeScaling(low_freq_factor=low, high_freq_factor=high, original_max_seq_len=length):
+            own = {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high, ORIGINAL: length}
+        case YarnRopeScaling() as yarn:
+            own = {"rope_type": "yarn", "beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow}
+            own |= {ORIGINAL: yarn.original_max_seq_len, "truncate": yarn.truncate}
+            optional = ("attention_factor", "mscale", "mscale_all_dim")
+            own |= {name: value for name in optional if (value := getattr(yarn, name)) is not None}
+        case LongRopeScaling() as long:
+            own = {"rope_type": "longrope", "short_factor": [*long.short_factor], "long_factor": [*long.long_factor]}
+            own |= {ORIGINAL: long.original_max_seq_len}
+            own |= {} if long.attention_factor is None else {"attention_factor": long.attention_factor}
+    return own | {"rope_theta": theta, "factor": scaling.factor}
+
+
+def longest_sequence(model: ModelConfig) -> dict[str, Any]:
+    """`max_position_embeddings` where the scaling of rotary frequencies says it, else nothing."""
+    match model.rope_scaling:
+        case None | LinearRopeScaling():
+            return {}
+        case DynamicRopeScaling(original_max_seq_len=length):
+            return {"max_position_embeddings": length}
+        case Llama3RopeScaling() | YarnRopeScaling() | LongRopeScaling() as scaling:
+            return {"max_position_embeddings": round(scaling.original_max_seq_len * scaling.factor)}

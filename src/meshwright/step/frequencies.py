@@ -1,0 +1,112 @@
+"""Rotary frequencies as data: theta, and how they are scaled beyond the length a model was first trained on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRopeScaling:
+    """Positions divided by a factor (arXiv:2306.15595), as Gemma 3 does in its global layers."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3RopeScaling:
+    """Llama 3.1's scaling by wavelength: long ones by the factor, short ones not (arXiv:2407.21783)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicRopeScaling:
+    """Theta grows with a sequence beyond the original length (dynamic NTK scaling, arXiv:2309.00071, B.2)."""
+
+    factor: float
+    original_max_seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnRopeScaling:
+    """YaRN (arXiv:2309.00071): dims that turn often keep their frequency, slow ones are divided by the factor.
+
+    beta_fast, beta_slow: the turns within the original length above which a dim is kept and below which it is scaled.
+    truncate: whether the pairs of dims where the ramp between them starts and ends are whole numbers. attention_factor:
+    what cosines and sines are multiplied by; by default the paper's, from `mscale` and `mscale_all_dim` if it has both.
+    """
+
+    factor: float
+    original_max_seq_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def magnitude(self, scale: float = 1.0) -> float:
+        """0.1 scale ln(factor) + 1, equation 22 of the paper; DeepSeek multiplies its scores by such squares too."""
+        return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def ramp(self, theta: float, size: int) -> tuple[float, float]:
+        """The pairs of dims, of `size` / 2, at which scaling starts and from which it is whole (equation 17)."""
+        low, high = (
+            size * math.log(self.original_max_seq_len / (2 * math.pi * turns)) / (2 * math.log(theta))
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        low, high = (math.floor(low), math.ceil(high)) if self.truncate else (low, high)
+        low, high = max(low, 0), min(high, size - 1)
+        return low, high if high != low else low + 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv:2402.13753): each frequency divided by a factor of its own, another in longer sequences.
+
+    short_factor, long_factor: of each pair of rotated dims, in sequences up to the original length and in longer ones.
+    factor: how many times longer than the original length they may be. attention_factor: what cosines and sines are
+    multiplied by in both; by default sqrt(1 + ln(factor) / ln(original length)).
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    factor: float
+    original_max_seq_len: int
+    attention_factor: float | None = None
+
+
+RopeScaling = LinearRopeScaling | Llama3RopeScaling | DynamicRopeScaling | YarnRopeScaling | LongRopeScaling
+"""How rotary frequencies are scaled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frequencies:
+    """Rotary frequencies: theta, and their scaling if any."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the same position has other angles in a longer sequence."""
+        return isinstance(self.scaling, DynamicRopeScaling | LongRopeScaling)
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        scaling = self.scaling
+        if not isinstance(scaling, YarnRopeScaling | LongRopeScaling):
+            return 1.0
+        if scaling.attention_factor is not None:
+            return scaling.attention_factor
+        if isinstance(scaling, LongRopeScaling):
+            factor, length = max(1.0, scaling.factor), scaling.original_max_seq_len
+            return math.sqrt(1 + math.log(factor) / math.log(length))
+        if scaling.mscale is None or scaling.mscale_all_dim is None:
+            return scaling.magnitude()
+        return scaling.magnitude(scaling.mscale) / scaling.magnitude(scaling.mscale_all_dim)

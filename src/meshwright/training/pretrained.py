@@ -1,0 +1,118 @@
+"""What a run takes from a Hugging Face directory: its first parameters, its tokenizer, and copies of its files."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS, load_model
+from meshwright.files import write_file
+from meshwright.step import Model
+from meshwright.text import FILES, Tokenizer, read_tokenizer
+from meshwright.training.run import RunConfig
+
+MODEL_FILES = ("config.json", "generation_config.json", *FILES)
+"""The files of a Hugging Face directory that are kept beside its weights."""
+
+KEPT = "pretrained"
+"""The folder of a run directory that holds those of the directory it began from."""
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
+"""What a directory of a trained model holds beside its config.json."""
+
+
+class Pretrained(NamedTuple):
+    """The directories that a run begins from: of its first parameters, None where they are drawn, and its tokenizer."""
+
+    weights: Path | None = None
+    tokenizer: Path | None = None
+
+
+def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool) -> Pretrained:
+    """What a new run of `what` begins from: `weights`, or `what` itself where it is the directory of a trained model.
+
+    from_scratch: draw new parameters, and take only the tokenizer.
+
+    Raises:
+        MeshwrightError: no such directory, or one with a tokenizer and no weights where these are not to be drawn.
+    """
+    if weights is not None:
+        if from_scratch:
+            raise MeshwrightError(f"--from-scratch draws new parameters, and --weights {weights} are given: leave one")
+        if not (directory := Path(weights)).is_dir():
+            raise MeshwrightError(
+                f"there is no directory {str(weights)!r}; --weights takes one with config.json and safetensors"
+            )
+    elif (found := _directory(what)) is None:
+        return Pretrained()
+    else:
+        directory = found
+    directory = directory.absolute()
+    has_weights = any(path for pattern in WEIGHTS for path in directory.glob(pattern))
+    tokenizers = [name for name in TOKENIZERS if (directory / name).is_file()]
+    tokenizer = directory if tokenizers else None
+    if from_scratch:
+        return Pretrained(tokenizer=tokenizer)
+    if weights is None and not has_weights:
+        if tokenizers:
+            raise MeshwrightError(
+                f"{what} holds {tokenizers[0]} and no weights; --from-scratch (from_scratch=True) draws new parameters"
+            )
+        return Pretrained()
+    return Pretrained(directory, tokenizer)
+
+
+def check_same_model(model: Model, weights: Path) -> None:
+    """Raise where a directory's config.json describes another model, by the first field that differs."""
+    published = load_model(str(weights))
+    for field in fields(published):
+        theirs, ours = getattr(published, field.name), getattr(model, field.name, None)
+        if field.name != "name" and theirs != ours:
+            raise MeshwrightError(
+                f"{model.name} is not the model of {weights}: {field.name} is {ours}, and {theirs} in its config.json"
+            )
+
+
+def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer | None:
+    """The tokenizer that a run reads its text with, as its directory keeps it; None where text is bytes."""
+    if config.tokenizer is None:
+        return None
+    source = kept_files(config, directory)
+    if (found := read_tokenizer(source, vocab=config.workload.config.vocab)) is None:
+        raise MeshwrightError(f"{source} has no tokenizer.json, which this run reads its text with; put it back")
+    return found
+
+
+def kept_files(config: RunConfig, directory: Path | None) -> Path:
+    """Where the files of the directory that a run began from are: in its own, once it has taken a step."""
+    if directory is not None and (directory / KEPT).is_dir():
+        return directory / KEPT
+    return Path(config.tokenizer or config.weights or "")
+
+
+def keep_files(config: RunConfig, directory: Path) -> None:
+    """Copy the files that a run needs to be loaded and exported into its directory."""
+    source, target = kept_files(config, directory), directory / KEPT
+    if (config.weights or config.tokenizer) and source != target:
+        partial = directory / f".{KEPT}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name in MODEL_FILES:
+            if (source / name).is_file():
+                write_file(partial / name, (source / name).read_bytes())
+        partial.rename(target)
+
+
+def _directory(what: Any) -> Path | None:
+    """The directory of a model that is given by its directory or its config.json."""
+    if not isinstance(what, (str, Path)) or str(what) in PRESETS:
+        return None
+    path = Path(what)
+    # Of the directory that a command is called in, config.json may be named alone.
+    directory = path if path.is_dir() else path.parent
+    is_config = path.is_dir() or path.name == "config.json"
+    return directory if is_config and (directory / "config.json").is_file() else None
