@@ -131,7 +131,7 @@ CALLS = """
 2 | train                                                                                    | MODEL is missing
 2 | train tiny                                                                               | --on
 2 | train tiny --on cpu:8 --batch 16 --mesh dp=3                                             | wants 3 devices
-2 | generate                                                                                 | RUN is missing
+2 | generate                                                                                 | DIR|RUN is missing
 2 | generate nowhere                                                                         | nowhere
 2 | demo extra                                                                               | no place for 'extra'
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
@@ -166,8 +166,23 @@ CALLS = """
 2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
 2 | train run                                                                                | model_type
 2 | train run --resume                                                                       | workload is missing
-2 | generate run                                                                             | workload is missing
-2 | generate run --prompt -x                                                                 | --prompt=-x
+2 | generate run                                                                             | no model_type
+2 | generate run x --prompt -x                                                               | --prompt=-x
+2 | generate dir                                                                             | neither a run nor a Hugging Face
+2 | generate good                                                                            | needs hardware: --on
+2 | generate good --on cpu:8                                                                 | holds no weights
+2 | generate good --on cpu:8 --mesh pp=8                                                     | use pp=1
+2 | generate good --on cpu:8 --mesh dp=3                                                     | wants 3 devices
+2 | generate good --on cpu:8 --prompts none.jsonl                                            | cannot read none.jsonl
+2 | generate good --on cpu:8 --prompts empty                                                 | has no prompt
+2 | generate good --on cpu:8 a b --prompts empty                                             | both give prompts
+2 | generate run --top-p 2                                                                   | top_p is 2.0
+2 | generate run --min-p -1                                                                  | min_p is -1.0
+2 | generate run --top-k 1.5                                                                 | whole number
+2 | generate run --repetition-penalty 0                                                      | above 0, where 1 is none
+2 | generate run --stop                                                                      | --stop needs a value
+2 | generate run --stop-tokens x                                                             | whole number
+2 | generate run --num-samples 0                                                             | --num-samples is 0
 2 | generate run --temperature 0 --num-samples 2                                             | are all one text
 2 | generate run --num-tokens 1e3                                                            | whole number
 """

@@ -7,6 +7,7 @@ PYTHONPATH=src python tests/cli/screens.py
 import gzip
 import importlib
 import io
+import itertools
 import json
 import re
 from contextlib import ExitStack, chdir
@@ -14,6 +15,7 @@ from dataclasses import replace
 from inspect import isfunction, ismethod
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshwright.cli.main import COMMANDS, main
@@ -180,8 +182,25 @@ def _replace_work(patch, name, folder):
             patch.setattr(f"{module}.compile_in_child", lambda request: program)
     patch.setenv("HOME", str(folder / "home"))
     patch.setattr("meshwright.training.run_steps", _take_rows)
-    patch.setattr("meshwright.training.generate.generate", lambda *_, **__: iter([[byte] for byte in b"f(x):\n    re"]))
+    patch.setattr("meshwright.inference.Found.load", _loaded)
+    patch.setattr(
+        "meshwright.inference.loaded.generate_tokens",
+        lambda *_, **__: map(np.array, zip(b"f(x):\n    re", strict=True)),
+    )
+    patch.setattr("meshwright.cli.generate.perf_counter", itertools.count().__next__)
     patch.setattr("meshwright.cli.demo.subprocess.run", lambda *_, **__: Done())
+
+
+def _loaded(found, **_):
+    """The model of a run, without parameters."""
+    from meshwright.inference import LoadedModel
+    from meshwright.runtime import build_mesh
+    from meshwright.text import byte_tokenizer
+
+    return LoadedModel(
+        config=found.model, params={}, mesh=build_mesh(found.mesh), mesh_shape=found.mesh, system=found.system,
+        dtype=found.dtype, tokenizer=byte_tokenizer(), source={}, seq_len=64,
+    )  # fmt: skip
 
 
 class Done:

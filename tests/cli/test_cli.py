@@ -25,7 +25,7 @@ MISTAKES = [
     (["plan", "tiny", "--on", "v5p:4x4", "--batch", "16"], ["v5p"]),
     (["verify", "none.yaml"], ["no plan 'none.yaml'"]),
     (["train", "nowhere", "--resume"], ["no run in 'nowhere'"]),
-    (["generate", "nowhere"], ["no run in 'nowhere'"]),
+    (["generate", "nowhere"], ["no directory 'nowhere'"]),
     (["generate", "nowhere", "--num-tokens", "0"], ["--num-tokens is 0"]),
     (["fly"], ["no command 'fly'", "plan"]),
 ]
@@ -109,8 +109,9 @@ def test_train_verify_and_generate_go_from_command_to_command(tmp_path):
     found = json.loads(meshwright("verify", "run", "--json"))
     assert set(found) == {"predicted", "compiled", "measured", "rows", "differences"}
     text = json.loads(meshwright("generate", "run", "--num-tokens", "8", "--num-samples", "2", "--json"))
-    assert len(text["texts"]) == 2
-    assert all(piece.startswith("def ") for piece in text["texts"])
+    assert [piece["prompt"] for piece in text["texts"]] == ["def ", "def "]
+    assert [len(piece["tokens"]) for piece in text["texts"]] == [8, 8]
+    assert text["measured"].keys() == text["planned"].keys()
 
 
 @pytest.mark.slow

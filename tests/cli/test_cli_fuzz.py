@@ -26,7 +26,7 @@ def reach(*args, **options):
 LONG = [
     "meshwright.verification.verify_plan",
     "meshwright.training.run_steps",
-    "meshwright.training.generate.generate",
+    "meshwright.inference.Found.load",
     "meshwright.inspection.inspect",
     "meshwright.runtime.claim_devices",
     "meshwright.cli.demo._story",
@@ -57,6 +57,7 @@ GOOD = {
     "--hardware": ["mine.toml", "bad.toml", "empty"], "--output": ["o.yaml", "o.json", "dir", "none/x"],
     "--html": ["h.html"], "--svg": ["s.svg"], "--plot": ["p.svg", "p.txt"], "--run": ["run", "dir"],
     "--latency": ["30ms"], "--data": ["empty", "mine.toml"], "--steps": ["3"], "--prompt": ["x"],
+    "--prompts": ["empty", "cut.json", "none"], "--stop-tokens": ["3"],
     "--prompt-len": ["64"], "--output-len": ["8"], "--weight-dtype": ["int8", "fp8", "bf16"],
     "--kv-dtype": ["int8", "bf16"], "--tolerance": ["0.1"], "--num-microbatches": ["2"], "--virtual-stages": ["2"],
 }  # fmt: skip
@@ -76,7 +77,7 @@ FIRST = {
     "plan": [*MODELS, *["fuzzed.json"] * 10],
     "verify": MODELS,
     "train": MODELS,
-    "generate": ["run", "dir", "empty", "none"],
+    "generate": ["run", "dir", "empty", "none", "good"],
     "inspect": [":f", "f:", "os:path", "none:f", "empty", "bytes", "list.json", "sys:exit", "json:loads"],
     "matmul": ARRAYS,
     "collective": ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute", "gather"],

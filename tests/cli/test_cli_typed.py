@@ -42,7 +42,7 @@ WORK = {
     ],
     "verify": ["meshwright.verification.verify_plan"],
     "train": ["meshwright.cli.train.TrainScreen"],
-    "generate": ["meshwright.training.generate.generate"],
+    "generate": ["meshwright.inference.Found.load"],
     "inspect": ["meshwright.inspection.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
@@ -83,7 +83,9 @@ VALUES = {
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
     "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
-    "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2", "--weights": "none",
+    "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
+    "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
+    "--weights": "none",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ RUN = RunConfig(
 def folder(tmp_path_factory):
     """Models, texts and a run to begin from."""
     root = tmp_path_factory.mktemp("folder")
-    for name, more in {"hf": {}, "large": {"vocab_size": 512}, "small": {"vocab_size": 128}}.items():
+    for name, more in {"hf": {}, "large": {"vocab_size": 512}, "small": {"vocab_size": 128}, "bare": {}}.items():
         (root / name).mkdir()
         (root / name / "config.json").write_text(json.dumps(LLAMA | more))
     (root / "hf" / "model.safetensors").write_bytes(b"")
@@ -51,6 +51,8 @@ def folder(tmp_path_factory):
     (root / "random.txt").write_bytes(bytes(range(256)) * 100)
     (root / "zero.txt").write_bytes(b"abc\0" * 1000)
     (root / "lines.jsonl").write_text('{"text": "a"}\n' * 1000)
+    (root / "empty.txt").write_text("\n\n")
+    (root / "bad.jsonl").write_text('{"prompt": [1]}\n{"prompt": [1.5]}\n')
     (root / "folder" / "is").mkdir(parents=True)
     begin_run(root / "folder", RUN, 0)
     model = replace(PRESETS["tiny"], vocab=512)
@@ -152,8 +154,18 @@ def test_a_run_that_goes_on_refuses_what_it_cannot_take(folder, monkeypatch, cap
         (["folder", "--num-tokens", "0"], "num-tokens is 0"),
         (["folder", "--seed", "-1"], "seed is -1"),
         (["folder", "--prompt", ""], "prompt"),
-        (["large_run"], "has a vocabulary of 512"),
-        (["hf"], "hf/config.json is not the config of a run: workload is missing"),
+        (["folder", "--top-p", "0"], "top_p is 0.0"),
+        (["folder", "--top-k", "2", "--temperature", "0"], "--top-k changes nothing at --temperature 0"),
+        (["folder", "x", "--prompt", "y"], "PROMPT and --prompt both give prompts"),
+        (["folder", "--chat"], "--chat without a prompt"),
+        (["folder", "--prompts", "empty.txt"], "empty.txt has no prompt"),
+        (["folder", "--prompts", "none.txt"], "cannot read none.txt"),
+        (["folder", "--prompts", "lines.jsonl"], "lines.jsonl, line 1: the object has text; it has prompt, or"),
+        (["folder", "--prompts", "bad.jsonl"], "bad.jsonl, line 2: prompt is '[1.5]'; it is a text or a list of"),
+        (["folder"], "has no checkpoint yet"),
+        (["hf"], "needs hardware: --on"),
+        (["hf", "--on", "cpu:8"], "hf/model.safetensors is cut short"),
+        (["bare", "--on", "cpu:8"], "bare holds no weights"),
     ],
 )
 def test_what_cannot_be_generated_is_one_line(folder, monkeypatch, capsys, words, message):

@@ -143,7 +143,7 @@ BROKEN = {
     "a bias that is not there": (GOLDEN, fields(attention_bias=True), "no model.layers.0.self_attn.q_proj.bias"),
     "an unknown family": (GOLDEN, fields(model_type="nothing"), "model_type 'nothing'"),
     "an unknown field": (GOLDEN, fields(residual_multiplier=0.5), "residual_multiplier=0.5"),
-    "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'"),
+    "an unknown scaling": (GOLDEN, fields(rope_parameters={"rope_type": "bent", "factor": 2.0}), "'bent'"),
     "quantised": (GOLDEN, fields(quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "a file missing": (SHARDED, removed(SECOND), f"{SECOND} is missing"),
     "index is no JSON": (SHARDED, replaced("model.safetensors.index.json", "]"), "no index of safetensors"),
@@ -248,7 +248,7 @@ def test_checkpoints_are_read_as_they_were_published(case, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give on"),
+        ({}, "needs hardware: --on"),
         ({"on": "cpu:9999"}, "wants 9999"),
         ({"on": "cpu:8", "mesh": "1,3,1,1"}, "wants 3 devices"),
         ({"on": "cpu:8", "mesh": "pp=8"}, "stages"),

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
@@ -24,7 +25,7 @@ from meshwright.training import (
     train,
 )
 from meshwright.training.data import Batches
-from meshwright.training.generate import generate
+from meshwright.training.run import begin_run
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"
@@ -120,16 +121,15 @@ def test_what_is_measured_is_the_median_step_of_the_mesh(unbroken):
 
 
 def test_text_follows_from_the_last_checkpoint(unbroken):
-    options = {"prompt": b"def ", "num_samples": 2, "num_tokens": 5, "temperature": 0.0, "seed": 0}
-    text = np.stack(list(generate(unbroken, CONFIG, CONFIG.mesh, **options)))
-    assert text.shape == (5, 2)
-    assert (text[:, 0] == text[:, 1]).all()
+    one, other = mw.load(unbroken).generate(["def ", "def "], max_tokens=5)
+    assert len(one.tokens) == 5
+    assert one == other
 
 
 def test_a_run_without_a_checkpoint_has_nothing_to_generate_from(tmp_path):
-    options = {"prompt": b"def ", "num_samples": 1, "num_tokens": 1, "temperature": 0.0, "seed": 0}
+    begin_run(tmp_path, CONFIG, 0)
     with pytest.raises(MeshwrightError, match="has no checkpoint yet"):
-        next(generate(tmp_path, CONFIG, CONFIG.mesh, **options))
+        mw.load(tmp_path)
 
 
 def test_a_half_written_last_line_of_metrics_is_left_out(tmp_path):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
@@ -14,7 +15,6 @@ from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.step import Strategy, Workload, check_runnable, leaves, rules_of
 from meshwright.step.passes.schedule import slot_layers
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
-from meshwright.training.generate import generate
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
@@ -83,11 +83,9 @@ def test_layers_in_order_take_no_more_room_than_in_slots():
 
 @pytest.mark.slow
 def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, monkeypatch):
-    for module in ("loop", "generate"):
-        monkeypatch.setattr(
-            f"meshwright.training.{module}.build_mesh",
-            lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices]),
-        )
+    monkeypatch.setattr(
+        "meshwright.training.loop.build_mesh", lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices])
+    )
 
     def config(shape, steps, name):
         return RunConfig(
@@ -106,11 +104,7 @@ def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, m
         train(config(shape, taken, f"cpu:{shape.num_devices}"), moved)
     wanted, found = ([row["loss"] for row in read_metrics(run)] for run in (whole, moved))
     assert found == pytest.approx(wanted, rel=1e-5)
-    asked = {"prompt": b"de", "num_samples": 1, "num_tokens": 3, "temperature": 0.0, "seed": 0}
-    texts = [
-        [int(byte[0]) for byte in generate(run, config(MeshShape(), 3, "cpu:1"), MeshShape(), **asked)]
-        for run in (whole, moved)
-    ]
+    texts = [mw.load(run, on="cpu:1").generate("de", max_tokens=3) for run in (whole, moved)]
     assert texts[0] == texts[1]
 
 

@@ -1,153 +1,211 @@
-"""`meshwright generate`: text from a run's last checkpoint, on the mesh it was trained on or another."""
+"""`meshwright generate`: text from a model with its weights, on any mesh, and how fast it came beside the plan."""
 
 from __future__ import annotations
 
-import codecs
-import itertools
 import json
-import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, option, positional
+from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.loading import ModelArgs, load_with_bar, note
+from meshwright.cli.prompts import as_message, converse, one_way, read_prompts
+from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.cost import sequence_cache_bytes
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import parse_mesh
-from meshwright.planner import read_system
-from meshwright.units import show_bytes
+from meshwright.planner import rank_serving
+from meshwright.step import SERVING_RULES, Serving, ServingPhase
+from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.training import RunConfig
+    from meshwright.inference import Found, GenerateOptions, LoadedModel, Piece, Prompt
+    from meshwright.models import Sampling
 
 EXAMPLES = (
-    'meshwright generate runs/tiny --prompt "def " --num-tokens 200',
+    'meshwright generate runs/tiny "def " --num-tokens 200',
     "meshwright generate runs/tiny --on cpu:2 --mesh 1,2,1,1 --num-samples 4",
+    'meshwright generate Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8 --chat --prompt "What is a mesh?"',
+    "meshwright generate Llama-3.2-1B --on cpu:8 --prompts prompts.jsonl --temperature 0 --json",
 )
 
 
 @dataclass(frozen=True)
-class Args:
-    """Write text with a trained model, a byte at a time, with a KV cache split over the mesh."""
+class Args(ModelArgs):
+    """Write text with a model, with a KV cache split over the mesh, and say how fast it came."""
 
-    run: Annotated[tyro.conf.Positional[Path], positional("RUN")]
-    """The run directory that `meshwright train` made."""
-    prompt: Annotated[str, option("TEXT")] = "def "
-    """What the text begins with. Default: "def "."""
+    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PROMPT…")] = ()
+    """What the texts begin with. Default: "def " of a run; of --chat on a terminal, what is typed there."""
+    prompt: Annotated[tuple[str, ...], option("TEXT…")] = ()
+    """The same as PROMPT…"""
+    prompts: Annotated[Path | None, option("FILE")] = None
+    """A file with a prompt a line; of a .jsonl each line is {"prompt": text or tokens} or {"messages": […]}."""
+    chat: Annotated[bool, option()] = False
+    """Take a prompt as a user's message, in the model's chat template; without a prompt talk on the terminal."""
     num_tokens: Annotated[int, option("N")] = 200
-    """The bytes to write. Default: 200."""
+    """The most tokens to write. Default: 200."""
     temperature: Annotated[float, option("T")] = 0.7
-    """0 always takes the likeliest byte, 1 samples as the model says. Default: 0.7."""
-    num_samples: Annotated[int, option("N")] = 1
-    """The texts to write; a multiple of dp*fsdp is split over them. Default: 1."""
-    on: Annotated[str | None, option("CHIPS")] = None
-    """The hardware. Default: that of the run."""
-    mesh: Mesh = None
-    """The mesh, as 1,2,1,1 or fsdp=2. Default: that of the run."""
+    """0 always takes the likeliest token, 1 samples as the model says. Default: 0.7."""
+    top_k: Annotated[int, option("N")] = 0
+    """Sample from the N likeliest tokens. Default: all."""
+    top_p: Annotated[float, option("SHARE")] = 1.0
+    """Sample from the likeliest tokens whose probabilities reach this share together. Default: 1, all."""
+    min_p: Annotated[float, option("SHARE")] = 0.0
+    """Sample from tokens at least this share as likely as the likeliest. Default: 0, all."""
+    repetition_penalty: Annotated[float, option("RATIO")] = 1.0
+    """What the logits of tokens that the text already has are divided by. Default: 1, none."""
     seed: Annotated[int, option("N")] = 0
-    """Decides what is sampled. Default: 0."""
+    """Decides what is sampled; each text has the next one. Default: 0."""
+    num_samples: Annotated[int, option("N")] = 1
+    """The texts to write of each prompt. Default: 1."""
+    stop: Annotated[tuple[str, ...], option("TEXT…")] = ()
+    """Texts that end a text."""
+    stop_tokens: Annotated[tuple[int, ...], option("N…")] = ()
+    """Tokens that end a text. Default: those that the model's own files name."""
     json: Json = False
-    """Print {"prompt", "texts"} when all is written."""
+    """Print {"texts", "measured", "planned"} when all is written."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How soon the first token of every text is there, and how many a second follow; None where none do."""
+
+    first_token_seconds: float
+    tokens_per_second: float | None
+
+    def __str__(self) -> str:
+        rate = "" if self.tokens_per_second is None else f", then {show_rate(self.tokens_per_second, 'tok/s')}"
+        return show_seconds(self.first_token_seconds) + rate
 
 
 def run(args: Args) -> int:
-    """Print the texts, a single one as it is written."""
-    _check(args)
+    """Print the texts, a single one as it is written, and how fast they came."""
+    for name in ("num_tokens", "num_samples"):
+        if getattr(args, name) < 1:
+            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it is 1 or more")
+    said = one_way({"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts})
+    prompts = None if said is None else read_prompts(said)
+    if prompts is None and args.chat and not sys.stdin.isatty():
+        raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):
-        from meshwright.training import check_seed, read_config
+        from meshwright.inference import find_model
 
-    if args.temperature > 0:
-        check_seed(args.seed)
-    elif args.num_samples > 1:
-        raise MeshwrightError(f"--num-samples {args.num_samples} at --temperature 0 are all one text; leave it out")
-    config = read_config(args.run)
-    system = read_system(args.on or config.hardware, config.hardware_file)
-    # Stages are for training: one token would go through them one after the other.
-    is_same = args.mesh is None and str(system) == config.hardware and config.mesh.pp == 1
-    mesh = config.mesh if is_same else parse_mesh(args.mesh or "dp=1,fsdp=-1", num_devices=system.num_devices)
-    prompt = args.prompt.encode(errors="surrogateescape")
-    _check_size(args, config, len(prompt), system.usable_bytes * system.num_devices)
-    seed, as_json = args.seed if args.temperature > 0 else 0, args.json
-    check_all_read(args, "at --temperature 0")
-    with waiting(f"starting {system}"):
-        from meshwright.runtime import claim_devices
-
-        claim_devices(system)
-        from meshwright.training.generate import generate
-
-    pieces: list[bytearray] = [bytearray() for _ in range(args.num_samples)]
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    streams = not as_json and args.num_samples == 1
-    chosen = generate(
-        args.run, config, mesh, prompt=prompt, num_samples=args.num_samples, num_tokens=args.num_tokens,
-        temperature=args.temperature, seed=seed, on_note=_note,
-    )  # fmt: skip
-    with waiting("reading the checkpoint, compiling"):
-        first = list(
-            itertools.islice(chosen, 2)
-        )  # The prompt is read by one program, and bytes are written by another.
-    if streams:
-        print(args.prompt, end="", flush=True)
-    for bytes_ in itertools.chain(first, chosen):
-        for piece, byte in zip(pieces, bytes_, strict=True):
-            piece.append(byte)
-        if streams:
-            print(decoder.decode(bytes([bytes_[0]])), end="", flush=True)
-    texts = [args.prompt + piece.decode(errors="replace") for piece in pieces]
-    _finish(args, texts, streams=streams)
+    samples = _samplings(args, args.num_samples if prompts or not args.chat else 1)
+    options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}
+    if args.stop_tokens:
+        options["stop_tokens"] = args.stop_tokens
+    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype)
+    if prompts is None and args.chat:
+        check_all_read(args, "in a conversation")
+        return converse(load_with_bar(found), {**options, "sampling": samples[0]})
+    if prompts is None and found.run is None:
+        raise MeshwrightError(f"{args.model} needs a prompt: PROMPT, --prompt TEXT or --prompts FILE")
+    rows = [prompt for prompt in prompts or ["def "] for _ in samples]
+    rows = [as_message(prompt) for prompt in rows] if args.chat else rows
+    options["sampling"] = [sampling for _ in range(len(rows) // len(samples)) for sampling in samples]
+    as_json = args.json
+    check_all_read(args, "here" if args.temperature else "at --temperature 0")
+    _check_cache(found, len(rows), args.num_tokens)
+    model = load_with_bar(found)
+    _note_length(found, model, rows, args.num_tokens)
+    with waiting("compiling"):
+        model.compile(rows, **options)
+    texts, measured = _write(model, rows, options, streams=not as_json and len(rows) == 1)
+    planned = _planned(model, rows, args.num_tokens)
+    if as_json:
+        speeds = {"measured": asdict(measured), "planned": planned and asdict(planned)}
+        print(json.dumps({"texts": texts} | speeds, indent=2))
+    else:
+        if len(rows) > 1:
+            print("\n---\n".join(_shown(row, text["text"] or "") for row, text in zip(rows, texts, strict=True)))
+        print()
+        show(console(), f"measured: first token in {measured}" + (f"   (plan: {planned})" if planned else ""))
     return 0
 
 
-def _note(line: str) -> None:
-    """A line for the user that is no part of the text."""
-    print(f"note: {line}", file=sys.stderr)
+def _samplings(args: Args, count: int) -> list[Sampling]:
+    """How each sample of a prompt is chosen."""
+    from meshwright.models import Sampling
+
+    every: dict[str, Any] = {"temperature": args.temperature, "repetition_penalty": args.repetition_penalty}
+    if args.temperature == 0:
+        if count > 1:
+            raise MeshwrightError(f"--num-samples {count} at --temperature 0 are all one text; leave it out")
+        return [Sampling(**every)]
+    every |= {"top_k": args.top_k, "top_p": args.top_p, "min_p": args.min_p}
+    return [Sampling(**every, seed=args.seed + number) for number in range(count)]
 
 
-def _check(args: Args) -> None:
-    """Raise where a number cannot be meant."""
-    for name, value, least in (
-        ("num-tokens", args.num_tokens, 1),
-        ("num-samples", args.num_samples, 1),
-        ("temperature", args.temperature, 0),
-    ):
-        if not value >= least:
-            raise MeshwrightError(f"--{name} is {value}; it is {least} or more")
-    if math.isinf(args.temperature):
-        raise MeshwrightError("--temperature is inf; it is a number from 0, where 1 samples as the model says")
-    if not args.prompt:
-        raise MeshwrightError("--prompt is empty; give at least one character to go on from")
-
-
-def _check_size(args: Args, config: RunConfig, prompt_len: int, usable_bytes: float) -> None:
-    """Raise where no text can be written, or its cache is larger than the devices; a note where it is longer than any
-    sequence of the training."""
-    from meshwright.training import check_vocab
-
-    check_vocab(config)
-    model, length = config.workload.config, prompt_len + args.num_tokens
-    size = {"f32": 4}.get(config.workload.compute_dtype, 2)
-    cache = 2 * size * model.num_layers * model.num_kv_heads * model.head_dim * args.num_samples * length
-    if cache > usable_bytes:
+def _check_cache(found: Found, num_texts: int, num_tokens: int) -> None:
+    """Raise where the keys and values of all texts are more than the devices hold."""
+    kept = Serving(model=found.model, prompt_len=1, output_len=num_tokens, kv_dtype=found.dtype)
+    cache, there = num_texts * sequence_cache_bytes(kept), found.system.usable_bytes * found.system.num_devices
+    if cache > there:
         raise MeshwrightError(
-            f"--num-tokens {args.num_tokens:,} of {args.num_samples:,} samples need a cache of {show_bytes(cache)}; the"
-            f" devices have {show_bytes(usable_bytes)}"
-        )
-    if length > config.workload.seq_len:
-        _note(
-            f"prompt and tokens are {length:,} bytes; {args.run} was trained on sequences of"
-            f" {config.workload.seq_len:,}, and what is written beyond that may make no sense"
+            f"--num-tokens {num_tokens:,} of {num_texts:,} texts need a cache of {show_bytes(cache)}; the devices have"
+            f" {show_bytes(there)}"
         )
 
 
-def _finish(args: Args, texts: list[str], *, streams: bool) -> None:
-    """Print what has not been printed yet."""
-    if args.json:
-        print(json.dumps({"prompt": args.prompt, "texts": texts}, indent=2))
-    elif streams:
+def _note_length(found: Found, model: LoadedModel, rows: Sequence[Prompt], num_tokens: int) -> None:
+    """A note where a text is longer than any sequence that a run was trained on."""
+    longest = max(len(model.encode(row)) for row in rows) + num_tokens
+    if model.seq_len is not None and longest > model.seq_len:
+        note(
+            f"prompt and text are {longest:,} tokens; {found.path} was trained on sequences of {model.seq_len:,}, and"
+            f" what is written beyond that may make no sense"
+        )
+
+
+def _write(
+    model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
+) -> tuple[list[dict[str, Any]], Speed]:
+    """The text of each row as data, and how fast they came; streams: print the only one as it is made."""
+    from meshwright.inference import collect
+
+    pieces: list[Piece] = []
+    times = [perf_counter()]
+    if streams:
+        print(_shown(rows[0], ""), end="", flush=True)
+    for piece in model.stream(rows, **options):
+        times.append(perf_counter())
+        pieces.append(piece)
+        if streams:
+            print(piece.text if model.tokenizer else f" {piece.token}", end="", flush=True)
+    if streams:
         print()
-    else:
-        print("\n---\n".join(texts))
+    made = collect(pieces, has_text=model.tokenizer is not None)
+    # The first step has a piece of every row.
+    later, seconds = len(pieces) - len(rows), times[-1] - times[len(rows)]
+    speed = Speed(times[len(rows)] - times[0], later / seconds if later else None)
+    return [{"prompt": row} | asdict(text) for row, text in zip(rows, made, strict=True)], speed
+
+
+def _shown(prompt: Prompt, text: str) -> str:
+    """A text as it is printed: behind its prompt, or alone where that is a chat."""
+    return prompt + text if isinstance(prompt, str) else text
+
+
+def _planned(model: LoadedModel, rows: list[Prompt], num_tokens: int) -> Speed | None:
+    """How fast a server of this model on this mesh is planned to be; None where none can be."""
+    groups = model.mesh_shape.degree(SERVING_RULES["batch"])
+    dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)
+
+    def seconds(phase: ServingPhase) -> float:
+        serving = Serving(
+            model=model.config, phase=phase, batch=-(-len(rows) // groups) * groups,
+            prompt_len=max(len(model.encode(row)) for row in rows), output_len=num_tokens, **dtypes,
+        )  # fmt: skip
+        return rank_serving(serving, model.system, model.mesh_shape).candidates[0].seconds
+
+    try:
+        rate = len(rows) / seconds("decode") if num_tokens > 1 else None
+        return Speed(seconds("prefill"), rate)
+    except MeshwrightError:
+        return None

@@ -26,7 +26,7 @@ COMMANDS = {
     "verify": "compile the train step of a plan with the real XLA compiler, and compare it with the plan",
     "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
     "train": "train a model on a mesh, from 8 simulated devices up",
-    "generate": "write text with a model that was trained",
+    "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
     "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
     "collective": "what one collective takes on a fabric, and what it does to real numbers",
     "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",

@@ -20,7 +20,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
-ALIASES = {"--mesh-dim": "--mesh", "--out": "--output"}
+ALIASES = {"--mesh-dim": "--mesh", "--out": "--output", "--max-tokens": "--num-tokens"}
 """Second names of options, which help does not list."""
 
 NEW_NAMES = {
@@ -138,6 +138,10 @@ def read_words(
         found[option.field] = read if option.takes == "many" else read[0]
     if len(arguments) < len(needed):
         raise MeshwrightError(f"{needed[len(arguments)]} is missing; --help says what it is")
+    if declared and declared[-1].takes == "many":
+        first = len(declared) - 1
+        several = tuple(declared[-1].read(value) for value in arguments[first:])
+        found[declared[-1].field], arguments = several, arguments[:first]
     if len(arguments) > len(declared):
         takes = " and ".join(argument.name for argument in declared) or "only options"
         raise MeshwrightError(f"there is no place for {arguments[len(declared)]!r}: it takes {takes}; --help says more")
@@ -219,7 +223,7 @@ def _option(name: str, field: str, plain: Any, *, is_needed: bool) -> Option:
     if plain is bool:
         return Option(name, field, "none", {})
     if get_origin(plain) is tuple:
-        return Option(name, field, "many", {}, is_needed=is_needed)
+        return Option(name, field, "many", {}, int if get_args(plain)[0] is int else str, is_needed)
     kinds = get_args(plain) if get_origin(plain) in (Union, types.UnionType) else (plain,)
     choices = {str(word): word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
     of = next((kind for kind in kinds if kind in (int, float, Path)), str)

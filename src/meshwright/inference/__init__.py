@@ -1,5 +1,7 @@
 """Models with their weights: loaded onto a mesh, asked for logits and for text, and saved."""
 
-from meshwright.inference.library import load
+from meshwright.inference.library import Found, find_model, load
+from meshwright.inference.loaded import LoadedModel, Prompt
+from meshwright.inference.stream import GenerateOptions, Piece, collect
 
-__all__ = ["load"]
+__all__ = ["Found", "GenerateOptions", "LoadedModel", "Piece", "Prompt", "collect", "find_model", "load"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,17 @@ from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
 from meshwright.text import byte_tokenizer, read_tokenizer
-from meshwright.training import BYTES, MODEL_FILES, Note, kept_files, read_config, restore_params, run_tokenizer
-from meshwright.weights import load_weights, read_tensors, tensor_dtype
+from meshwright.training import (
+    BYTES,
+    MODEL_FILES,
+    Note,
+    RunConfig,
+    kept_files,
+    read_config,
+    restore_params,
+    run_tokenizer,
+)
+from meshwright.weights import Tensor, load_weights, read_tensors, tensor_dtype
 
 
 def load(
@@ -45,61 +55,88 @@ def load(
     Raises:
         MeshwrightError: no such directory, weights that are not those of its config.json, devices that are not there.
     """
+    return find_model(directory, on=on, mesh=mesh, dtype=dtype).load(on_bytes=on_bytes, on_note=on_note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model in a directory, and where it is to be; only the headers of its weights are read yet.
+
+    Args:
+        dtype: of parameters and products.
+        run: the config of a run; None of a Hugging Face directory, which has `tensors`.
+    """
+
+    path: Path
+    model: ModelConfig
+    system: System
+    mesh: MeshShape
+    dtype: Dtype
+    run: RunConfig | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
+        """The model on its devices; see `load`."""
+        claim_devices(self.system)
+        mesh = build_mesh(self.mesh, jax.devices()[: self.mesh.num_devices])
+        if self.run is None:
+            files, tokenizer = self.path, read_tokenizer(self.path, vocab=self.model.vocab)
+        else:
+            files = kept_files(self.run, self.path) if self.run.weights or self.run.tokenizer else None
+            tokenizer = run_tokenizer(self.run, self.path)
+        if tokenizer is None and self.model.vocab == BYTES:
+            tokenizer = byte_tokenizer()
+        with jax.set_mesh(mesh):
+            if self.run is None:
+                wanted: Any = abstract(parameters(self.model), mesh, ShardingContext(self.mesh), self.dtype)
+                params = load_weights(self.tensors, self.model, wanted, on_bytes)
+            else:
+                params = restore_params(self.path, self.run, self.mesh, mesh, on_note)
+        return LoadedModel(
+            config=self.model,
+            params=params,
+            mesh=mesh,
+            mesh_shape=self.mesh,
+            system=self.system,
+            dtype=self.dtype,
+            tokenizer=tokenizer,
+            source=_source(files) if files else {},
+            seq_len=self.run.workload.seq_len if self.run else None,
+        )
+
+
+def find_model(
+    directory: str | Path,
+    *,
+    on: str | System | None = None,
+    mesh: str | MeshShape | None = None,
+    dtype: Dtype | None = None,
+) -> Found:
+    """What `load` would load, and onto what; raises as that does, before a device is taken."""
     path = Path(directory)
     if not path.is_dir():
         raise MeshwrightError(f"there is no directory {str(path)!r}; give one with config.json and weights, or a run's")
+    if not (path / "config.json").is_file():
+        raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
     if _is_run(path):
-        return _load_run(path, on, mesh, dtype, on_note)
+        run = read_config(path)
+        model: Any = run.workload.config
+        system = run.system if on is None else read_system(on, run.hardware_file)
+        # Stages are for training: one token would go through them one after the other.
+        is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
+        shape = run.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
+        _check(model, shape)
+        kept = dtype or run.workload.compute_dtype
+        return Found(path=path, model=model, system=system, mesh=shape, dtype=kept, run=run)
     model = load_model(str(path))
     if on is None:
-        raise MeshwrightError(f"{path} is of no run, which would say its hardware; give on, as on='cpu:8'")
+        raise MeshwrightError(f"{path} needs hardware: --on (on=…), as cpu:8 or h100:8; only a run has its own")
     system = read_system(on)
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
-    claim_devices(system)
     _check(model, shape)
     tensors = read_tensors(path)
-    kept: Dtype = dtype or ("bf16" if tensor_dtype(tensors) == "bf16" else "f32")
-    built = build_mesh(shape, jax.devices()[: shape.num_devices])
-    with jax.set_mesh(built):
-        wanted: Any = abstract(parameters(model), built, ShardingContext(shape), kept)
-        params = load_weights(tensors, model, wanted, on_bytes)
-    return LoadedModel(
-        config=model,
-        params=params,
-        mesh=built,
-        mesh_shape=shape,
-        dtype=kept,
-        tokenizer=read_tokenizer(path, vocab=model.vocab) or (byte_tokenizer() if model.vocab == BYTES else None),
-        source=_source(path),
-    )
-
-
-def _load_run(
-    path: Path, on: str | System | None, mesh: str | MeshShape | None, dtype: Dtype | None, on_note: Note
-) -> LoadedModel:
-    """The model of the last whole checkpoint of a run."""
-    config = read_config(path)
-    system = config.system if on is None else read_system(on, config.hardware_file)
-    # Stages are for training: one token would go through them one after the other.
-    is_same = mesh is None and str(system) == config.hardware and config.mesh.pp == 1
-    shape = config.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
-    claim_devices(system)
-    model: Any = config.workload.config
-    _check(model, shape)
-    built = build_mesh(shape, jax.devices()[: shape.num_devices])
-    with jax.set_mesh(built):
-        params = restore_params(path, config, shape, built, on_note)
-    kept: Dtype = dtype or config.workload.compute_dtype
-    return LoadedModel(
-        config=model,
-        params=params,
-        mesh=built,
-        mesh_shape=shape,
-        dtype=kept,
-        tokenizer=run_tokenizer(config, path) or byte_tokenizer(),
-        source=_source(kept_files(config, path)) if config.weights or config.tokenizer else {},
-        seq_len=config.workload.seq_len,
-    )
+    kept = dtype or ("bf16" if tensor_dtype(tensors) == "bf16" else "f32")
+    return Found(path=path, model=model, system=system, mesh=shape, dtype=kept, tensors=tensors)
 
 
 def _source(directory: Path) -> dict[str, bytes]:
@@ -111,12 +148,12 @@ def _is_run(path: Path) -> bool:
     """Whether a directory is a run's: its config.json then says its workload."""
     try:
         return "workload" in json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
 def _check(model: ModelConfig, mesh: MeshShape) -> None:
     """Raise where a model cannot run, or not on a mesh."""
     if mesh.pp > 1:
-        raise MeshwrightError(f"mesh {mesh} has stages, through which a token goes one by one; load with pp=1")
+        raise MeshwrightError(f"mesh {mesh} has stages, through which a token goes one by one; use pp=1")
     check_runnable(model, mesh)

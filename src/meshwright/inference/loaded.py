@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -20,11 +21,14 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.families import hugging_face_config
 from meshwright.files import check_new_directory, write_error, write_file
+from meshwright.hardware import System
+from meshwright.inference.stream import Generated, GenerateOptions, Piece, collect, pieces_of
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, all_logits, generate_tokens
+from meshwright.planner import given
 from meshwright.runtime import DTYPES
 from meshwright.step import Dtype, ModelConfig, Tree, check_positions
-from meshwright.text import Tokenizer, TokenStream, apply_chat_template
+from meshwright.text import Tokenizer, apply_chat_template
 from meshwright.weights import save_weights
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -33,38 +37,14 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 GREEDY = Sampling()
 """The likeliest token, always."""
 
-StoppedBy = Literal["length", "token", "text"]
 
+class _How(NamedTuple):
+    """`GenerateOptions` with all said, a sampling for each prompt."""
 
-@dataclass(frozen=True)
-class Generated:
-    """What was made of one prompt: its tokens, the text they stand for (None without a tokenizer), and why it ended.
-
-    The token that ended it is not among the tokens, nor is what ended it in the text.
-    """
-
-    tokens: tuple[int, ...]
-    text: str | None
-    stopped_by: StoppedBy
-
-
-class Piece(NamedTuple):
-    """What one prompt's text grows by: `row` is the prompt's number; done where nothing follows."""
-
-    row: int
-    text: str
-    done: StoppedBy | None
-
-
-@dataclass
-class _Growing:
-    """One text while it is made."""
-
-    stream: TokenStream | None
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    shown: int = 0
-    done: StoppedBy | None = None
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    sampling: list[Sampling]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +63,7 @@ class LoadedModel:
     params: Tree[Array]
     mesh: Mesh
     mesh_shape: MeshShape
+    system: System
     dtype: Dtype
     tokenizer: Tokenizer | None
     source: Mapping[str, bytes]
@@ -115,42 +96,26 @@ class LoadedModel:
                 self.params, array.astype(np.int32), own, self.config, self.mesh_shape, DTYPES[self.dtype]
             )
 
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_tokens: int = 200,
-        stop: Sequence[str] = (),
-        stop_tokens: Sequence[int] | None = None,
-        sampling: Sampling | Sequence[Sampling] = GREEDY,
-    ) -> list[Generated]:
-        """What follows each prompt.
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Generated]:
+        """What follows each prompt: one or several, which may differ in length; options: see `GenerateOptions`."""
+        return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
-        Args:
-            prompts: one or several; they may differ in length.
-            max_tokens: the most tokens of each. stop: texts that end it. stop_tokens: tokens that do; by default those
-                of the model's own files.
-            sampling: of all, or of each prompt.
-        """
-        rows: dict[int, _Growing] = {}
-        for _ in self._grow(self._rows(prompts), rows, max_tokens, stop, stop_tokens, sampling):
-            pass
-        return [
-            Generated(tuple(row.tokens), row.text if row.stream else None, row.done or "length")
-            for row in rows.values()
-        ]
+    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
+        """As `generate`, a piece for each token as it is made."""
+        rows, how = self._read(prompts, options)
+        return pieces_of(
+            self._steps(rows, how),
+            len(rows),
+            tokenizer=self.tokenizer,
+            max_tokens=how.max_tokens,
+            stop=how.stop,
+            stop_tokens=how.stop_tokens,
+        )
 
-    def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_tokens: int = 200,
-        stop: Sequence[str] = (),
-        stop_tokens: Sequence[int] | None = None,
-        sampling: Sampling | Sequence[Sampling] = GREEDY,
-    ) -> Iterator[Piece]:
-        """As `generate`, the text in pieces as it is made; a piece ends with a whole character."""
-        yield from self._grow(self._rows(prompts), {}, max_tokens, stop, stop_tokens, sampling)
+    def compile(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> None:
+        """Compile the programs that `generate` runs for these, so that it can be timed without that."""
+        for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
+            pass  # The prompts are read by one program, and the tokens after the first written by another.
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
@@ -229,68 +194,35 @@ class LoadedModel:
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
         return [self.encode(prompt) for prompt in ([several] if is_one else several)]
 
-    def _grow(
-        self,
-        prompts: list[np.ndarray],
-        rows: dict[int, _Growing],
-        max_tokens: int,
-        stop: Sequence[str],
-        stop_tokens: Sequence[int] | None,
-        sampling: Sampling | Sequence[Sampling],
-    ) -> Iterator[Piece]:
-        """The pieces of all texts, which are kept in `rows`."""
+    def _read(self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> tuple[list[np.ndarray], _How]:
+        """The tokens of each prompt and how texts are made; raises where these cannot be."""
+        rows = self._rows(prompts)
+        said: Any = given(options, GenerateOptions.__annotations__)
+        max_tokens, stop, sampling = said.get("max_tokens", 200), said.get("stop", ()), said.get("sampling", GREEDY)
         if max_tokens < 1:
             raise MeshwrightError(f"max_tokens is {max_tokens}; it is 1 or more")
         if stop and self.tokenizer is None:
             raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
-        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
-        if len(each) != len(prompts):
-            raise MeshwrightError(f"there are {len(each)} samplings for {len(prompts)} prompts; give one for each")
-        longest = max(map(len, prompts))
+        each = [sampling] * len(rows) if isinstance(sampling, Sampling) else list(sampling)
+        if len(each) != len(rows):
+            raise MeshwrightError(f"there are {len(each)} samplings for {len(rows)} prompts; give one for each")
+        longest = max(map(len, rows))
         check_positions(
             self.config, longest + max_tokens - 1, f"at most {{}} tokens with the prompt, which has {longest}"
         )
-        ends = self.tokenizer.stop_tokens if stop_tokens is None and self.tokenizer else stop_tokens or ()
-        rows |= {row: _Growing(self.tokenizer and TokenStream(self.tokenizer)) for row in range(len(prompts))}
-        with jax.set_mesh(self.mesh):
-            chosen = generate_tokens(
-                self.params, prompts, self.config, self.mesh_shape,
-                num_tokens=max_tokens, sampling=each, dtype=DTYPES[self.dtype],
-            )  # fmt: skip
-            for number, tokens in enumerate(chosen, start=1):
-                for row, token in enumerate(tokens.tolist()):
-                    growing = rows[row]
-                    if growing.done is None:
-                        yield from _grown(row, growing, token, ends, stop, is_last=number == max_tokens)
-                if all(row.done for row in rows.values()):
-                    return
+        own = self.tokenizer.stop_tokens if self.tokenizer else ()
+        return rows, _How(max_tokens, tuple(stop), tuple(said.get("stop_tokens", own)), each)
 
-
-def _grown(
-    row: int, growing: _Growing, token: int, ends: Sequence[int], stop: Sequence[str], *, is_last: bool
-) -> Iterator[Piece]:
-    """The piece that a token adds to a text, if any; what may be the beginning of a stop text is held back."""
-    if token in ends:
-        growing.done = "token"
-    else:
-        growing.tokens.append(token)
-        growing.text += growing.stream.add(token) if growing.stream else ""
-        growing.done = "length" if is_last else None
-    if growing.done and growing.stream:
-        growing.text += growing.stream.finish()
-    found = [at for text in stop if (at := growing.text.find(text, max(0, growing.shown - len(text)))) >= 0]
-    if found:
-        growing.text, growing.done = growing.text[: min(found)], "text"
-    until = len(growing.text) if growing.done else len(growing.text) - _held_back(growing.text, stop)
-    if until > growing.shown or growing.done:
-        piece = growing.text[growing.shown : until]
-        growing.shown = until
-        yield Piece(row, piece, growing.done)
-
-
-def _held_back(text: str, stop: Sequence[str]) -> int:
-    """The characters at the end of a text that may be the beginning of a stop text."""
-    return max(
-        (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])),
-        default=0,
-    )
+    def _steps(self, rows: list[np.ndarray], how: _How) -> Iterator[np.ndarray]:
+        """The next token of every row, [rows] each."""
+        steps = generate_tokens(
+            self.params, rows, self.config, self.mesh_shape,
+            num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype],
+        )  # fmt: skip
+        while True:
+            # Whoever reads the steps is left with the mesh of their own.
+            with jax.set_mesh(self.mesh):
+                tokens = next(steps, None)
+            if tokens is None:
+                return
+            yield tokens

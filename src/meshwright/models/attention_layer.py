@@ -24,13 +24,13 @@ from meshwright.step.layer import Attention
 def attention_layer(query: Array, new: Cache, op: Attention, context: LayerContext) -> tuple[Array, Cache]:
     """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
 
-    With a cache, these are written into it first, and the cache of all layers is returned.
+    With a cache, these are written into it first, and the cache of all layers with its window is returned.
     """
     if context.cache is not None:
-        numbers, layer = context.positions.numbers, jnp.asarray(context.cache_layer)
+        numbers, layer = context.positions.numbers, context.cache_layer
         cache = with_tokens(context.cache, new, layer, numbers)
-        window = _window_of_layer(op, cache.key.shape[2], context.layer)
-        return attend_to_cache(query, cache, layer, numbers, _scoring(op), window), cache
+        (window,) = op.windows
+        return attend_to_cache(query, cache, layer, numbers, context.layout, _scoring(op), window), cache
     if context.strategy.attention != "scores":
         return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
     return _with_scores(query, new, op, context), new

@@ -1,7 +1,8 @@
 """The KV cache of generation: every row of a batch has a position of its own.
 
-Slot t of a row holds the keys and values of the token at position t. Slots of padding after a short prompt are masked
-until they are overwritten.
+A cache has all layers with one window, and of each row `slots` tokens: position p is in slot p mod slots. Layers with a
+window need no more slots than it has tokens, so that a new token replaces the one that left the window; other layers
+have a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
 """
 
 from __future__ import annotations
@@ -11,41 +12,106 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.attention import Scoring
 from meshwright.runtime import ShardingContext
 from meshwright.step import ModelConfig
+from meshwright.step.serve import cache_slots, layers_by_window
 
 
 class Cache(NamedTuple):
-    """Keys and values [layers, batch, length, kv_heads, head_dim]; of one layer without the first dim."""
+    """Keys and values [layers, batch, slots, kv_heads, head_dim]; of one layer without the first dim."""
 
     key: Array
     value: Array
 
 
-def empty_cache(model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any) -> Cache:
-    """A cache of zeros: rows sharded as a batch, slots as a sequence, heads over tp."""
-    spec = layout.spec("layers", "batch", "sequence", "kv_heads", "head_dim")
-    shape = (model.num_layers, num_rows, length, model.num_kv_heads, model.head_dim)
-    return Cache(*(jnp.zeros(shape, dtype, out_sharding=spec) for _ in Cache._fields))
+Caches = tuple[Cache, ...]
+"""The caches of a model, one for each window in the order of `layers_by_window`."""
 
 
-def with_prompts(cache: Cache, new: Cache, layer: Array) -> Cache:
-    """The cache with the keys and values [b, s, k, h] of whole prompts written for one layer."""
+def abstract_caches(
+    model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any, *, unit: int = 1
+) -> Caches:
+    """The caches of a model for sequences of up to `length` tokens: shapes and shardings.
+
+    unit: slots are allotted on each device in so many at a time.
+    """
+    split = unit * (layout.mesh.degree(split_axes(layout)) if layout.cache_split == "sequence" else 1)
+
+    def of(window: int | None, count: int) -> Cache:
+        shape = (count, num_rows, cache_slots(window, length, split), model.num_kv_heads, model.head_dim)
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), cache_spec(layout))
+        return Cache(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for _ in Cache._fields))  # type: ignore
+
+    return tuple(of(window, count) for window, count in layers_by_window(model).items())
+
+
+def empty_caches(abstract: Caches) -> Caches:
+    """Caches of zeros."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), abstract)
+
+
+def split_axes(layout: ShardingContext) -> tuple[str, ...]:
+    """The mesh axes that split a cache beyond its heads."""
+    return layout.axes("embed") + layout.axes("group")
+
+
+def cache_spec(layout: ShardingContext) -> P:
+    """The sharding of a cache: heads over tp, and beside them its rows, its slots or nothing."""
+    parts = split_axes(layout)
+    rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
+    slots = parts if layout.cache_split == "sequence" else ()
+    return P(None, rows or None, slots or None, layout.axes("kv_heads") or None, None)
+
+
+def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -> Cache:
+    """The cache with the keys and values [b, s, k, h] of whole prompts written for one layer.
+
+    new: of at least the cache's rows; others are left out. lengths: of each row [b].
+    """
 
     def put(whole: Array, new: Array) -> Array:
         spec: Any = jax.typeof(whole).sharding.spec
-        gathered = jax.reshard(new.astype(whole.dtype), P(spec[1], None, *spec[3:]))
-        padded = jnp.pad(gathered, ((0, 0), (0, whole.shape[2] - new.shape[1]), (0, 0), (0, 0)))
-        return jax.lax.dynamic_update_index_in_dim(whole, jax.reshard(padded, P(*spec[1:])), layer, 0)
+        rows, slots = whole.shape[1:3]
+        new = new.astype(whole.dtype)
+        fitted = _last_tokens(new, lengths, slots) if slots < new.shape[1] else new
+        if rows < new.shape[0]:
+            fitted = jax.reshard(fitted, P(None, *jax.typeof(fitted).sharding.spec[1:]))[:rows]
+        # Slots are padded before they are split.
+        fitted = jax.reshard(fitted, P(spec[1], None, *spec[3:]))
+        padded = jnp.pad(fitted, ((0, 0), (0, slots - fitted.shape[1]), (0, 0), (0, 0)))
+        return lax.dynamic_update_index_in_dim(whole, jax.reshard(padded, P(*spec[1:])), layer, 0)
 
     return Cache(*map(put, cache, new))
 
 
-def with_tokens(cache: Cache, new: Cache, layer: Array, positions: Array) -> Cache:
+def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
+    """The last `slots` tokens of each row of `new` [b, s, k, h], each in the slot of its position: [b, slots, k, h].
+
+    Each device writes the tokens that it has; over sp they are added up.
+    """
+    spec: Any = jax.typeof(new).sharding.spec
+    along = spec[1] or ()
+
+    def local(new: Array, lengths: Array) -> Array:
+        rows, length = new.shape[:2]
+        first = lax.axis_index(along) * length if along else 0
+        positions = first + jnp.arange(length)[None]
+        is_kept = (positions < lengths[:, None]) & (positions >= lengths[:, None] - slots)
+        places = jnp.where(is_kept, positions % slots, slots)  # Others are dropped.
+        empty = jnp.zeros((rows, slots, *new.shape[2:]), new.dtype)
+        written = empty.at[jnp.arange(rows)[:, None], places].set(new, mode="drop")
+        return lax.psum(written, along) if along else written
+
+    result = P(spec[0], None, *spec[2:])
+    return jax.shard_map(local, in_specs=(spec, P(spec[0])), out_specs=result)(new, jax.reshard(lengths, P(spec[0])))
+
+
+def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) -> Cache:
     """The cache with the keys and values [b, 1, k, h] of one token a row, at positions [b, 1], written for one layer.
 
     Each device writes its own rows and slots.
@@ -57,34 +123,89 @@ def with_tokens(cache: Cache, new: Cache, layer: Array, positions: Array) -> Cac
 
         def local(whole: Array, new: Array, layer: Array, positions: Array) -> Array:
             rows, length = whole.shape[1:3]
-            first = jax.lax.axis_index(spec[2]) * length if spec[2] else 0
-            slots = positions[:, 0] - first
-            slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Those of other devices are dropped.
+            slots = positions[:, 0] % num_slots
+            if spec[2]:
+                slots -= lax.axis_index(spec[2]) * length
+                slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Other devices' are dropped.
             return whole.at[layer, jnp.arange(rows), slots].set(new[:, 0], mode="drop")
 
+        num_slots = whole.shape[2]
         specs = (spec, jax.typeof(new).sharding.spec, P(), P(spec[1], None))
-        return jax.shard_map(local, in_specs=specs, out_specs=spec)(whole, new, layer, positions)
+        own = jax.reshard(positions, P(spec[1], None))
+        return jax.shard_map(local, in_specs=specs, out_specs=spec)(whole, new, jnp.asarray(layer), own)
 
     return Cache(*map(put, cache, new))
 
 
 def attend_to_cache(
-    query: Array, cache: Cache, layer: Array, positions: Array, scoring: Scoring, window: Array | int | None
+    query: Array,
+    cache: Cache,
+    layer: Array | int,
+    positions: Array,
+    layout: ShardingContext,
+    scoring: Scoring,
+    window: int | None,
 ) -> Array:
-    """The attention output of queries [b, s, k, g, h] at positions [b, s] over one layer of a cache.
+    """The attention output of queries [b, 1, k, g, h] at positions [b, 1] over one layer of a cache.
 
-    Softmax is in float32. If slots are sharded, each device scores its own; maxima and sums are all-reduced.
+    Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
+    attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
+    pytorch.org/blog/flash-decoding).
     """
-    key, value = (jax.lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
-    rows, slots, heads = jax.typeof(key).sharding.spec[:3]
-    scores = jnp.einsum("bskgh,btkh->bkgst", query, key, preferred_element_type=jnp.float32) / scoring.divisor
+    key, value = (lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
+    batch, heads, group = (layout.axes(name) or None for name in ("batch", "kv_heads", "group"))
+    stored: Any = jax.typeof(key).sharding.spec
+    parts = split_axes(layout) if layout.cache_split == "sequence" else ()
+    across = group if parts else None
+    if layout.cache_split == "heads":
+        there = P(batch, None, heads, group, None)
+    else:
+        there = P(stored[0], None, heads, None, None)
+    local = partial(_attend_on_device, slots=key.shape[1], parts=parts, across=across, scoring=scoring, window=window)
+    result = P(*there[:3], across or there[3], None)
+    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None)), out_specs=result)(
+        jax.reshard(query, there), key, value, jax.reshard(positions, P(stored[0], None))
+    )
+    # Back by the way they came: heads over sp, then rows over fsdp.
+    attended = jax.reshard(attended, jax.typeof(query).sharding.spec)
+    return jax.reshard(attended, P(batch, None, heads, group, None))
+
+
+def _attend_on_device(
+    query: Array,
+    key: Array,
+    value: Array,
+    positions: Array,
+    *,
+    slots: int,
+    parts: tuple[str, ...],
+    across: tuple[str, ...] | None,
+    scoring: Scoring,
+    window: int | None,
+) -> Array:
+    """`attend_to_cache` on one device. slots: of all devices. parts: the axes that split them, across: of these, those
+    that split the query heads of a result."""
+    scores = jnp.einsum("bskgh,btkh->bskgt", query, key, preferred_element_type=jnp.float32) / scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-    distance = positions[:, :, None] - jax.reshard(jnp.arange(key.shape[1]), P(slots))[None, None, :]
-    visible = distance >= 0
+    own = jnp.arange(key.shape[1]) + (lax.axis_index(parts) * key.shape[1] if parts else 0)
+    # How long ago a slot was written: the newest position that falls into it is at most the query's.
+    distance = (positions[:, :, None] - own[None, None]) % slots
+    visible = distance <= positions[:, :, None]
     if window is not None:
         visible &= distance < window
-    scores += jnp.where(visible, 0.0, -jnp.inf)[:, None, None]
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    product = partial(jnp.einsum, out_sharding=P(rows, None, heads, None, None))
-    return product("bkgst,btkh->bskgh", weights, value, preferred_element_type=jnp.float32).astype(query.dtype)
+    scores += jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    largest = lax.pmax(largest, parts) if parts else largest
+    weights = jnp.exp(scores - largest)
+    sums = jnp.sum(weights, axis=-1, keepdims=True)
+    product = jnp.einsum("bskgt,btkh->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    if parts:
+        rest = tuple(axis for axis in parts if axis not in (across or ()))
+
+        def add(x: Array) -> Array:
+            x = lax.psum_scatter(x, across, scatter_dimension=3, tiled=True) if across else x
+            return lax.psum(x, rest) if rest else x
+
+        product, sums = add(product.astype(query.dtype)), add(sums)
+    return (product / sums).astype(query.dtype)

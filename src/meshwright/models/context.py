@@ -37,8 +37,8 @@ class PositionInfo(NamedTuple):
 class LayerContext:
     """The context of one layer.
 
-    layer: its number in its stack, needed if layers of the stack differ. cache: past keys and values of all layers, in
-    generation; cache_layer: the layer's index in it.
+    layer: its number in its stack, needed if layers of the stack differ. cache: past keys and values of all layers with
+    its window, in generation; cache_layer: the layer's index in it.
     """
 
     positions: PositionInfo

@@ -88,12 +88,22 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     assert isinstance(loss, CrossEntropy)
     h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
     h = gathered(h, layout, "vocab")
-    if unembedding.is_tied:
+    if layout.cache_split is not None:
+        # Weights stay where they are: partial sums over what splits the stream.
+        scores = layout.place(_stationary_scores(params, h, table, unembedding, layout), "batch", "sequence", "vocab")
+    elif unembedding.is_tied:
         scores = product("bsd,vd->bsv", h, table, dtype=jnp.float32)
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
     return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
+
+
+def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layout: ShardingContext) -> Array:
+    """The logits of a server, partial sums over the axes that split the stream."""
+    sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
+    weight = jax.reshard(table if op.is_tied else params[op.name].astype(h.dtype).T, layout.spec("vocab", "embed"))
+    return jnp.einsum("bsd,vd->bsv", h, weight, preferred_element_type=jnp.float32, out_sharding=sums)
 
 
 def cross_entropy(scores: Array, targets: Array) -> Array:

@@ -1,15 +1,16 @@
 """Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
 
-Prompts may differ in length: each row has a position of its own. Prefill is sharded as
-training is; decoding shards rows as a batch, the cache's slots over sp, and heads over tp.
+Prompts may differ in length: each row has a position of its own. Prefill is sharded as training is. Decoding multiplies
+weights where they are stored, as a server is planned (`step.serve_ops`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,19 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
-from meshwright.models.cache import Cache, empty_cache, with_prompts
-from meshwright.models.context import LayerContext, positions_in_cache, positions_of
-from meshwright.models.ends import embed, logits
+from meshwright.models.cache import Cache, Caches, abstract_caches, empty_caches, split_axes, with_prompts
+from meshwright.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
+from meshwright.models.ends import embed, logits, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
+from meshwright.models.stationary import head_rows
 from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, RULES, ModelConfig
+from meshwright.step import DEFAULT, RULES, CacheSplit, ModelConfig, generation_rules
 from meshwright.step.blocks import layers
 from meshwright.step.frequencies import LongRopeScaling
-from meshwright.step.layer import Stack
+from meshwright.step.layer import Attention, Stack
+from meshwright.step.parameter_tree import map_leaves, parameters
+from meshwright.step.serve import layers_by_window
 
 SHORTEST_PROMPT = 16
 """Prompts are padded to a power of two from here on, so that few programs are compiled."""
@@ -36,9 +40,9 @@ SLOTS = 64
 """Slots of a cache are allotted in these many at a time, for the same reason."""
 
 
-def layouts_of(mesh: MeshShape) -> tuple[ShardingContext, ShardingContext]:
-    """The sharding contexts of prefill and of decoding, where the sequence is one token and is replicated."""
-    return ShardingContext(mesh), ShardingContext(mesh, {**RULES, "sequence": (), "residual_sequence": ()})
+def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
+    """The sharding context of decoding. split: of the cache, beside its heads."""
+    return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
 
 
 def generate_tokens(
@@ -56,48 +60,49 @@ def generate_tokens(
     Args:
         prompts: of each row its tokens, at least one. sampling: of each row.
     """
-    num_prompts = len(prompts)
+    num_prompts, split = len(prompts), _cache_split(model, mesh, len(prompts))
+    layout = decode_layout(model, mesh, split)
     # Padding rows repeat the first prompt; they are not returned.
-    prompts = [*prompts, *[prompts[0]] * (-num_prompts % mesh.degree(RULES["batch"]))]
-    sampling = [*sampling, *[sampling[0]] * (len(prompts) - num_prompts)]
-    rows, lengths = len(prompts), np.array([len(prompt) for prompt in prompts], np.int32)
-    split = mesh.degree(("sp", "tp"))
-    slots = -(-(_padded_length(lengths, split) + num_tokens) // (SLOTS * split)) * SLOTS * split
+    rows = num_prompts + -num_prompts % mesh.degree(layout.rules["batch"])
+    prompts = [*prompts, *[prompts[0]] * (rows - num_prompts)]
+    sampling = [*sampling, *[sampling[0]] * (rows - num_prompts)]
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    parts = mesh.degree(RULES["residual_sequence"])
+    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout)))
+    length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
     seen = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
-    prefill, decode = _programs(model, mesh, rows, slots, jnp.dtype(dtype))
+    params = _placed(params, model, layout)
+    prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype))
 
-    def read(texts: Sequence[np.ndarray], seen: Array | None, number: int) -> tuple[Array, Cache, Array | None]:
+    def read(texts: Sequence[np.ndarray], seen: Array | None, number: int) -> tuple[Array, Caches, Array | None]:
         lengths = np.array([len(text) for text in texts], np.int32)
-        tokens = np.zeros((rows, min(slots, _padded_length(lengths, split))), np.int32)
+        padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
+        tokens = np.zeros(
+            (rows + -rows % mesh.degree(RULES["batch"]), min(length, -(-padded // parts) * parts)), np.int32
+        )
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
-        placed = jax.device_put(tokens, layouts_of(mesh)[0].spec("batch", "sequence"))
+        placed = jax.device_put(tokens, ShardingContext(mesh).spec("batch", "sequence"))
         return prefill(params, placed, jnp.asarray(lengths), samplers, seen, jnp.int32(number))
 
-    switches, made = _switching_length(model), list[Array]()
-    chosen, cache, seen = read(prompts, seen, 0)
+    switches, made = _switching_length(model), list[np.ndarray]()
+    chosen, caches, seen = read(prompts, seen, 0)
     for number in range(1, num_tokens):
         # The next step is dispatched before this token is read.
         positions, before = lengths + number - 1, chosen
-        made.append(chosen)
         if np.any(positions == switches):
-            texts = np.stack(made, axis=1)
-            chosen, cache, seen = read([np.append(*row) for row in zip(prompts, texts, strict=True)], seen, number)
+            texts = np.stack([*made, _on_host(before)], axis=1)
+            chosen, caches, seen = read([np.append(*row) for row in zip(prompts, texts, strict=True)], seen, number)
         else:
-            chosen, cache, seen = decode(
-                params, chosen, cache, jnp.asarray(positions), samplers, seen, jnp.int32(number)
+            chosen, caches, seen = decode(
+                params, chosen, caches, jnp.asarray(positions), samplers, seen, jnp.int32(number)
             )
-        yield np.asarray(before)[:num_prompts]
-    yield np.asarray(chosen)[:num_prompts]
-
-
-def _padded_length(lengths: np.ndarray, split: int) -> int:
-    """The tokens to which texts are padded on a mesh that splits them `split` ways."""
-    padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
-    return -(-padded // split) * split
+        made.append(_on_host(before))
+        yield made[-1][:num_prompts]
+    yield _on_host(chosen)[:num_prompts]
 
 
 def _switching_length(model: ModelConfig) -> int | None:
@@ -109,117 +114,184 @@ def _switching_length(model: ModelConfig) -> int | None:
     return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
 
 
-@lru_cache(maxsize=16)
-def _programs(model: ModelConfig, mesh: MeshShape, rows: int, slots: int, dtype: Any) -> tuple[Any, Any]:
-    """The prefill and decode programs, which JAX compiles for each padded length of prompts.
+def _cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
+    """How to split the cache: by rows if there are some for all devices, otherwise by slots."""
+    layout = decode_layout(model, mesh)
+    parts = mesh.degree(split_axes(layout))
+    is_even = num_rows % (parts * mesh.degree(layout.rules["batch"])) == 0
+    return "heads" if parts == 1 else "batch" if is_even else "sequence"
 
-    Both return the tokens chosen [rows], the cache, and which tokens each text has, where that matters.
+
+def _placed(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
+    """Parameters as decoding reads them; those that are so already are not copied."""
+    specs: Any = map_leaves(lambda _, parameter: layout.spec(*parameter.axes), parameters(model))
+    return jax.tree.map(jax.device_put, params, specs)
+
+
+def _on_host(tokens: Array) -> np.ndarray:
+    """The tokens of all rows, also of those on devices of other processes."""
+    return np.asarray(tokens if tokens.is_fully_addressable else jax.jit(lambda own: jax.reshard(own, P()))(tokens))
+
+
+class Programs(NamedTuple):
+    """The programs of generation. Both return the tokens chosen [rows], the caches, and the tokens of each text.
+
+    prefill: (params, tokens [more rows, s], lengths [rows], samplers, seen, number). decode: (params, tokens [rows],
+    caches, positions [rows], samplers, seen, number); its caches are donated. seen, number: see `choose`.
     """
-    prefill_layout, decode_layout = layouts_of(mesh)
 
-    def choice(scores: Array, samplers: Samplers, seen: Array | None, number: Array) -> tuple[Array, Array | None]:
-        chosen = choose(jax.reshard(scores[:, 0], P()), samplers, seen, number)
-        return chosen, seen if seen is None else seen.at[jnp.arange(rows), chosen].set(True)
+    prefill: Any
+    decode: Any
+
+
+@lru_cache(maxsize=16)
+def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, length: int, dtype: Any) -> Programs:
+    """The programs for rows of up to `length` tokens, which JAX compiles for each padded length of prompts."""
+    prefill_layout, layout = ShardingContext(mesh), decode_layout(model, mesh, split)
+    empty = abstract_caches(model, layout, rows, length, dtype)
+
+    def choice(
+        params: Any, x: Array, table: Array, samplers: Samplers, seen: Array | None, number: Array
+    ) -> tuple[Array, Array | None]:
+        scores = logits(params, x, table, model, layout)[:, 0]
+        chosen = jax.reshard(choose(scores, samplers, seen, number), layout.spec("batch"))
+        if seen is None:
+            return chosen, None
+        return chosen, seen.at[jnp.arange(rows), jax.reshard(chosen, P())].set(True)
 
     @jax.jit
     def prefill(
         params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None, number: Array
-    ) -> tuple[Array, Cache, Array | None]:
-        cache = empty_cache(model, prefill_layout, rows, slots, dtype)
-        x, table, cache = _prefill(params, tokens, lengths, cache, model, prefill_layout, dtype)
-        x = jax.reshard(x, decode_layout.spec("batch", "sequence", "activation"))
-        last = jnp.arange(x.shape[1])[None] == jax.reshard(lengths, decode_layout.spec("batch"))[:, None] - 1
-        x = jnp.where(last[..., None], x, 0).sum(axis=1, keepdims=True)
-        chosen, seen = choice(logits(params, x, table, model, decode_layout), samplers, seen, number)
-        return chosen, cache, seen
+    ) -> tuple[Array, Caches, Array | None]:
+        more = jnp.pad(lengths, (0, tokens.shape[0] - rows))
+        x, caches = _prefill(params, tokens, more, empty_caches(empty), model, prefill_layout, dtype)
+        own = jax.reshard(more, prefill_layout.spec("batch"))[:, None]
+        places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
+        x = jnp.where((places[None] == own - 1)[..., None], x, 0).sum(axis=1, keepdims=True)
+        x = jax.reshard(jax.reshard(x, P())[:rows], layout.spec("batch", "sequence", "activation"))
+        chosen, seen = choice(params, x, table_in_use(params, layout, dtype), samplers, seen, number)
+        return chosen, caches, seen
 
     @jax.jit(donate_argnums=2)
     def decode(
         params: Any,
         tokens: Array,
-        cache: Cache,
+        caches: Caches,
         positions: Array,
         samplers: Samplers,
         seen: Array | None,
         number: Array,
-    ) -> tuple[Array, Cache, Array | None]:
-        placed = jax.reshard(tokens[:, None], decode_layout.spec("batch", "sequence"))
-        own = jax.reshard(positions[:, None], decode_layout.spec("batch", "sequence"))
-        x, table, cache = _decode(params, placed, own, cache, model, decode_layout, dtype)
-        chosen, seen = choice(logits(params, x, table, model, decode_layout), samplers, seen, number)
-        return chosen, cache, seen
+    ) -> tuple[Array, Caches, Array | None]:
+        x, table, caches = _decode(params, tokens[:, None], positions[:, None], caches, model, layout, dtype)
+        chosen, seen = choice(params, x, table, samplers, seen, number)
+        return chosen, caches, seen
 
-    return prefill, decode
+    return Programs(prefill, decode)
 
 
 def _prefill(
-    params: Any,
-    tokens: Array,
-    lengths: Array,
-    cache: Cache,
-    model: ModelConfig,
-    layout: ShardingContext,
-    dtype: Any,
-) -> tuple[Array, Array, Cache]:
-    """The residual stream [rows, s, d] after all layers, the embedding table, and the cache with the prompts."""
+    params: Any, tokens: Array, lengths: Array, caches: Caches, model: ModelConfig, layout: ShardingContext, dtype: Any
+) -> tuple[Array, Caches]:
+    """The residual stream [rows, s, d] after all layers, and the caches with the prompts."""
     positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")))
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
     strategy = DEFAULT if model.attention_softcap else replace(DEFAULT, attention="flash")
-    x, table = embed(params, tokens, positions, model, layout, dtype)
+    x, _ = embed(params, tokens, positions, model, layout, dtype)
+    declared: Any = parameters(model)
 
-    def layer(
-        stack: Stack, x: Array, weights: Any, number: Array, cache: Cache, cache_layer: Array
-    ) -> tuple[Array, Cache]:
-        context = LayerContext(positions=positions, layout=layout, strategy=strategy, layer=number)
-        result = run_layer(stack, x, weights, context)
+    def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
+        own = {
+            name: jax.reshard(array, layout.spec(*declared[stack.name][name].axes[1:]))
+            for name, array in weights.items()
+        }
+        result = run_layer(stack, x, own, LayerContext(positions=positions, layout=layout, strategy=strategy))
         assert result.cache is not None, "a layer without attention"
-        return result.stream, with_prompts(cache, result.cache, cache_layer)
+        return result.stream, with_prompts(cache, result.cache, cache_layer, lengths)
 
-    x, cache = _through_layers(layer, params, x, cache, model)
-    return x, table, cache
+    return _through_layers(layer, params, x, caches, model)
 
 
 def _decode(
-    params: Any, tokens: Array, positions: Array, cache: Cache, model: ModelConfig, layout: ShardingContext, dtype: Any
-) -> tuple[Array, Array, Cache]:
-    """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the cache."""
-    info = positions_in_cache(positions, model)
-    x, table = embed(params, tokens, info, model, layout, dtype)
+    params: Any,
+    tokens: Array,
+    positions: Array,
+    caches: Caches,
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+) -> tuple[Array, Array, Caches]:
+    """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the caches."""
+    x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
+    # Heads may have fewer rows on a device than the stream.
+    info = positions_in_cache(jax.reshard(positions, P(head_rows(layout) or None, None)), model)
 
-    def layer(
-        stack: Stack, x: Array, weights: Any, number: Array, cache: Cache, cache_layer: Array
-    ) -> tuple[Array, Cache]:
-        context = LayerContext(positions=info, layout=layout, layer=number, cache=cache, cache_layer=cache_layer)
+    def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
+        context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)
         result = run_layer(stack, x, weights, context)
         assert result.cache is not None, "a layer without attention"
         return result.stream, result.cache
 
-    x, cache = _through_layers(layer, params, x, cache, model)
-    return x, table, cache
+    x, caches = _through_layers(layer, params, x, caches, model)
+    return x, table, caches
 
 
 def _through_layers(
-    layer: Callable[[Stack, Array, Any, Array, Cache, Array], tuple[Array, Cache]],
+    layer: Callable[[Stack, Array, Any, Cache, Array | int], tuple[Array, Cache]],
     params: Any,
     x: Array,
-    cache: Cache,
+    caches: Caches,
     model: ModelConfig,
-) -> tuple[Array, Cache]:
-    """The residual stream and the cache after all layers.
+) -> tuple[Array, Caches]:
+    """The residual stream and the caches after all layers: a loop over the cycles in which a stack's layers differ.
 
-    layer: of a stack, the stream, weights, the layer's number in its stack, the cache, and its number in the cache.
+    layer: of a stack of one layer, the stream, weights, the cache of layers with its window, and its number there.
     """
-    first = 0
+    windows = list(layers_by_window(model))
+    before = [0] * len(windows)
+    """Of each cache, the layers of the stacks before."""
     for stack in layers(model):
+        members = [stack.layer(number) for number in range(stack.period)]
+        caches_of = [windows.index(_window(member)) for member in members]
+        first = list(before)
 
-        def body(
-            carry: tuple[Array, Cache], own: tuple[Any, Array], stack: Stack = stack, first: int = first
-        ) -> tuple[tuple[Array, Cache], None]:
-            (x, cache), (weights, number) = carry, own
-            return layer(stack, x, weights, number, cache, first + number), None
+        def cycle(
+            carry: tuple[Array, Caches],
+            number: Array | int,
+            count: int,
+            stack: Stack = stack,
+            members: list[Stack] = members,
+            caches_of: list[int] = caches_of,
+            first: list[int] = first,
+        ) -> tuple[Array, Caches]:
+            """The first `count` layers of a cycle."""
+            x, caches = carry
+            for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
+                index = number * len(members) + place
+                weights = jax.tree.map(
+                    lambda whole, index=index: jax.lax.dynamic_index_in_dim(whole, index, 0, keepdims=False),
+                    params[stack.name],
+                )
+                cache_layer = first[own] + number * caches_of.count(own) + caches_of[:place].count(own)
+                x, cache = layer(member, x, weights, caches[own], cache_layer)
+                caches = (*caches[:own], cache, *caches[own + 1 :])
+            return x, caches
 
-        (x, cache), _ = jax.lax.scan(body, (x, cache), (params[stack.name], jnp.arange(stack.num_layers)))
-        first += stack.num_layers
-    return x, cache
+        cycles, rest = divmod(stack.num_layers, stack.period)
+        if cycles:
+            (x, caches), _ = jax.lax.scan(
+                lambda carry, number, cycle=cycle, count=stack.period: (cycle(carry, number, count), None),
+                (x, caches),
+                jnp.arange(cycles),
+            )
+        x, caches = cycle((x, caches), cycles, rest)
+        for place, own in enumerate(caches_of):
+            before[own] += cycles + (place < rest)
+    return x, caches
+
+
+def _window(stack: Stack) -> int | None:
+    """The window of a stack of one layer."""
+    (window,) = {window for op in stack.ops if isinstance(op, Attention) for window in op.windows}
+    return window

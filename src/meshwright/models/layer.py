@@ -16,17 +16,25 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from meshwright.models.activation import activate
 from meshwright.models.attention_layer import attention_layer
 from meshwright.models.cache import Cache
 from meshwright.models.context import LayerContext, Weights
 from meshwright.models.dropout import ATTENTION, MLP, dropout
-from meshwright.models.linear import RESIDUAL, column_parallel_linear, router_logits, row_parallel_linear
+from meshwright.models.linear import (
+    GATHERED,
+    RESIDUAL,
+    column_parallel_linear,
+    router_logits,
+    row_parallel_linear,
+)
 from meshwright.models.moe import MoeOps, moe_layer
 from meshwright.models.norm import norm
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.models.rotary import rotate
+from meshwright.models.stationary import gather_hidden, scatter_hidden, stationary_product, sum_of_heads
 from meshwright.step.layer import (
     STREAM,
     Add,
@@ -90,7 +98,9 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     """Products of one value: column-parallel, row-parallel, or with a router."""
     op, layout, strategy = ops[0], run.context.layout, run.context.strategy
     source = run.values[op.source]
-    if op.is_on_residual:
+    if layout.cache_split is not None:
+        _run_stationary(run, block, *ops)
+    elif op.is_on_residual:
         run.values[op.target] = router_logits(source, run.weights[op.name], layout)
     elif op.inputs[0][0] in ("embed", "latent_input"):
         products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
@@ -105,6 +115,27 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[op.target], run.partial[op.target] = added, bias
         else:
             run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
+
+
+def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
+    """Products with weights that stay where they are stored."""
+    layout = run.context.layout
+    source = run.values[ops[0].source]
+    if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:
+        source = layout.place(source, *GATHERED)
+    for op in ops:
+        made = stationary_product(source, run.weights[op.name], op, layout, jnp.float32 if op.is_on_residual else None)
+        bias = _bias(run, op)
+        if op.is_on_residual:
+            run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
+        elif op.inputs[0][0] != "embed" and op.target in _summed_together(block):
+            run.values[op.target], run.partial[op.target] = made, bias
+        elif op.inputs[0][0] != "embed":
+            run.values[op.target] = _with_bias(layout.place(made, *RESIDUAL), bias, is_split=True)
+        elif op.outputs[0][0] == "mlp":
+            run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
+        else:
+            run.values[op.target] = _with_bias(sum_of_heads(made, op, layout), bias)
 
 
 def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
@@ -136,7 +167,9 @@ def _run_concat(run: _Run, _: Block, op: Concat) -> None:
 
 
 def _run_gated(run: _Run, _: Block, op: Gated) -> None:
-    run.values[op.target] = activate(op, *(run.values[name] for name in op.sources))
+    hidden = activate(op, *(run.values[name] for name in op.sources))
+    is_split = run.context.layout.cache_split is not None
+    run.values[op.target] = gather_hidden(hidden, run.context.layout) if is_split else hidden
 
 
 def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
@@ -222,8 +255,13 @@ def _bias(run: _Run, op: Linear) -> Array | None:
     return run.weights[f"{op.name}_bias"] if op.has_bias else None
 
 
-def _with_bias(x: Array, bias: Array | None) -> Array:
-    return x if bias is None else x + lax.broadcast_to_rank(bias.astype(x.dtype), x.ndim)
+def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array:
+    if bias is None:
+        return x
+    spec: Any = jax.typeof(x).sharding.spec
+    # It has a slice of the bias where the last dims are split further, as a server's hidden values are.
+    own = jax.reshard(bias.astype(x.dtype), P(*spec[x.ndim - bias.ndim :])) if is_split else bias.astype(x.dtype)
+    return x + lax.broadcast_to_rank(own, x.ndim)
 
 
 def _sum(values: list[Any]) -> Any:

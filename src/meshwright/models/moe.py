@@ -69,13 +69,20 @@ def moe_layer(
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
+    routed = layout.spec("batch", "residual_sequence", "router")
     # Stopped here already: as an operand of a program on shards it would get a sum of zeros over all devices.
     choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
-        partial(_moe_on_device, ops=ops, split=_expert_axes(layout, tokens), matmul_dtype=matmul_dtype),
+        partial(
+            _moe_on_device,
+            ops=ops,
+            split=_expert_axes(layout, tokens),
+            sums=layout.axes("activation"),
+            matmul_dtype=matmul_dtype,
+        ),
         layout,
-        in_specs=(stream, stream, P(), *(jax.typeof(weight).sharding.spec for weight in used)),
+        in_specs=(stream, routed, P(), *(jax.typeof(weight).sharding.spec for weight in used)),
         out_specs=(stream, P(tokens or None, None, None)),
     )
     added, load = mixed(h, logits, choice_bias, *used)
@@ -106,9 +113,10 @@ def _moe_on_device(
     *weights: Array,
     ops: MoeOps,
     split: ExpertAxes,
+    sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
-    """`moe_layer` on one device."""
+    """`moe_layer` on one device. sums: the axes that split the stream's width, over which first products are summed."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
@@ -116,6 +124,7 @@ def _moe_on_device(
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
+    opened = [jax.lax.psum(array, sums) if sums else array for array in opened]
     # Scaled before `down` and not after, so that backward does not need the output of `down`.
     hidden = (activate(ops.hidden, *opened).astype(here.shares.dtype) * here.shares).astype(h.dtype)
     added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))

@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
+from meshwright.field_types import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         limits = {
             "temperature": (0 <= self.temperature < float("inf"), "a number from 0"),
-            "top_k": (self.top_k >= 0, "a whole number from 0, where 0 takes all tokens"),
+            "top_k": (0 <= self.top_k < 2**31, "a whole number from 0, where 0 takes all tokens, to 2147483647"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
             "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0, where 1 is none"),
@@ -79,11 +82,14 @@ def samplers_of(rows: Sequence[Sampling]) -> Samplers:
 
 
 def choose(scores: Array, rows: Samplers, seen: Array | None, step: Array) -> Array:
-    """The next token [rows] from float32 logits [rows, vocab].
+    """The next token [rows] from float32 logits [rows, vocab], which may be sharded.
 
     seen: whether a row's text has each token, [rows, vocab], where repetition is penalised. step: how many tokens were
     drawn before, which with a row's seed decides what is drawn.
     """
+    if rows == Samplers(None, None, None, None, None, rows.seed):
+        return _likeliest(scores)
+    scores = jax.reshard(scores, P())
     if rows.repetition_penalty is not None and seen is not None:
         penalty = rows.repetition_penalty[:, None]
         scores = jnp.where(seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
@@ -95,6 +101,23 @@ def choose(scores: Array, rows: Samplers, seen: Array | None, step: Array) -> Ar
     scores = _kept(scores, rows)
     keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), step))(rows.seed)
     return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, scores))
+
+
+def _likeliest(scores: Array) -> Array:
+    """The likeliest token of each row, the first of equal ones; of a split vocab the best of each part are compared."""
+    spec: Any = jax.typeof(scores).sharding.spec
+    if spec[1] is None:
+        return jnp.argmax(scores, axis=-1)
+
+    def local(scores: Array) -> Array:
+        own = jnp.argmax(scores, axis=-1)
+        best = jnp.take_along_axis(scores, own[:, None], axis=-1)
+        first = jax.lax.axis_index(spec[1]) * scores.shape[1]
+        bests, tokens = (jax.lax.all_gather(part, spec[1], axis=1, tiled=True) for part in (best, first + own[:, None]))
+        return jnp.take_along_axis(tokens, jnp.argmax(bests, axis=-1)[:, None], axis=-1)[:, 0]
+
+    # JAX cannot tell that what every device of the vocab's axes picks of the gathered is the same.
+    return jax.shard_map(local, in_specs=spec, out_specs=P(spec[0]), check_vma=False)(scores)
 
 
 def _kept(scores: Array, rows: Samplers) -> Array:

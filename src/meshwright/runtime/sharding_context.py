@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, IN_USE, Rules, Spec, check_rules, rules_of, spec
+from meshwright.step import DEFAULT, IN_USE, CacheSplit, Rules, Spec, check_rules, rules_of, spec
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,16 @@ class ShardingContext:
     """A mesh shape with its sharding rules, from which a model's values get their shardings.
 
     gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the products.
-    is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim.
+    is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim. cache_split: of a
+    server, which dim of its cache is split beside the heads; None in training. A server's weights are multiplied where
+    they are stored (`models.stationary`).
     """
 
     mesh: MeshShape
     rules: Rules = field(default_factory=lambda: rules_of(DEFAULT))
     gradient_dtype: Any = None
     is_stage: bool = False
+    cache_split: CacheSplit | None = None
 
     def __post_init__(self) -> None:
         check_rules(self.rules)

@@ -44,6 +44,7 @@ from meshwright.step.serving import (
     ServingPhase,
     cache_axes,
     check_serving,
+    generation_rules,
 )
 from meshwright.step.stages import (
     STAGE_REMATS,
@@ -127,6 +128,7 @@ __all__ = [
     "device_blocks",
     "dropless_padding",
     "expert_blocks",
+    "generation_rules",
     "halves_queries",
     "image_parameters",
     "is_zigzag",

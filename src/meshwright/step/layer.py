@@ -8,7 +8,7 @@ The same ops give parameters, forward pass, flops, communication and memory (`st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.step.frequencies import Frequencies
@@ -308,6 +308,21 @@ class Stack:
         cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
         cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary)]
         return math.lcm(*cycles)
+
+    def layer(self, number: int) -> Stack:
+        """One layer of the stack by itself, with its own window and frequencies."""
+
+        def own(op: LayerOp) -> LayerOp:
+            match op:
+                case Attention():
+                    return replace(op, windows=(op.windows[number % len(op.windows)],))
+                case Rotary():
+                    return replace(op, by_layer=(op.by_layer[number % len(op.by_layer)],))
+                case _:
+                    return op
+
+        blocks = tuple(replace(block, ops=tuple(map(own, block.ops))) for block in self.blocks)
+        return replace(self, num_layers=1, blocks=blocks)
 
 
 @dataclass(frozen=True, kw_only=True)

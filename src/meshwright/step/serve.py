@@ -96,13 +96,13 @@ def step_length(serving: Serving) -> int:
 
 def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
     """The mean over layers of a figure that depends on a layer's window; None where it attends to all keys."""
-    windows = _windows(model)
+    windows = layers_by_window(model)
     return sum(count * of_window(window) for window, count in windows.items()) / sum(windows.values())
 
 
 @cache
-def _windows(model: ModelConfig) -> Mapping[int | None, int]:
-    """How many layers have each window."""
+def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
+    """How many layers have each window, None those that attend to all keys."""
     counts: dict[int | None, int] = {}
     for stack in program(model).stacks:
         for op in stack.ops:
@@ -111,6 +111,11 @@ def _windows(model: ModelConfig) -> Mapping[int | None, int]:
                     window = op.windows[layer % len(op.windows)]
                     counts[window] = counts.get(window, 0) + 1
     return counts
+
+
+def cache_slots(window: int | None, length: int, unit: int) -> int:
+    """The slots of a cache for the keys that a layer still reads of `length` tokens, in whole units."""
+    return math.ceil(min(window or length, length) / unit) * unit
 
 
 def kept_tokens(serving: Serving) -> int:

@@ -110,6 +110,20 @@ def cache_axes(model: ModelConfig) -> tuple[str, ...]:
     return ("fsdp", "sp", "tp") if model.latent else ("fsdp", "sp")
 
 
+def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
+    """How generation lays weights and tokens over a mesh: `SERVING_RULES`, if sp divides what they split over it.
+
+    Otherwise sp splits the stream beside fsdp, which every model's width allows.
+    """
+    try:
+        for path, parameter in leaves(parameters(model)):
+            local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+    except MeshwrightError:
+        along, across = ("fsdp", "sp"), ("tp",)
+        return {**SERVING_RULES, "embed": along, "activation": along, "group": (), "mlp": across, "vocab": across}
+    return SERVING_RULES
+
+
 def check_serving(serving: Serving, layout: ServingLayout) -> None:
     """Raise where a mesh cannot split what is served, or an axis or the split of the cache would split nothing."""
     mesh, model = layout.mesh, serving.model

@@ -1,15 +1,14 @@
 """Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
 
 from meshwright.training.checkpoint import Checkpoints, Note
-from meshwright.training.checks import DoesNotFitError, check_start, check_vocab
+from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import BYTES, load_corpus
-from meshwright.training.generate import restore_params
 from meshwright.training.library import new_run, train
 from meshwright.training.loop import is_first_process, measured, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
-from meshwright.training.resume import resumed_run
-from meshwright.training.run import RunConfig, RunStoppedError, check_seed, read_config, read_metrics
+from meshwright.training.resume import restore_params, resumed_run
+from meshwright.training.run import RunConfig, RunStoppedError, read_config, read_metrics
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
 __all__ = [
@@ -22,9 +21,7 @@ __all__ = [
     "RunConfig",
     "RunStoppedError",
     "abstract_state",
-    "check_seed",
     "check_start",
-    "check_vocab",
     "initial_state",
     "is_first_process",
     "kept_files",

@@ -1,7 +1,7 @@
 """Published weights: safetensors of a Hugging Face directory into sharded parameters, and back."""
 
-from meshwright.weights.directory import read_tensors, tensor_dtype
+from meshwright.weights.directory import Tensor, read_tensors, tensor_dtype
 from meshwright.weights.load import load_weights
 from meshwright.weights.save import save_weights
 
-__all__ = ["load_weights", "read_tensors", "save_weights", "tensor_dtype"]
+__all__ = ["Tensor", "load_weights", "read_tensors", "save_weights", "tensor_dtype"]

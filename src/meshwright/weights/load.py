@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +23,7 @@ NUM_READERS = 8
 
 
 def load_weights(
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, Tensor],
     model: ModelConfig,
     wanted: Tree[jax.ShapeDtypeStruct],
     on_bytes: Callable[[int], None] = lambda n: None,
@@ -65,7 +65,7 @@ def load_weights(
     return params
 
 
-def _not_finite(place: Place, tensors: dict[str, Tensor]) -> MeshwrightError:
+def _not_finite(place: Place, tensors: Mapping[str, Tensor]) -> MeshwrightError:
     """The error of a parameter that has values which are no numbers: which tensor they are in."""
     for _, name in place.names():
         values = tensors[name].open().astype(np.float32)
@@ -75,7 +75,7 @@ def _not_finite(place: Place, tensors: dict[str, Tensor]) -> MeshwrightError:
     return MeshwrightError(f"the weights have values that are too large for their dtype, in {place.published.name}")
 
 
-def check_tensors(tensors: dict[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
     """Raise where a directory has not just the tensors of a model, each of its shape."""
     known: set[str] = set()
     for path, place in where.items():
@@ -106,7 +106,7 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int
 
 
 def _read_slice(
-    place: Place, tensors: dict[str, Tensor], bounds: tuple[tuple[int, int], ...], dtype: Any
+    place: Place, tensors: Mapping[str, Tensor], bounds: tuple[tuple[int, int], ...], dtype: Any
 ) -> np.ndarray:
     """The part of a parameter within bounds, read from each tensor that has some of it."""
     result = np.empty([stop - start for start, stop in bounds], dtype)

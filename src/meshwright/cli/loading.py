@@ -1,0 +1,54 @@
+"""What the commands that run a model share: where it is, which devices it is put on, and a bar while it is read."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from meshwright.cli.arguments import Mesh, option, positional
+from meshwright.cli.tables import console
+from meshwright.cli.waiting import waiting
+from meshwright.hardware import dtype_bytes
+from meshwright.step import Dtype, num_parameters
+
+if TYPE_CHECKING:
+    from meshwright.inference import Found, LoadedModel
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """A model with its weights, and the devices it is put on."""
+
+    model: Annotated[tyro.conf.Positional[Path], positional("DIR|RUN")]
+    """A Hugging Face directory (config.json, safetensors), or one that `meshwright train` made."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware, as cpu:8 or h100:8. Default: that of the run; for a directory it is needed."""
+    mesh: Mesh = None
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: that of the run, or all devices along fsdp."""
+    dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """What parameters are kept and products computed in. Default: that of the weights."""
+
+
+def note(line: str) -> None:
+    """A line for the user that is no part of the result."""
+    print(f"note: {line}", file=sys.stderr)
+
+
+def load_with_bar(found: Found) -> LoadedModel:
+    """Load a model; on a terminal with a bar of the bytes that are read."""
+    with waiting(f"starting {found.system}"):
+        from meshwright.runtime import claim_devices
+
+        claim_devices(found.system)
+    if found.run or not sys.stderr.isatty():
+        with waiting("reading the weights"):
+            return found.load(on_note=note)
+    columns = TextColumn("reading the weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=num_parameters(found.model) * dtype_bytes(found.dtype))
+        return found.load(on_note=note, on_bytes=lambda size: bar.advance(task, size))

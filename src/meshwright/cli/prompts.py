@@ -1,0 +1,111 @@
+"""The prompts of `meshwright generate`: typed, from a file, or said in a conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import MeshwrightError
+
+if TYPE_CHECKING:
+    from meshwright.inference import GenerateOptions, LoadedModel, Prompt
+
+
+def one_way(ways: Mapping[str, Any]) -> Any:
+    """What is given in one of several ways, by their names; None where nothing is."""
+    said = [name for name, value in ways.items() if value]
+    if len(said) > 1:
+        raise MeshwrightError(f"{said[0]} and {said[1]} both give prompts; leave one out")
+    return ways[said[0]] if said else None
+
+
+def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
+    """The prompts that are typed, or those of a file: one a line, or of a .jsonl objects with one."""
+    if not isinstance(said, Path):
+        if not all(said):
+            raise MeshwrightError("a prompt is empty; give at least one character to go on from")
+        return said
+    if said.suffix == ".jsonl":
+        found = [_prompt_of(data, place) for place, data in json_lines(said)]
+    else:
+        found = [line for line in read_text(said).splitlines() if line.strip()]
+    if not found:
+        raise MeshwrightError(f"{said} has no prompt; it holds one a line")
+    return found
+
+
+def as_message(prompt: Prompt) -> Prompt:
+    """A text as a user's first message; messages as they are."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if prompt and isinstance(prompt[0], Mapping):
+        return prompt
+    raise MeshwrightError("--chat takes texts and messages; a prompt of tokens has its template applied already")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise MeshwrightError(f"{path} is not UTF-8 text") from None
+
+
+def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file, one a line, each with its place for an error."""
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        place = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise MeshwrightError(f"{place}: this is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise MeshwrightError(f"{place}: this is a {type(data).__name__}; each line holds an object")
+        found.append((place, data))
+    return found
+
+
+def _prompt_of(data: dict[str, Any], place: str) -> Prompt:
+    """The prompt of one object."""
+    if len(data) != 1 or not (found := data.get("prompt") or data.get("messages")):
+        raise MeshwrightError(f"{place}: the object has {', '.join(data) or 'nothing'}; it has prompt, or messages")
+    is_text = "prompt" in data and isinstance(found, str)
+    is_tokens = "prompt" in data and isinstance(found, list) and all(type(token) is int for token in found)
+    is_chat = "messages" in data and isinstance(found, list) and all(map(_is_message, found))
+    if not (is_text or is_tokens or is_chat):
+        wanted = "a text or a list of tokens" if "prompt" in data else "a list of objects with role and content"
+        raise MeshwrightError(f"{place}: {next(iter(data))} is {str(found)[:40]!r}; it is {wanted}")
+    return found
+
+
+def _is_message(data: Any) -> bool:
+    return (
+        isinstance(data, dict) and data.keys() == {"role", "content"} and all(isinstance(v, str) for v in data.values())
+    )
+
+
+def converse(model: LoadedModel, options: GenerateOptions) -> int:
+    """Answer what is typed on the terminal, each time in view of all that was said, until Ctrl-D."""
+    messages: list[dict[str, str]] = []
+    while True:
+        try:
+            said = input("> ")
+        except EOFError:
+            print()
+            return 0
+        if not said.strip():
+            continue
+        messages.append({"role": "user", "content": said})
+        answer = ""
+        for piece in model.stream(messages, **options):
+            print(piece.text, end="", flush=True)
+            answer += piece.text
+        print()
+        messages.append({"role": "assistant", "content": answer})

@@ -1,0 +1,125 @@
+"""Text as it is made: the pieces that tokens add to it, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
+
+import numpy as np
+
+from meshwright.models import Sampling
+from meshwright.text import Tokenizer, TokenStream
+
+StoppedBy = Literal["length", "token", "text"]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How texts are made.
+
+    max_tokens: the most tokens of each (200). stop: texts that end it. stop_tokens: tokens that do; by default those of
+    the model's own files. sampling: of all, or of each prompt (always the likeliest token).
+    """
+
+    max_tokens: int
+    stop: Sequence[str]
+    stop_tokens: Sequence[int] | None
+    sampling: Sampling | Sequence[Sampling]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was made of one prompt: its tokens, the text they stand for (None without a tokenizer), and why it ended.
+
+    The token that ended it is not among the tokens, nor is what ended it in the text.
+    """
+
+    tokens: tuple[int, ...]
+    text: str | None
+    stopped_by: StoppedBy
+
+
+class Piece(NamedTuple):
+    """What one token adds to a prompt's text.
+
+    Args:
+        row: the prompt's number.
+        text: ends with a whole character; empty while the last one is not, and while it may begin a stop text.
+        token: None where it is one that ends the text.
+        done: why the text ends here; None where more follows.
+    """
+
+    row: int
+    text: str
+    token: int | None
+    done: StoppedBy | None
+
+
+def collect(pieces: Iterable[Piece], *, has_text: bool) -> list[Generated]:
+    """The whole texts, in the order of their prompts."""
+    rows: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        rows.setdefault(piece.row, []).append(piece)
+    return [
+        Generated(
+            tuple(piece.token for piece in row if piece.token is not None),
+            "".join(piece.text for piece in row) if has_text else None,
+            row[-1].done or "length",
+        )
+        for _, row in sorted(rows.items())
+    ]
+
+
+def pieces_of(
+    steps: Iterable[np.ndarray],
+    num_rows: int,
+    *,
+    tokenizer: Tokenizer | None,
+    max_tokens: int,
+    stop: Sequence[str],
+    stop_tokens: Sequence[int],
+) -> Iterator[Piece]:
+    """The pieces of all texts; steps: the next token of every row, [rows] each. No step is taken that nothing needs."""
+    rows = [_Growing(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
+    for number, tokens in enumerate(steps, start=1):
+        for row, token in enumerate(tokens.tolist()):
+            if rows[row].done is None:
+                text = rows[row].add(token, stop_tokens, stop, is_last=number == max_tokens)
+                yield Piece(row, text, token if token not in stop_tokens else None, rows[row].done)
+        if all(row.done for row in rows):
+            return
+
+
+@dataclass
+class _Growing:
+    """One text while it is made; `shown` is how much of it is in pieces so far."""
+
+    stream: TokenStream | None
+    text: str = ""
+    shown: int = 0
+    done: StoppedBy | None = None
+
+    def add(self, token: int, ends: Sequence[int], stop: Sequence[str], *, is_last: bool) -> str:
+        """What a token adds to the text that is shown; what may be the beginning of a stop text is held back."""
+        if token in ends:
+            self.done = "token"
+        else:
+            self.text += self.stream.add(token) if self.stream else ""
+            self.done = "length" if is_last else None
+        if self.done and self.stream:
+            self.text += self.stream.finish()
+        found = [at for text in stop if (at := self.text.find(text, max(0, self.shown - len(text)))) >= 0]
+        if found:
+            self.text, self.done = self.text[: min(found)], "text"
+        until = len(self.text) if self.done else len(self.text) - _held_back(self.text, stop)
+        piece = self.text[self.shown : until]
+        self.shown = max(self.shown, until)
+        return piece
+
+
+def _held_back(text: str, stop: Sequence[str]) -> int:
+    """The characters at the end of a text that may be the beginning of a stop text."""
+    return max(
+        (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])),
+        default=0,
+    )

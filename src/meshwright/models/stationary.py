@@ -1,0 +1,61 @@
+"""Products of a server's layers with weights that stay where they are stored (arXiv:2211.05102, section 3.2).
+
+The stream [b, s, d] is split over fsdp along d. The first product of a block leaves sums over fsdp, its last one sums
+over sp and tp. Layouts are those of `step.serving.SERVING_RULES`, and collectives those that `step.serve_ops` plans.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.runtime import ShardingContext
+from meshwright.step.layer import Linear
+
+
+def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingContext, dtype: Any = None) -> Array:
+    """The product of x [b, s, *inputs] with a weight: partial sums over the axes that split its inputs.
+
+    dtype: of the result; default that of x.
+    """
+    names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
+    inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
+    used = jax.reshard(weight.astype(x.dtype), layout.spec(*names, *outputs))
+    sums = tuple(axis for name in names for axis in layout.axes(name))
+    return jnp.einsum(
+        f"yz{inner},{inner}{columns}->yz{columns}",
+        x,
+        used,
+        preferred_element_type=dtype or x.dtype,
+        out_sharding=layout.spec("batch", "sequence", *outputs, unreduced=sums),
+    )
+
+
+def sum_of_heads(x: Array, op: Linear, layout: ShardingContext) -> Array:
+    """Queries, keys or values [b, s, *heads] summed over fsdp; rows are scattered if the cache splits them."""
+    spec: Any = layout.spec("batch", "sequence", *(name for name, _ in op.outputs))
+    return jax.reshard(x, P(head_rows(layout) or None, *spec[1:]))
+
+
+def head_rows(layout: ShardingContext) -> tuple[str, ...]:
+    """The axes that split the rows of queries, keys and values before they meet a cache."""
+    return layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
+
+
+def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
+    """A first product of an MLP [b, s, f] summed over fsdp, and scattered over it, if it divides what a device has."""
+    along, width = layout.axes("embed"), layout.axes("mlp")
+    if x.shape[-1] % layout.mesh.degree((*along, *width)):
+        return layout.place(x, "batch", "sequence", "mlp")
+    spec: Any = layout.spec("batch", "sequence", "mlp")
+    return jax.reshard(x, P(*spec[:2], (*width, *along) or None))
+
+
+def gather_hidden(x: Array, layout: ShardingContext) -> Array:
+    """Activated hidden values as the last product of an MLP reads them."""
+    return layout.place(x, "batch", "sequence", "mlp")

@@ -1,0 +1,46 @@
+"""Decoding from a cache, however it is split: the same tokens as without one, and no more slots than are read."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.mesh import MeshShape
+from meshwright.models.cache import abstract_caches
+from meshwright.models.generation import decode_layout
+from meshwright.runtime import build_mesh
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+# One row cannot be split by rows: its slots are, and windows are rings that go round over devices.
+CASES = [
+    ("gemma3_text", "1,1,4,2"),
+    pytest.param("gemma2", "1,8,1,1", marks=pytest.mark.matrix),
+    pytest.param("mistral", "2,2,2,1", marks=pytest.mark.matrix),
+    pytest.param("qwen3_moe", "ep=2,fsdp=2,tp=2", marks=pytest.mark.matrix),
+    pytest.param("gpt2", "1,1,4,2", marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.parametrize(("family", "mesh"), CASES)
+def test_single_rows_continue_as_transformers_does(family, mesh):
+    model, golden = mw.load(GOLDENS / family, on="cpu:8", mesh=mesh), np.load(GOLDENS / family / "golden.npz")
+    for row in (int(np.argmin(golden["lengths"])), int(np.argmax(golden["lengths"]))):
+        prompt = golden["tokens"][row, : golden["lengths"][row]].tolist()
+        wanted = golden["continuations"][row].tolist()
+        assert model.generate(prompt, max_tokens=len(wanted))[0].tokens == tuple(wanted)
+
+
+def test_layers_with_a_window_have_slots_for_it_alone():
+    model, shape = mw.load(GOLDENS / "gemma3_text", on="cpu:1").config, MeshShape(fsdp=2, tp=2)
+    with jax.set_mesh(build_mesh(shape, jax.devices()[:4])):
+        found = [
+            [leaf.shape for leaf in abstract_caches(model, decode_layout(model, shape, split), 4, 64, jnp.float32)[n]]
+            for split in ("heads", "sequence")
+            for n in (0, 1)
+        ]
+    heads = (model.num_kv_heads, model.head_dim)
+    windowed, full = (4, 4, 6, *heads), (1, 4, 64, *heads)
+    assert found == [[windowed] * 2, [full] * 2] * 2
