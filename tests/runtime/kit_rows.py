@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
-from meshwright.step.layer import Routing
 from meshwright.step.model import LatentAttention
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
@@ -236,13 +235,7 @@ LATENT = replace(
 DIRECT = replace(LATENT, name="direct", latent=replace(LATENT.latent, query_rank=None))
 """Latent attention whose queries come from the stream itself."""
 
-V3 = Routing(scores="sigmoid", has_choice_bias=True, num_groups=4, num_active_groups=2, group_score=2, scale=2.5)
-DEEPSEEK = replace(
-    LATENT,
-    name="deepseek",
-    experts=Experts(count=8, num_active=2, mlp=32, shared_mlp=32, num_dense_layers=1, routing=V3),
-)
-
+DEEPSEEK = narrow("tiny-deepseek")
 GPT2 = narrow("tiny-gpt2", max_positions=64)
 
 FAMILIES = [
@@ -254,7 +247,7 @@ FAMILIES = [
     Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
-    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(DIRECT, MeshShape(fsdp=2, tp=4)),
     Row(LATENT, MeshShape(tp=8), WHOLE_STREAM),
     Row(DIRECT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "attention"),

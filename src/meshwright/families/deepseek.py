@@ -165,9 +165,7 @@ def _preset(
 
 _LATENT = LatentAttention(query_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
 _V2 = Routing(num_groups=8, num_active_groups=3, is_normed=False, scale=16.0)
-_V3 = Routing(
-    scores="sigmoid", has_choice_bias=True, num_groups=8, num_active_groups=4, group_score=2, scale=2.5
-)
+_V3 = Routing(scores="sigmoid", has_choice_bias=True, num_groups=8, num_active_groups=4, group_score=2, scale=2.5)
 
 FAMILY = PublishedFamily(
     family=DEEPSEEK,

@@ -23,6 +23,7 @@ from meshwright.models.attention_layer import attention_layer
 from meshwright.models.cache import Cache
 from meshwright.models.context import LayerContext, Weights
 from meshwright.models.dropout import ATTENTION, MLP, dropout
+from meshwright.models.latent_attention import latent_attention, latent_of, with_absorbed_latents
 from meshwright.models.linear import (
     GATHERED,
     RESIDUAL,
@@ -84,7 +85,7 @@ def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -
     run = _Run(weights, context, {STREAM: x})
     for block in stack.blocks:
         with jax.named_scope(block.name):
-            for ops in _groups(block):
+            for ops in _groups(block if context.cache is None else with_absorbed_latents(block)):
                 LOWERINGS[type(ops[0])](run, block, *ops)
     return LayerResult(run.values[STREAM], run.cache, run.load)
 
@@ -128,6 +129,8 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         bias = _bias(run, op)
         if op.is_on_residual:
             run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
+        elif op.inputs[0][0] == "latent_input":
+            run.values[op.target] = made
         elif op.inputs[0][0] != "embed" and op.target in _summed_together(block):
             run.values[op.target], run.partial[op.target] = made, bias
         elif op.inputs[0][0] != "embed":
@@ -135,7 +138,7 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         elif op.outputs[0][0] == "mlp":
             run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
         else:
-            run.values[op.target] = _with_bias(sum_of_heads(made, op, layout), bias)
+            run.values[op.target] = _with_bias(sum_of_heads(made, op, layout, latent_of(block) is not None), bias)
 
 
 def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
@@ -145,10 +148,19 @@ def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
 
 
 def _run_attention(run: _Run, _: Block, op: Attention) -> None:
-    query, new = run.values[op.query], Cache(run.values[op.key], run.values[op.value])
-    # Heads that do not share their keys come without the dim of those that do.
-    query = query.reshape(*query.shape[:3], -1, query.shape[-1])
-    run.values[op.target], run.cache = attention_layer(query, new, op, run.context)
+    query, latent = run.values[op.query], op.latent
+    if latent is None:
+        new = Cache(run.values[op.key], run.values[op.value])
+        run.values[op.target], run.cache = attention_layer(query, new, op, run.context)
+        return
+    latents = Cache(*(run.values[name][:, :, None] for name in (latent.latent, latent.rotary)))
+    if run.context.cache is not None:
+        of_key, of_value = run.weights[latent.key_weight], run.weights[latent.value_weight]
+        run.values[op.target], run.cache = latent_attention(query, latents, of_key, of_value, op, run.context)
+    else:
+        new = Cache(run.values[op.key], run.values[op.value])
+        run.values[op.target] = attention_layer(query[:, :, :, None], new, op, run.context)[0]
+        run.cache = latents
 
 
 def _run_slice(run: _Run, _: Block, op: Slice) -> None:
