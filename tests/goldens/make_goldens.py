@@ -67,6 +67,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": SIZES | {"sliding_window": 6},
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": SIZES | {"head_dim": 4},
+    "qwen2_moe": SIZES
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+    | {"head_dim": 4, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 6},
     "qwen3": SIZES,
     "qwen3_moe": SIZES
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
@@ -88,6 +91,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK
     | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "mlp_bias": True},
     "deepseek_v3": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "num_mtp_layers": 0},
+    "olmo2": {name: size for name, size in SIZES.items() if name != "head_dim"},
     "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     | {"num_attention_heads": 4, "max_position_embeddings": 64},

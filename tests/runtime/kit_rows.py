@@ -236,6 +236,10 @@ DIRECT = replace(LATENT, name="direct", latent=replace(LATENT.latent, query_rank
 """Latent attention whose queries come from the stream itself."""
 
 DEEPSEEK = narrow("tiny-deepseek")
+QWEN2_MOE = narrow(
+    "tiny-qwen2-moe", num_layers=3, experts=replace(PRESETS["tiny-qwen2-moe"].experts, mlp=32, shared_mlp=64)
+)
+OLMO2 = narrow("tiny-olmo2")
 GPT2 = narrow("tiny-gpt2", max_positions=64)
 
 FAMILIES = [
@@ -244,6 +248,11 @@ FAMILIES = [
     Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING, core=True),
+    Row(QWEN2_MOE, MeshShape(ep=2, fsdp=2, tp=2), core=True),
+    Row(QWEN2_MOE, MeshShape(ep=2, sp=2, tp=2)),
+    Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(OLMO2, MeshShape(tp=4), Strategy(collective_matmul=True), "none"),
+    Row(OLMO2, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
     Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),

@@ -66,6 +66,7 @@ DEFAULTS: Mapping[str, Config] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "olmo2": {"rms_norm_eps": 1e-5},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gpt2": {"n_positions": 1024},
     "deepseek_v2": {**LATENT_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},

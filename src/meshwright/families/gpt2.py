@@ -83,6 +83,7 @@ def _names() -> dict[str, Published]:
         names[f"layers.{ours}"] = f"h.{{layer}}.{theirs}.weight"
         names[f"layers.{ours}_bias"] = f"h.{{layer}}.{theirs}.bias"
     found = {ours: Published(f"transformer.{theirs}") for ours, theirs in names.items()}
+    found["unembedding"] = Published("lm_head.weight", is_transposed=True)  # Where it is not the embedding.
     for index, ours in enumerate(("query", "key", "value")):
         for suffix, kind in (("", "weight"), ("_bias", "bias")):
             path = f"transformer.h.{{layer}}.attn.c_attn.{kind}"

@@ -74,6 +74,13 @@ def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
     }
 
 
+def layer_types(model: ModelConfig) -> list[str]:
+    """The kind of attention of each layer."""
+    every, layers = model.full_attention_every, range(1, model.num_layers + 1)
+    is_full = [model.sliding_window is None or layer % (every or layer + 1) == 0 for layer in layers]
+    return ["full_attention" if full else "sliding_attention" for full in is_full]
+
+
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
     """A model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims where none are given."""
     layers, embed, mlp, heads, kv_heads, vocab = sizes

@@ -49,6 +49,7 @@ from meshwright.step.layer import (
     Linear,
     Norm,
     Rotary,
+    SigmoidGate,
     Slice,
     Stack,
 )
@@ -184,6 +185,11 @@ def _run_gated(run: _Run, _: Block, op: Gated) -> None:
     run.values[op.target] = gather_hidden(hidden, run.context.layout) if is_split else hidden
 
 
+def _run_sigmoid_gate(run: _Run, _: Block, op: SigmoidGate) -> None:
+    source = run.values[op.source]
+    run.values[op.target] = source * jax.nn.sigmoid(run.values[op.by]).astype(source.dtype)
+
+
 def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
     dispatch, *opened, hidden, down, combine = ops
     assert isinstance(dispatch, Dispatch)
@@ -225,6 +231,7 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Concat: _run_concat,
     Gated: _run_gated,
     Dispatch: _run_experts,
+    SigmoidGate: _run_sigmoid_gate,
     Add: _run_add,
 }
 """The function for a group of ops, by the type of the first."""

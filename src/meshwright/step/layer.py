@@ -30,13 +30,16 @@ HEADS = ("kv_heads", "group", "head_dim")
 class Norm:
     """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`.
 
-    offset: added to the scale (Gemma stores the scale minus 1). has_bias: a parameter `{name}_bias` is added.
+    dims: the last dims of `source` where several are normed together, of `size` elements in all (OLMo 2: all heads);
+    what splits them splits the scale, and squares are summed over it. offset: added to the scale (Gemma stores it minus
+    1). has_bias: a parameter `{name}_bias` is added.
     """
 
     name: str
     source: str
     target: str
     size: int
+    dims: Dims = ()
     kind: NormKind = "rms"
     epsilon: float = 1e-5
     offset: float = 0.0
@@ -200,6 +203,15 @@ class Combine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SigmoidGate:
+    """`source` [batch, sequence, embed] times the sigmoid of its token's one logit `by` [batch, sequence, 1]."""
+
+    source: str
+    by: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Add:
     """Add values to the residual stream (with dropout where a strategy has it)."""
 
@@ -225,7 +237,7 @@ class Concat:
     target: str
 
 
-LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Add | Slice | Concat
+LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | SigmoidGate | Add | Slice | Concat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from meshwright.step.layer import (
     Lookup,
     Norm,
     Rotary,
+    SigmoidGate,
     Slice,
 )
 from meshwright.step.layer import Block as LayerBlock
@@ -95,8 +96,8 @@ class _BlockWalk:
         self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
-        norm = next(op for op in block.ops if isinstance(op, Norm))
-        self.width = Dim("D", norm.size, self.fsdp)
+        first = next(op for op in block.ops if isinstance(op, Norm | Linear))
+        self.width = Dim("D", first.size if isinstance(first, Norm) else first.fan_in, self.fsdp)
         self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
         self.arrays: dict[str, Array] = {}
         self.live: list[Array] = []
@@ -105,7 +106,7 @@ class _BlockWalk:
         """The ops in order. Norms of heads and of a block's output are in the passes beside them."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
         stream = Array(STREAM, (*self.layout.tokens, self.width))
-        # The norm, once for all that read it.
+        # The norm, once for all that read it; of the block's output where there is none before.
         yield self._pass("norm", residual)
         squares = Array("squares", self.layout.tokens, self.fsdp, width="float32")
         yield from self._move(f"{self.block.name} norm", (squares, _reduced(squares)))
@@ -114,6 +115,11 @@ class _BlockWalk:
             match op:
                 case Linear():
                     yield from self._linear(op)
+                case Norm() if op.dims:
+                    of_heads = Array("squares", self.layout.tokens, self.tensor, width="float32")
+                    yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
+                case SigmoidGate():
+                    self.arrays[op.target] = self.arrays[op.source]
                 case Attention():
                     yield from self._attention(op)
                 case Gated():

@@ -81,9 +81,9 @@ LLAMA_3_2_1B = {
 
 REFUSED = [
     ({"model_type": "bert"}, "model_type 'bert'"),
-    ({"hidden_act": "tanh"}, "activation 'tanh'"),
+    ({"hidden_act": "tanh"}, "hidden_act='tanh'"),
     ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling of type 'proportional'"),
-    ({"num_key_value_heads": 5}, "num_heads=32 and num_kv_heads=5"),
+    ({"num_key_value_heads": 5}, "num_key_value_heads=5; 32 heads"),
     ({"vocab_size": 0}, "vocab_size=0"),
 ]
 

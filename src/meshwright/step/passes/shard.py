@@ -23,6 +23,7 @@ from meshwright.step.layer import (
     Linear,
     Norm,
     Rotary,
+    SigmoidGate,
     Slice,
     Stack,
 )
@@ -89,6 +90,8 @@ class _BlockSharder:
                     yield from self._dispatch(op)
                 case Combine():
                     yield from self._combine(op)
+                case SigmoidGate():
+                    yield from self._sigmoid_gate(op)
                 case Add():
                     yield from self._add(op)
                 case Slice():
@@ -126,9 +129,14 @@ class _BlockSharder:
         source = self._array(op.source)
         self.arrays[op.target] = replace(source, name=op.target)
         kind: Pass = "layer_norm" if op.kind == "layer" else "norm"
-        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, (("norm", op.size),), source)]
+        dims = op.dims or (("norm", op.size),)
+        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, dims, source)]
         if op.has_bias:
-            work.append(self._vector(f"{op.name}_bias", (("norm", op.size),), source))
+            work.append(self._vector(f"{op.name}_bias", dims, source))
+        if axes := tuple(axis for dim in self.layout.used(op.dims) for axis in dim.axes):
+            squares = Array("squares", source.dims[:2], width="float32")
+            phases: Phases = ("forward", "recompute", "backward")
+            work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array) -> Vector:
@@ -300,6 +308,13 @@ class _BlockSharder:
         self.arrays[op.target] = replace(first, name=op.target)
         kind: Pass = "gated" if len(op.sources) > 1 else "activation"
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
+
+    def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
+        """What is added to the stream, summed first, times a number for each token."""
+        yield from self._summed((op.source,), op.source)
+        self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
+        both = (op.source, op.by)
+        yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
         """Rows to their experts: exchanged over ep and gathered over tp, or the stream gathered where ep is 1."""
