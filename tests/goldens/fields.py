@@ -56,7 +56,7 @@ def mutated(family: str) -> Iterator[Read]:
 
 
 def verdicts(kind: str) -> dict[str, Verdict]:
-    """What becomes of each field of a family, by its model_type; those of other families are left out."""
+    """What becomes of each field of a family, by its model_type; without those that other families have."""
     outcomes: dict[str, set[str]] = {}
     for family in FAMILIES:
         config = base(family)
@@ -65,7 +65,9 @@ def verdicts(kind: str) -> dict[str, Verdict]:
         before = read(family, config)
         for each in mutated(family):
             field = each.row["field"]
-            if field in STRANGERS and field not in config:
+            is_stranger = field in (*STRANGERS, "layer_types") and field not in config
+            is_needed = each.row["changes"] == {field: ABSENT} and each.model is None
+            if is_stranger or is_needed:
                 continue
             outcome = "refused" if each.model is None else "without effect" if each.model == before else "honoured"
             outcomes.setdefault(field, set()).add(outcome)

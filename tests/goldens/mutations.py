@@ -127,8 +127,8 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "qwen3_moe": (
         {"decoder_sparse_step": 5},
         {"mlp_only_layers": [0, 1]},
-        {"max_window_layers": 9, "use_sliding_window": True, "sliding_window": 5},
-        {"max_window_layers": 0, "use_sliding_window": True, "sliding_window": 5},
+        {"use_sliding_window": True, "max_window_layers": 9, "sliding_window": 5},
+        {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 5},
     ),
 }
 """Of single families: fields that transformers reads and does not write, and values that need another."""

@@ -18,10 +18,8 @@ from meshwright.cli.text import next_line
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import dtype_bytes
 from meshwright.planner import plan_to_run
 from meshwright.record import Record
-from meshwright.step import num_parameters
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -125,9 +123,7 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         claim_devices(config.system, Processes(**vars(args.process)))
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
-    dtype = "f32" if config.strategy.master_weights else config.workload.param_dtype
-    weights = num_parameters(config.workload.model) * dtype_bytes(dtype) if config.weights else 0.0
-    screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first, weights=weights)
+    screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
 
     def note(line: str) -> None:
         if is_first:

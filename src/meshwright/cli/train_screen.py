@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -21,6 +22,9 @@ LINES = 10
 QUIET_SECONDS = 25.0
 """The longest that a pipe is left without a line."""
 
+READING_SECONDS = 1.0
+"""How long after some of the weights was read the bar still speaks of that."""
+
 LEAST_BAR, MOST_BAR = 10, 40
 CHART_WIDTH, CHART_HEIGHT = 48, 4
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -29,18 +33,17 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 class TrainScreen:
     """What a run shows while it trains. Used as a context; `step` and `note` are for `run_steps`.
 
-    On a terminal a bar, in a pipe a line now and then; both keep the lines of every tenth of the run. weights: the
-    bytes that are read before the first step, as the bar says.
+    On a terminal a bar, in a pipe a line now and then; both keep the lines of every tenth of the run.
     """
 
-    def __init__(self, steps: int, planned: Record, *, is_quiet: bool, weights: float = 0.0) -> None:
+    def __init__(self, steps: int, planned: Record, *, is_quiet: bool) -> None:
         self.is_quiet = is_quiet
         self.taken = 0
         self._steps = steps
         self._planned = planned
         self._out = console()
         self._losses: list[float] = []
-        self._weights, self._read = weights, 0
+        self._read, self._read_at = 0, -math.inf
         self._first: int | None = None
         self._began = self._said = time.monotonic()
         self._ended = threading.Event()
@@ -91,7 +94,7 @@ class TrainScreen:
 
     def read(self, size: int) -> None:
         """So many bytes of the weights more were read."""
-        self._read += size
+        self._read, self._read_at = self._read + size, time.monotonic()
 
     def step(self, row: dict[str, Any]) -> None:
         """The metrics of a step."""
@@ -126,8 +129,8 @@ class TrainScreen:
 
     def bar(self, task: Task) -> Text:
         """The line of the bar: the step, the bar, time left and words about the last step; before it what is done."""
-        if self._read < self._weights and not self._losses:
-            return Text(f"reading the weights  {show_bytes(self._read)} of {show_bytes(self._weights)}")
+        if not self._losses and time.monotonic() - self._read_at < READING_SECONDS:
+            return Text(f"reading the weights  {show_bytes(self._read)}")
         if not self._losses:
             return Text(f"compiling  {_clock(time.monotonic() - self._began)}")
         where, left = f"{self.taken}/{self._steps}", task.time_remaining
