@@ -53,7 +53,8 @@ def model_files(
         MeshwrightError: a model that no config.json describes.
     """
     if "config.json" not in source:
-        config = {"max_position_embeddings": seq_len} | hugging_face_config(model) | _NO_TOKENS
+        trained = {} if seq_len is None else {"max_position_embeddings": seq_len}
+        config = trained | hugging_face_config(model) | _NO_TOKENS
         files = {"config.json": config | {"dtype": _NAMES[dtype]}, "generation_config.json": _NO_TOKENS}
         own = byte_tokenizer_files(seq_len) if tokenizer else {}
         return {name: _json(data) for name, data in files.items()} | own
