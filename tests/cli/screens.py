@@ -233,7 +233,7 @@ class Done:
     returncode = 0
 
 
-def _take_rows(config, directory, *, on_step, on_note, leave):
+def _take_rows(config, directory, *, on_step, **_):
     """What `run_steps` does, with the steps of before."""
     from meshwright.training import measured
 
