@@ -73,6 +73,9 @@ def test_rows_with_temperature_0_beside_others_are_greedy():
     ("field", "value"),
     [
         ("temperature", -1.0),
+        ("temperature", "1"),
+        ("top_k", 1.5),
+        ("top_k", 2**31),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("top_k", -1),

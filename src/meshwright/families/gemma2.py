@@ -40,11 +40,7 @@ def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Feature
 def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
     """The fields of the config.json of Gemma 2 and 3."""
     fields = llama.write_shared(model, kind, architecture)
-    queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2, 6)
-    layers = range(1, model.num_layers + 1)
-    is_full = [
-        model.sliding_window is None or layer % (model.full_attention_every or layer + 1) == 0 for layer in layers
-    ]
+    queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2)
     return fields | {
         "hidden_activation": fields.pop("hidden_act"),
         "attention_bias": model.qkv_bias,
@@ -52,7 +48,7 @@ def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
         "attn_logit_softcapping": model.attention_softcap,
         "final_logit_softcapping": model.logits_softcap,
         "sliding_window": model.sliding_window,
-        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
+        "layer_types": llama.layer_types(model),
     }
 
 

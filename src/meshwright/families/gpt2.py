@@ -41,7 +41,7 @@ def read(fields: Fields) -> Features:
         "mlp": fields.whole("n_inner", None) or 4 * embed,
         "num_heads": heads,
         "num_kv_heads": heads,
-        "head_dim": fields.head_dim(embed, heads),
+        "head_dim": fields.head_dim(embed, heads, has_field=False),
         "vocab": fields.whole("vocab_size"),
         "activation": fields.activation("activation_function", "gelu_new"),
         "tied_embeddings": fields.flag("tie_word_embeddings", True),
@@ -83,6 +83,7 @@ def _names() -> dict[str, Published]:
         names[f"layers.{ours}"] = f"h.{{layer}}.{theirs}.weight"
         names[f"layers.{ours}_bias"] = f"h.{{layer}}.{theirs}.bias"
     found = {ours: Published(f"transformer.{theirs}") for ours, theirs in names.items()}
+    found["unembedding"] = Published("lm_head.weight", is_transposed=True)  # Where it is not the embedding.
     for index, ours in enumerate(("query", "key", "value")):
         for suffix, kind in (("", "weight"), ("_bias", "bias")):
             path = f"transformer.h.{{layer}}.attn.c_attn.{kind}"

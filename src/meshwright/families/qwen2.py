@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.families import llama
 from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
+from meshwright.step.layer import Routing
 from meshwright.step.model import Experts, Family, ModelConfig
 
 QWEN2 = Family("qwen2")
@@ -16,7 +18,8 @@ def read(fields: Fields) -> Features:
     """Llama's fields, the window where it is on, and biases of queries, keys and values alone."""
     features = llama.read(fields)
     windows = windows_of(fields, features["num_layers"])
-    return features | windows | {"qkv_bias": fields.flag("qkv_bias", True), "output_bias": False}
+    fields.only("qkv_bias", True)
+    return features | windows | {"qkv_bias": True, "output_bias": False}
 
 
 def windows_of(fields: Fields, num_layers: int) -> Features:
@@ -34,38 +37,76 @@ def windows_of(fields: Fields, num_layers: int) -> Features:
 def read_experts(fields: Fields, features: Features) -> Features:
     """Experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`.
 
-    Which layers are dense changes no plan, nor does how shares are normed: a model with others than ours can be
-    planned, and does not run.
+    Which layers are dense changes no plan: a model with others than the first can be planned, and does not run.
     """
     layers = features["num_layers"]
     step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
     sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
+    if not sparse:
+        raise fields.refusal(
+            "decoder_sparse_step", f"with mlp_only_layers it leaves none of {layers} layers to experts"
+        )
     num_dense = layers - len(sparse)
-    shared = fields.whole("shared_expert_intermediate_size", 0, least=0)
-    planned_only = () if fields.flag("norm_topk_prob", False) else ("norm_topk_prob=False",)
-    if sparse != list(range(num_dense, layers)):
-        planned_only += ("dense layers between those of experts, by decoder_sparse_step and mlp_only_layers",)
-    if shared:
-        planned_only += ("a gate of the shared expert",)
+    is_after_dense = sparse == list(range(num_dense, layers))
+    # transformers reads the two names as one field.
+    count = fields.whole("num_local_experts", None) or fields.whole("num_experts")
+    fields.only("num_experts", count)
     experts = Experts(
-        count=fields.whole("num_experts", None) or fields.whole("num_local_experts"),
+        count=count,
         num_active=fields.whole("num_experts_per_tok"),
         mlp=fields.whole("moe_intermediate_size"),
-        shared_mlp=shared,
         num_dense_layers=num_dense,
+        routing=Routing(is_normed=fields.flag("norm_topk_prob", False)),
     )
-    return {"experts": experts, "planned_only": planned_only}
+    between = "dense layers between those of experts, by decoder_sparse_step and mlp_only_layers"
+    return {"experts": experts, "planned_only": () if is_after_dense else (between,)}
 
 
 def read_moe(fields: Fields) -> Features:
-    """Qwen2-MoE."""
-    features = read(fields)
-    return features | read_experts(fields, features)
+    """Qwen2-MoE: where windows are on, every second layer of the first `max_window_layers` has one, from the first."""
+    features = llama.read(fields)
+    layers, is_on = features["num_layers"], fields.flag("use_sliding_window", False)
+    last = fields.whole("max_window_layers", 28, least=0)
+    if fields.value("layer_types", None) is not None:
+        last = layers
+    if is_on and 0 < last < layers:
+        raise fields.refusal("max_window_layers", "with use_sliding_window it is known as 0, or at least all layers")
+    found = read_experts(fields, features)
+    shared = fields.whole("shared_expert_intermediate_size", 5632)
+    experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
+    windows = fields.windows(layers, every=2, is_on=is_on and last > 0)
+    biases = {"qkv_bias": fields.flag("qkv_bias", True), "output_bias": False}
+    return features | windows | biases | found | {"experts": experts}
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Qwen2 without experts."""
-    return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
+    """The config.json of a Qwen2, with experts or without."""
+    if (experts := model.experts) is None:
+        return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
+    fields = llama.write_shared(model, "qwen2_moe", "Qwen2MoeForCausalLM") | write_experts(experts)
+    window = model.sliding_window
+    return (
+        fields
+        | {
+            "qkv_bias": model.qkv_bias,
+            "shared_expert_intermediate_size": experts.shared_mlp,
+            "use_sliding_window": window is not None,
+            "max_window_layers": model.num_layers,
+        }
+        | ({} if window is None else {"sliding_window": window, "layer_types": llama.layer_types(model)})
+    )
+
+
+def write_experts(experts: Experts) -> dict[str, Any]:
+    """The fields of experts."""
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.num_active,
+        "moe_intermediate_size": experts.mlp,
+        "norm_topk_prob": experts.routing.is_normed,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(range(experts.num_dense_layers)),
+    }
 
 
 def write_windows(model: ModelConfig) -> dict[str, Any]:
@@ -84,6 +125,7 @@ FAMILY = PublishedFamily(
         {
             **LLAMA_NAMES,
             **EXPERT_NAMES,
+            "layers.shared_expert_gate": "model.layers.{layer}.mlp.shared_expert_gate.weight",
             "layers.shared_gate": f"{_SHARED}.gate_proj.weight",
             "layers.shared_up": f"{_SHARED}.up_proj.weight",
             "layers.shared_down": f"{_SHARED}.down_proj.weight",
@@ -91,6 +133,22 @@ FAMILY = PublishedFamily(
     ),
     write=write,
     presets=(
+        llama.preset(
+            "tiny-qwen2-moe",
+            llama.TINY,
+            QWEN2,
+            head_dim=16,
+            qkv_bias=True,
+            norm_epsilon=1e-6,
+            experts=Experts(
+                count=8,
+                num_active=4,
+                mlp=96,
+                shared_mlp=384,
+                has_shared_gate=True,
+                routing=Routing(is_normed=False),
+            ),
+        ),
         # Qwen2: arXiv:2407.10671, table 1, and the config.json of Qwen/Qwen2-7B.
         llama.preset("qwen2-7b", (28, 3584, 18944, 28, 4, 152_064), QWEN2, qkv_bias=True, rope_theta=1_000_000.0),
     ),

@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.families import llama
 from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields
-from meshwright.families.qwen2 import read_experts, windows_of, write_windows
+from meshwright.families.qwen2 import read_experts, windows_of, write_experts, write_windows
 from meshwright.step.model import Experts, Family, ModelConfig
 
 QWEN3 = Family("qwen3")
@@ -20,9 +20,11 @@ def read(fields: Fields) -> Features:
 
 
 def read_moe(fields: Fields) -> Features:
-    """Qwen3-MoE."""
-    features = read(fields)
-    return features | read_experts(fields, features)
+    """Qwen3-MoE: a window that is on is in every layer, whatever `max_window_layers` says."""
+    features = llama.read(fields)
+    fields.unused_options("max_window_layers")
+    windows = fields.windows(features["num_layers"], is_on=fields.flag("use_sliding_window", False))
+    return features | windows | {"qk_norm": True} | read_experts(fields, features)
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
@@ -31,14 +33,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     fields = llama.write_shared(model, kind, architecture) | write_windows(model)
     fields["attention_bias"] = model.qkv_bias
     if experts := model.experts:
-        fields |= {
-            "num_experts": experts.count,
-            "num_experts_per_tok": experts.num_active,
-            "moe_intermediate_size": experts.mlp,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": list(range(experts.num_dense_layers)),
-        }
+        fields |= write_experts(experts)
     return fields
 
 

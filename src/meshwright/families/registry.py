@@ -7,7 +7,20 @@ from dataclasses import fields, replace
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import deepseek, gemma, gemma2, gemma3, gpt2, gpt_neox, llama, mixtral, phi3, qwen2, qwen3
+from meshwright.families import (
+    deepseek,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    llama,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+)
 from meshwright.families.family import PublishedFamily
 from meshwright.families.fields import Config, Fields
 from meshwright.field_types import from_data
@@ -16,7 +29,8 @@ from meshwright.step.serving import Serving
 from meshwright.step.workload import Workload
 
 PUBLISHED: tuple[PublishedFamily, ...] = tuple(
-    module.FAMILY for module in (llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, gpt2, gpt_neox, deepseek)
+    module.FAMILY
+    for module in (llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2, gpt2, gpt_neox, deepseek)
 )
 
 FAMILIES: Mapping[str, Family] = {published.family.name: published.family for published in PUBLISHED}

@@ -14,7 +14,8 @@ import jax
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.hardware import System
-from meshwright.inference.loaded import LoadedModel
+from meshwright.inference.loaded import LoadedModel, check_dtype
+from meshwright.inference.save import StoredDtype
 from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
@@ -49,7 +50,7 @@ def load(
             made, of which the last whole checkpoint is taken.
         on: the hardware, as "cpu:8"; by default that of a run.
         mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default that of a run, or all devices along fsdp.
-        dtype: of parameters and products; by default that of the weights.
+        dtype: of parameters and products; by default that of the weights, and of a run those that it has.
         on_bytes: called with the bytes of each slice that was read. on_note: called with what a user should read.
 
     Raises:
@@ -63,7 +64,7 @@ class Found:
     """A model in a directory, and where it is to be; only the headers of its weights are read yet.
 
     Args:
-        dtype: of parameters and products.
+        dtype: of products. params_dtype: of parameters. stored_dtype: what `LoadedModel.save` writes.
         run: the config of a run; None of a Hugging Face directory, which has `tensors`.
     """
 
@@ -72,6 +73,8 @@ class Found:
     system: System
     mesh: MeshShape
     dtype: Dtype
+    params_dtype: Dtype
+    stored_dtype: StoredDtype
     run: RunConfig | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -88,10 +91,10 @@ class Found:
             tokenizer = byte_tokenizer()
         with jax.set_mesh(mesh):
             if self.run is None:
-                wanted: Any = abstract(parameters(self.model), mesh, ShardingContext(self.mesh), self.dtype)
+                wanted: Any = abstract(parameters(self.model), mesh, ShardingContext(self.mesh), self.params_dtype)
                 params = load_weights(self.tensors, self.model, wanted, on_bytes)
             else:
-                params = restore_params(self.path, self.run, self.mesh, mesh, on_note)
+                params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
         return LoadedModel(
             config=self.model,
             params=params,
@@ -99,6 +102,7 @@ class Found:
             mesh_shape=self.mesh,
             system=self.system,
             dtype=self.dtype,
+            stored_dtype=self.stored_dtype,
             tokenizer=tokenizer,
             source=_source(files) if files else {},
             seq_len=self.run.workload.seq_len if self.run else None,
@@ -113,9 +117,13 @@ def find_model(
     dtype: Dtype | None = None,
 ) -> Found:
     """What `load` would load, and onto what; raises as that does, before a device is taken."""
+    if not isinstance(directory, str | Path) or not Path(directory).is_dir():
+        raise MeshwrightError(
+            f"there is no directory {str(directory)!r}; give one with config.json and weights, or a run's"
+        )
+    if dtype is not None:
+        check_dtype(dtype)
     path = Path(directory)
-    if not path.is_dir():
-        raise MeshwrightError(f"there is no directory {str(path)!r}; give one with config.json and weights, or a run's")
     if not (path / "config.json").is_file():
         raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
     if _is_run(path):
@@ -126,8 +134,16 @@ def find_model(
         is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
         shape = run.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
         _check(model, shape)
-        kept = dtype or run.workload.compute_dtype
-        return Found(path=path, model=model, system=system, mesh=shape, dtype=kept, run=run)
+        return Found(
+            path=path,
+            model=model,
+            system=system,
+            mesh=shape,
+            dtype=dtype or run.workload.compute_dtype,
+            params_dtype=dtype or run.workload.param_dtype,
+            stored_dtype=dtype or run.workload.param_dtype,
+            run=run,
+        )
     model = load_model(str(path))
     if on is None:
         raise MeshwrightError(f"{path} needs hardware: --on (on=…), as cpu:8 or h100:8; only a run has its own")
@@ -135,8 +151,18 @@ def find_model(
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
     _check(model, shape)
     tensors = read_tensors(path)
-    kept = dtype or ("bf16" if tensor_dtype(tensors) == "bf16" else "f32")
-    return Found(path=path, model=model, system=system, mesh=shape, dtype=kept, tensors=tensors)
+    stored = tensor_dtype(tensors)
+    kept = dtype or ("bf16" if stored == "bf16" else "f32")
+    return Found(
+        path=path,
+        model=model,
+        system=system,
+        mesh=shape,
+        dtype=kept,
+        params_dtype=kept,
+        stored_dtype="f16" if stored == "f16" and dtype is None else kept,
+        tensors=tensors,
+    )
 
 
 def _source(directory: Path) -> dict[str, bytes]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack, get_args
 
 import jax
 import numpy as np
@@ -19,9 +15,9 @@ from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import hugging_face_config
-from meshwright.files import check_new_directory, write_error, write_file
+from meshwright.field_types import check_fields, not_a_choice
 from meshwright.hardware import System
+from meshwright.inference.save import StoredDtype, model_files, write_model
 from meshwright.inference.stream import Generated, GenerateOptions, Piece, collect, pieces_of
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, all_logits, generate_tokens
@@ -29,7 +25,7 @@ from meshwright.planner import given
 from meshwright.runtime import DTYPES
 from meshwright.step import Dtype, ModelConfig, Tree, check_positions
 from meshwright.text import Tokenizer, apply_chat_template
-from meshwright.weights import save_weights
+from meshwright.weights import MAX_FILE_BYTES
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
@@ -38,13 +34,21 @@ GREEDY = Sampling()
 """The likeliest token, always."""
 
 
-class _How(NamedTuple):
+@dataclass(frozen=True)
+class _How:
     """`GenerateOptions` with all said, a sampling for each prompt."""
 
     max_tokens: int
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
-    sampling: list[Sampling]
+    sampling: tuple[Sampling, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_tokens < 1:
+            raise MeshwrightError(f"max_tokens is {self.max_tokens}; it is 1 or more")
+        if "" in self.stop:
+            raise MeshwrightError("a text of stop is empty, which every text begins with; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class LoadedModel:
 
     Args:
         params: the tree of sharded arrays, by the paths of `step.parameters`; those of layers are stacked.
-        dtype: of the parameters and of products.
+        dtype: of products. stored_dtype: of the weights that it came from.
         source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
             whose config.json is made when it is saved.
         seq_len: of the sequences that a run was trained on.
@@ -65,6 +69,7 @@ class LoadedModel:
     mesh_shape: MeshShape
     system: System
     dtype: Dtype
+    stored_dtype: StoredDtype
     tokenizer: Tokenizer | None
     source: Mapping[str, bytes]
     seq_len: int | None = None
@@ -80,16 +85,16 @@ class LoadedModel:
             MeshwrightError: tokens that are no such array, or are not below the vocabulary's size; lengths that are not
                 those of their rows.
         """
-        array = np.asarray(tokens)
-        if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
-            raise MeshwrightError(f"tokens are {array.dtype} {list(array.shape)}; they are whole numbers [batch, seq]")
+        array = _whole_numbers(tokens)
+        if array is None or array.ndim != 2:
+            raise MeshwrightError(f"tokens are {_short(tokens)}; they are whole numbers [batch, seq]")
         self._check_tokens(array)
         check_positions(self.config, array.shape[1], "sequences of at most {} tokens")
         rows, longest = array.shape
-        own = np.full(rows, longest) if lengths is None else np.asarray(lengths)
-        if own.shape != (rows,) or not np.issubdtype(own.dtype, np.integer) or own.min() < 1 or own.max() > longest:
+        own = np.full(rows, longest) if lengths is None else _whole_numbers(lengths)
+        if own is None or own.shape != (rows,) or own.min() < 1 or own.max() > longest:
             raise MeshwrightError(
-                f"lengths are {own.tolist()}; they are {rows} whole numbers from 1 to {longest}, one a row of tokens"
+                f"lengths are {_short(lengths)}; they are {rows} whole numbers from 1 to {longest}, one a row of tokens"
             )
         with jax.set_mesh(self.mesh):
             return all_logits(
@@ -119,59 +124,46 @@ class LoadedModel:
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+        found: Any = prompt
+        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
             if self.tokenizer is None:
                 raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
-            messages: Any = prompt
-            found = (
-                self.tokenizer.encode(prompt)
-                if isinstance(prompt, str)
-                else apply_chat_template(self.tokenizer, messages)
-            )
-        else:
-            found = list(prompt)
-        array = np.asarray(found)
-        if not array.size or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise MeshwrightError(f"a prompt is {prompt!r}; it is text, tokens or messages of at least one token")
+            is_text = isinstance(prompt, str)
+            found = self.tokenizer.encode(found) if is_text else apply_chat_template(self.tokenizer, found)
+        array = _whole_numbers(found)
+        if array is None or array.ndim != 1:
+            raise MeshwrightError(f"a prompt is {_short(prompt)}; it is text, tokens or messages of at least one token")
         self._check_tokens(array)
         return array.astype(np.int32)
 
-    def save(self, directory: str | Path, *, dtype: Dtype | None = None) -> None:
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        dtype: StoredDtype | None = None,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        on_bytes: Callable[[int], None] = lambda n: None,
+    ) -> None:
         """Write a directory that Hugging Face's libraries load: weights, config.json, tokenizer.
 
         It is written beside its place and then renamed: whole or not at all.
 
         Args:
-            dtype: of the weights; by default that of the parameters.
+            dtype: of the weights; by default as they were stored.
+            max_file_bytes: weights of more are written in several files, with an index.
+            on_bytes: called with the bytes of each tensor that was written.
 
         Raises:
             MeshwrightError: a directory that holds something, or cannot be written; a model that no config.json
                 describes.
         """
-        files = dict(self.source)
-        if "config.json" not in files:
-            found = {"max_position_embeddings": self.seq_len} | hugging_face_config(self.config)
-            files["config.json"] = (json.dumps(found, indent=2) + "\n").encode()
-        stored = dtype or next(
-            name for name, kind in DTYPES.items() if np.dtype(kind) == jax.tree.leaves(self.params)[0].dtype
+        if dtype not in (None, *get_args(StoredDtype)):
+            raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
+        stored = dtype or self.stored_dtype
+        files = model_files(self.config, self.source, self.tokenizer, self.seq_len, stored)
+        write_model(
+            Path(directory), self.config, self.params, files, stored, max_file_bytes=max_file_bytes, on_bytes=on_bytes
         )
-        target = Path(directory)
-        check_new_directory(target)
-        if target.is_dir() and any(target.iterdir()):
-            raise MeshwrightError(f"{target} is not empty; give a directory that is new")
-        partial_ = target.absolute().with_name(f".{secrets.token_hex(4)}.partial")
-        try:
-            partial_.mkdir(parents=True)
-            for name, data in files.items():
-                write_file(partial_ / name, data)
-            save_weights(partial_, self.config, self.params, stored.upper())
-            if target.is_dir():
-                target.rmdir()
-            os.replace(partial_, target)
-        except OSError as error:
-            raise write_error(target, error) from None
-        finally:
-            shutil.rmtree(partial_, ignore_errors=True)
 
     @cached_property
     def num_parameters(self) -> int:
@@ -198,20 +190,24 @@ class LoadedModel:
         """The tokens of each prompt and how texts are made; raises where these cannot be."""
         rows = self._rows(prompts)
         said: Any = given(options, GenerateOptions.__annotations__)
-        max_tokens, stop, sampling = said.get("max_tokens", 200), said.get("stop", ()), said.get("sampling", GREEDY)
-        if max_tokens < 1:
-            raise MeshwrightError(f"max_tokens is {max_tokens}; it is 1 or more")
-        if stop and self.tokenizer is None:
+        sampling, stop = said.get("sampling", GREEDY), said.get("stop", ())
+        how = _How(
+            max_tokens=said.get("max_tokens", 200),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
+            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else tuple(sampling),
+        )
+        if how.stop and self.tokenizer is None:
             raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
-        each = [sampling] * len(rows) if isinstance(sampling, Sampling) else list(sampling)
-        if len(each) != len(rows):
-            raise MeshwrightError(f"there are {len(each)} samplings for {len(rows)} prompts; give one for each")
+        if "stop_tokens" in said and how.stop_tokens:
+            self._check_tokens(np.asarray(how.stop_tokens))
+        if len(how.sampling) != len(rows):
+            raise MeshwrightError(f"there are {len(how.sampling)} samplings for {len(rows)} prompts; give one for each")
         longest = max(map(len, rows))
         check_positions(
-            self.config, longest + max_tokens - 1, f"at most {{}} tokens with the prompt, which has {longest}"
+            self.config, longest + how.max_tokens - 1, f"at most {{}} tokens with the prompt, which has {longest}"
         )
-        own = self.tokenizer.stop_tokens if self.tokenizer else ()
-        return rows, _How(max_tokens, tuple(stop), tuple(said.get("stop_tokens", own)), each)
+        return rows, how
 
     def _steps(self, rows: list[np.ndarray], how: _How) -> Iterator[np.ndarray]:
         """The next token of every row, [rows] each."""
@@ -226,3 +222,24 @@ class LoadedModel:
             if tokens is None:
                 return
             yield tokens
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise where parameters cannot have a dtype."""
+    if dtype not in list(DTYPES):
+        raise MeshwrightError(not_a_choice("dtype", dtype, DTYPES))
+
+
+def _whole_numbers(values: Any) -> np.ndarray | None:
+    """An array of at least one whole number; None of anything else, rows of several lengths too."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        return None
+    return array if array.size and np.issubdtype(array.dtype, np.integer) else None
+
+
+def _short(value: Any) -> str:
+    """A value as an error says it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -30,13 +30,14 @@ def attention_layer(query: Array, new: Cache, op: Attention, context: LayerConte
         numbers, layer = context.positions.numbers, context.cache_layer
         cache = with_tokens(context.cache, new, layer, numbers)
         (window,) = op.windows
-        return attend_to_cache(query, cache, layer, numbers, context.layout, _scoring(op), window), cache
+        return attend_to_cache(query, cache, layer, numbers, context.layout, scoring_of(op), window), cache
     if context.strategy.attention != "scores":
         return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
     return _with_scores(query, new, op, context), new
 
 
-def _scoring(op: Attention) -> Scoring:
+def scoring_of(op: Attention) -> Scoring:
+    """How scores of queries and keys are scaled and capped."""
     return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap)
 
 
@@ -80,7 +81,7 @@ def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
     window = _window_of_layer(op, key.shape[1], context.layer)
-    return attend(query, key, value, positions, context.rng, scoring=_scoring(op), window=window)
+    return attend(query, key, value, positions, context.rng, scoring=scoring_of(op), window=window)
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

@@ -6,18 +6,27 @@ einsum it is fast, and two passes are enough.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
+from meshwright.models.remat import INTERMEDIATE
 from meshwright.step.layer import Norm
 
 
 def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
-    """The norm of x [..., d] over its last dim: in float32, returned in the dtype of x."""
+    """The norm of x [..., d] over its last dim, or over `op.dims`: in float32, returned in the dtype of x."""
+    if op.dims:
+        flat = x.reshape(*x.shape[: -len(op.dims)], op.size)
+        return norm(flat, replace(op, dims=()), scale.reshape(-1), None if bias is None else bias.reshape(-1)).reshape(
+            x.shape
+        )
     if op.offset:
         scale = scale.astype(jnp.float32) + op.offset
     if op.kind == "layer":
@@ -35,6 +44,9 @@ def _rms_norm(epsilon: float, x: Array, scale: Array) -> Array:
 def _rms_forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    if jax.typeof(x).sharding.spec[-1]:
+        # Where devices sum the squares, they do not do so again for a backward that has kept what products read.
+        inverse = checkpoint_name(inverse, INTERMEDIATE)
     return (wide * inverse * _float32_per_token(scale, x)).astype(x.dtype), (x, scale, inverse)
 
 
@@ -87,8 +99,10 @@ def _float32_per_token(vector: Array, x: Array) -> Array:
 
 
 def _mean_product(left: Array, right: Array) -> Array:
-    """The mean of left * right over the last dim, which is kept."""
-    return jnp.einsum("...d,...d->...", left, right)[..., None] / left.shape[-1]
+    """The mean of left * right over the last dim, which is kept; where devices split it, summed over them."""
+    *others, last = jax.typeof(left).sharding.spec
+    whole = P(*others) if last else None
+    return jnp.einsum("...d,...d->...", left, right, out_sharding=whole)[..., None] / left.shape[-1]
 
 
 def _sum_of_tokens(x: Array) -> Array:

@@ -16,6 +16,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
+from meshwright.field_types import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         limits = {
             "temperature": (0 <= self.temperature < float("inf"), "a number from 0"),
-            "top_k": (self.top_k >= 0, "a whole number from 0, where 0 takes all tokens"),
+            "top_k": (0 <= self.top_k < 2**31, "a whole number from 0, where 0 takes all tokens, to 2147483647"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
             "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0, where 1 is none"),

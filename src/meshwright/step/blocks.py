@@ -6,6 +6,7 @@ Products that add to the residual stream start smaller by sqrt(2 layers), as GPT
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 from meshwright.step.frequencies import Frequencies
@@ -22,12 +23,14 @@ from meshwright.step.layer import (
     Dispatch,
     EndOp,
     Gated,
+    LatentKeys,
     LayerOp,
     Linear,
     Lookup,
     Norm,
     Program,
     Rotary,
+    SigmoidGate,
     Slice,
     Stack,
 )
@@ -110,15 +113,18 @@ def mlp_block(model: ModelConfig) -> Block:
 def moe_block(model: ModelConfig, experts: Experts) -> Block:
     """A mixture of experts with the norm before it, and the MLP beside them that works on every token."""
     normed, shared = "mlp_normed", experts.shared_mlp
-    router = Linear(
-        name="router",
-        source=normed,
-        target="router_logits",
-        inputs=(("embed", model.embed),),
-        outputs=(("router", experts.count),),
-        is_rounded=False,
-        is_on_residual=True,
-    )
+
+    def on_residual(name: str, target: str, size: int) -> Linear:
+        return Linear(
+            name=name,
+            source=normed,
+            target=target,
+            inputs=(("embed", model.embed),),
+            outputs=(("router", size),),
+            is_rounded=False,
+            is_on_residual=True,
+        )
+
     dispatch = Dispatch(
         source=normed,
         router="router_logits",
@@ -130,14 +136,21 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
     )
     ops: tuple[LayerOp, ...] = (
         _norm(model, "mlp_norm", STREAM, normed),
-        router,
+        on_residual("router", "router_logits", experts.count),
         dispatch,
         *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.count),
         Combine(source="expert_down", target="expert_added"),
     )
+    added = ("expert_added",)
     if shared:
-        ops = (*ops, *_mlp(model, "shared_", normed, shared))
-    return Block(name="mlp", ops=(*ops, Add(sources=("expert_added", *(("shared_down",) if shared else ())))))
+        ops, added = (*ops, *_mlp(model, "shared_", normed, shared)), (*added, "shared_down")
+    if experts.has_shared_gate:
+        gate = SigmoidGate(source="shared_down", by="shared_logit", target="shared_added")
+        ops, added = (
+            (*ops, on_residual("shared_expert_gate", "shared_logit", 1), gate),
+            ("expert_added", "shared_added"),
+        )
+    return Block(name="mlp", ops=(*ops, Add(sources=added)))
 
 
 def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
@@ -150,7 +163,10 @@ def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tu
 
 def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
     """From the norm before attention to what it adds to the stream, `attention_added`."""
-    heads = _latent_heads(model, model.latent) if model.latent else _heads(model, first_layer)
+    norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if model.pre_norms else ()
+    stream = "attention_normed" if model.pre_norms else STREAM
+    heads = _latent_heads(model, model.latent, stream) if model.latent else _heads(model, first_layer, stream)
+    latent = LatentKeys(latent="latent", rotary="key_rope", key_weight="key", value_weight="value")
     attention = Attention(
         query="query",
         key="key",
@@ -164,6 +180,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         softcap=model.attention_softcap,
         scale=model.attention_scale,
         has_alibi=model.positions == "alibi",
+        latent=latent if model.latent else None,
     )
     output = Linear(
         name="output",
@@ -174,20 +191,20 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         init_scale=_adding_scale(model, model.num_heads * model.value_dim),
         has_bias=model.output_bias,
     )
-    ops = (_norm(model, "attention_norm", STREAM, "attention_normed"), *heads, attention, output)
+    ops = (*norms, *heads, attention, output)
     if not model.post_norms:
         return ops
     return (*ops, _norm(model, "attention_post_norm", "attention_output", "attention_added"))
 
 
-def _heads(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
-    """Queries, keys and values from the normed stream."""
+def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, ...]:
+    """Queries, keys and values from the value `stream`."""
     single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
     dims = {"query": _head_dims(model, model.head_dim), "key": single, "value": single}
     ops: list[LayerOp] = [
         Linear(
             name=name,
-            source="attention_normed",
+            source=stream,
             target=name,
             inputs=(("embed", model.embed),),
             outputs=outputs,
@@ -196,57 +213,70 @@ def _heads(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         for name, outputs in dims.items()
     ]
     if model.qk_norm:
-        ops += [_norm(model, f"{name}_norm", name, name, model.head_dim) for name in ("query", "key")]
+        together = model.qk_norm_over_heads
+        ops += [
+            _norm(model, f"{name}_norm", name, name, dims[name] if together else dims[name][-1:])
+            for name in ("query", "key")
+        ]
     if model.positions == "rotary":
         size, by_layer = model.rotary_dims or model.head_dim, _frequencies(model, first_layer)
         ops.append(Rotary(values=("query", "key"), size=size, by_layer=by_layer))
     return tuple(ops)
 
 
-def _latent_heads(model: ModelConfig, latent: LatentAttention) -> tuple[LayerOp, ...]:
+def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> tuple[LayerOp, ...]:
     """Queries, keys and values from latents; each latent is computed whole wherever its heads are split."""
-    stream, rank, rope = "attention_normed", latent.kv_rank, latent.rope_head_dim
+    rank, rope = latent.kv_rank, latent.rope_head_dim
     embed: Dims = (("embed", model.embed),)
 
     def from_latent(name: str, source: str, target: str, inputs: Dims, size: int) -> Linear:
         outputs: Dims = (("kv_heads", model.num_heads), ("head_dim", size))
         return Linear(name=name, source=source, target=target, inputs=inputs, outputs=outputs)
 
+    def to_latent(name: str, target: str, size: int) -> Linear:
+        outputs: Dims = (("latent", size),)
+        return Linear(name=name, source=stream, target=target, inputs=embed, outputs=outputs, has_bias=model.qkv_bias)
+
+    def norm(name: str, size: int) -> Norm:
+        return replace(_norm(model, f"{name}_norm", name, name, (("latent", size),)), epsilon=latent.norm_epsilon)
+
     ops: list[LayerOp] = [
-        Linear(name="latent", source=stream, target="latents", inputs=embed, outputs=(("latent", rank + rope),)),
+        to_latent("latent", "latents", rank + rope),
         Slice(source="latents", target="latent", start=0, size=rank),
         Slice(source="latents", target="key_rope", start=rank, size=rope),
-        _norm(model, "latent_norm", "latent", "latent", rank),
+        norm("latent", rank),
     ]
     if latent.query_rank:
-        outputs: Dims = (("latent", latent.query_rank),)
+        inputs: Dims = (("latent_input", latent.query_rank),)
         ops += [
-            Linear(name="query_latent", source=stream, target="query_latent", inputs=embed, outputs=outputs),
-            _norm(model, "query_latent_norm", "query_latent", "query_latent", latent.query_rank),
-            from_latent("query", "query_latent", "query", (("latent_input", latent.query_rank),), model.query_key_dim),
+            to_latent("query_latent", "query_latent", latent.query_rank),
+            norm("query_latent", latent.query_rank),
+            from_latent("latent_query", "query_latent", "query", inputs, model.query_key_dim),
         ]
     else:
         ops.append(from_latent("query", stream, "query", embed, model.query_key_dim))
     frequencies = (Frequencies(theta=model.rope_theta, scaling=model.rope_scaling),)
+    rotary = Rotary(values=("key_rope",), size=rope, by_layer=frequencies, is_interleaved=latent.is_interleaved)
     narrow: Dims = (("latent_input", rank),)
     return (
         *ops,
         from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim),
         from_latent("value", "latent", "value", narrow, latent.value_head_dim),
-        Rotary(values=("query",), size=rope, start=latent.nope_head_dim, by_layer=frequencies),
-        Rotary(values=("key_rope",), size=rope, by_layer=frequencies),
+        replace(rotary, values=("query",), start=latent.nope_head_dim),
+        rotary,
         Concat(sources=("key_nope", "key_rope"), target="key"),
     )
 
 
 def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
     """From the norm before the MLP to what it adds to the stream, `mlp_added`."""
-    norm = _norm(model, "mlp_norm", STREAM, "mlp_normed")
+    norms = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),) if model.pre_norms else ()
+    stream = "mlp_normed" if model.pre_norms else STREAM
     if not model.post_norms:
-        return norm, *_mlp(model, "", "mlp_normed", model.mlp, target="mlp_added")
+        return *norms, *_mlp(model, "", stream, model.mlp, target="mlp_added")
     return (
-        norm,
-        *_mlp(model, "", "mlp_normed", model.mlp),
+        *norms,
+        *_mlp(model, "", stream, model.mlp),
         _norm(model, "mlp_post_norm", "down", "mlp_added"),
     )
 
@@ -284,13 +314,14 @@ def _mlp(
     return *opened, hidden, down
 
 
-def _norm(model: ModelConfig, name: str, source: str, target: str, size: int = 0) -> Norm:
-    """A norm as all of a model are; over the stream where no size is given."""
+def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = ()) -> Norm:
+    """A norm as all of a model are, over some dims; over the stream where none are given."""
     return Norm(
         name=name,
         source=source,
         target=target,
-        size=size or model.embed,
+        size=math.prod(size for _, size in dims) if dims else model.embed,
+        dims=dims if len(dims) > 1 else (),
         kind=model.norm,
         epsilon=model.norm_epsilon,
         offset=model.norm_offset,

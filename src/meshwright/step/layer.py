@@ -30,13 +30,16 @@ HEADS = ("kv_heads", "group", "head_dim")
 class Norm:
     """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`.
 
-    offset: added to the scale (Gemma stores the scale minus 1). has_bias: a parameter `{name}_bias` is added.
+    dims: the last dims of `source` where several are normed together, of `size` elements in all (OLMo 2: all heads);
+    what splits them splits the scale, and squares are summed over it. offset: added to the scale (Gemma stores it minus
+    1). has_bias: a parameter `{name}_bias` is added.
     """
 
     name: str
     source: str
     target: str
     size: int
+    dims: Dims = ()
     kind: NormKind = "rms"
     epsilon: float = 1e-5
     offset: float = 0.0
@@ -84,13 +87,29 @@ class Rotary:
 
     size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates the
     first quarter). by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are
-    alike.
+    alike. is_interleaved: whether pairs of dims that are rotated together stand side by side, as DeepSeek's do, and not
+    half of the dims apart.
     """
 
     values: tuple[str, ...]
     size: int
     by_layer: tuple[Frequencies, ...]
     start: int = 0
+    is_interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentKeys:
+    """What a server keeps of a token in place of keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    latent, rotary: the value that keys and values are products of, and the part of every head's key beside it.
+    key_weight, value_weight: the weights of these products.
+    """
+
+    latent: str
+    rotary: str
+    key_weight: str
+    value_weight: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +118,7 @@ class Attention:
 
     qk_dim, value_dim: the dims of a head. windows: how many keys a query may attend to, of each layer in a cycle; None
     for all before it. softcap: scores are softcap * tanh(scores / softcap). scale: what scores are multiplied by;
-    1 / sqrt(qk_dim) where None.
+    1 / sqrt(qk_dim) where None. latent: what keys and values are made of, where a server keeps that.
     """
 
     query: str
@@ -114,6 +133,7 @@ class Attention:
     softcap: float | None = None
     scale: float | None = None
     has_alibi: bool = False
+    latent: LatentKeys | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +203,15 @@ class Combine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SigmoidGate:
+    """`source` [batch, sequence, embed] times the sigmoid of its token's one logit `by` [batch, sequence, 1]."""
+
+    source: str
+    by: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Add:
     """Add values to the residual stream (with dropout where a strategy has it)."""
 
@@ -208,7 +237,7 @@ class Concat:
     target: str
 
 
-LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Add | Slice | Concat
+LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | SigmoidGate | Add | Slice | Concat
 
 
 @dataclass(frozen=True, kw_only=True)

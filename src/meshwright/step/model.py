@@ -31,7 +31,8 @@ class Experts:
     """A mixture of experts in place of the mlp: `num_active` of `count` mlps of width `mlp` work on a token.
 
     shared_mlp: the width of the mlp that works on every token beside them (several shared experts count as one wide
-    one), 0 where there is none. num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
+    one), 0 where there is none. has_shared_gate: whether a sigmoid of each token scales what that one adds (Qwen2-MoE).
+    num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
     capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
     dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
     arXiv:2101.03961, section 2.2). routing: how a token's experts are chosen.
@@ -41,6 +42,7 @@ class Experts:
     num_active: int
     mlp: int
     shared_mlp: int = 0
+    has_shared_gate: bool = False
     num_dense_layers: int = 0
     capacity_factor: float | None = None
     balance_weight: float = 0.01
@@ -61,6 +63,8 @@ class Experts:
             )
         if self.balance_weight < 0:
             raise MeshwrightError(f"experts have balance_weight={self.balance_weight:g}; it is from 0")
+        if self.has_shared_gate and not self.shared_mlp:
+            raise MeshwrightError("experts have has_shared_gate=True and shared_mlp=0; there is nothing to gate")
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -95,6 +99,7 @@ class LatentAttention:
 
     query_rank: the width of the queries' own latent; None where they come from the stream itself. A query and a key
     have `nope_head_dim` dims without and `rope_head_dim` with rotary positions, a value `value_head_dim`.
+    is_interleaved: as of a `step.layer.Rotary`. norm_epsilon: of the norms of latents.
     """
 
     query_rank: int | None
@@ -102,6 +107,8 @@ class LatentAttention:
     nope_head_dim: int
     rope_head_dim: int
     value_head_dim: int
+    is_interleaved: bool = True
+    norm_epsilon: float = 1e-6
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,8 @@ class ModelConfig:
     Args:
         norm_offset: added to the scale of every norm; 1 where a family stores scales minus 1 (Gemma).
         qk_norm: whether each query and key head is normed (Qwen3).
+        qk_norm_over_heads: whether that norm is of all heads of a token together (OLMo 2).
+        pre_norms: whether the residual stream is normed before each block.
         post_norms: whether the output of each block is normed before it is added to the residual stream (Gemma 2).
         embedding_norm: whether a norm follows the lookup of tokens (BLOOM).
         parallel_blocks: whether attention and MLP read the same stream, so that their outputs are added, and summed
@@ -161,6 +170,8 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     embedding_norm: bool = False
     parallel_blocks: bool = False

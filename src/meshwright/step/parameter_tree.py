@@ -88,10 +88,11 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
     """The parameters of one op, of one layer, by name; most ops have none."""
     match op:
         case Norm():
-            scale = Parameter(shape=(op.size,), axes=("norm",), init="ones", role="vector")
+            axes, shape = zip(*(op.dims or (("norm", op.size),)), strict=True)
+            scale = Parameter(shape=shape, axes=axes, init="ones", role="vector")
             if op.offset:
                 scale = replace(scale, init="normal", scale=0.0)
-            bias = Parameter(shape=(op.size,), axes=("norm",), scale=0.0, role="vector")
+            bias = replace(scale, init="normal", scale=0.0)
             return {op.name: scale} | ({f"{op.name}_bias": bias} if op.has_bias else {})
         case Linear() if not op.is_tied:
             return _weight(op)

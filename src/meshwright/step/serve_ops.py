@@ -39,6 +39,7 @@ from meshwright.step.layer import (
     Lookup,
     Norm,
     Rotary,
+    SigmoidGate,
     Slice,
 )
 from meshwright.step.layer import Block as LayerBlock
@@ -95,8 +96,8 @@ class _BlockWalk:
         self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
         self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
         self.is_prefill = layout.tp_stream == "split"
-        norm = next(op for op in block.ops if isinstance(op, Norm))
-        self.width = Dim("D", norm.size, self.fsdp)
+        first = next(op for op in block.ops if isinstance(op, Norm | Linear))
+        self.width = Dim("D", first.size if isinstance(first, Norm) else first.fan_in, self.fsdp)
         self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
         self.arrays: dict[str, Array] = {}
         self.live: list[Array] = []
@@ -105,7 +106,7 @@ class _BlockWalk:
         """The ops in order. Norms of heads and of a block's output are in the passes beside them."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
         stream = Array(STREAM, (*self.layout.tokens, self.width))
-        # The norm, once for all that read it.
+        # The norm, once for all that read it; of the block's output where there is none before.
         yield self._pass("norm", residual)
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
@@ -117,6 +118,11 @@ class _BlockWalk:
                     yield from self._linear(op)
                 case Norm() if op.source in self.linears and self.linears[op.source].outputs[0][0] == "embed":
                     yield from self._norm_sums(op)
+                case Norm() if op.dims:
+                    of_heads = Array("squares", self.layout.tokens, self.tensor, width="float32")
+                    yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
+                case SigmoidGate():
+                    self.arrays[op.target] = self.arrays[op.source]
                 case Attention():
                     yield from self._attention(op)
                 case Gated():
@@ -263,12 +269,11 @@ class _BlockWalk:
 
     def _latents(self, op: Attention) -> tuple[Array, ...]:
         """The latent that keys and values are made of, and the part of a key beside it; nothing where they are kept."""
-        source = self.linears[op.value]
-        if source.inputs[0][0] == "embed":
+        if op.latent is None:
             return ()
-        rank = source.inputs[0][1]
-        part = next(each for each in self.block.ops if isinstance(each, Slice) and each.target == source.source)
-        tokens, rest = self.layout.tokens, self.linears[part.source].outputs[0][1] - rank
+        tokens = self.layout.tokens
+        sizes = {each.target: each.size for each in self.block.ops if isinstance(each, Slice)}
+        rank, rest = sizes[op.latent.latent], sizes[op.latent.rotary]
         return Array("latent", (*tokens, Dim("L", rank))), Array("key part", (*tokens, Dim("H", rest)))
 
     def _reads_of_stream(self) -> Iterator[str]:

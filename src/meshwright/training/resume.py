@@ -14,11 +14,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planner import Count, PlanOptions, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
-from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, Workload, check_positions, unused_options
+from meshwright.runtime import ShardingContext, abstract
+from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
-from meshwright.training.run import RunConfig, read_config
-from meshwright.training.step import abstract_state
+from meshwright.training.run import RunConfig, config_from_data, read_config
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
 """What decides the arrays of a checkpoint, so that no run can go on with another."""
@@ -182,8 +181,9 @@ def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[Ru
 
 def config_conflict(config: RunConfig, checkpoint: Mapping[str, Any]) -> str:
     """The first field in which a config differs from a checkpoint's, of those that decide its arrays; else nothing."""
+    before = _arrays_of(config_from_data(checkpoint).to_json())
     for path, now in _arrays_of(config.to_json()).items():
-        if now != (then := _arrays_of(checkpoint).get(path)):
+        if now != (then := before.get(path)):
             return f"{path} is {now!r} in config.json, and {then!r} in the checkpoint"
     return ""
 
@@ -203,8 +203,10 @@ def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return found
 
 
-def restore_params(directory: Path, config: RunConfig, mesh_shape: MeshShape, mesh: Mesh, on_note: Note) -> Any:
-    """The parameters of the last whole checkpoint of a run, on a mesh; nothing else of it is read.
+def restore_params(
+    directory: Path, config: RunConfig, mesh_shape: MeshShape, mesh: Mesh, on_note: Note, *, dtype: Dtype
+) -> Any:
+    """The parameters of the last whole checkpoint of a run, on a mesh, in a dtype; nothing else of it is read.
 
     To be called under `jax.set_mesh`, on a mesh without stages. Raises where there is none, or where it is another
     model's.
@@ -215,5 +217,5 @@ def restore_params(directory: Path, config: RunConfig, mesh_shape: MeshShape, me
         raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
     if conflict := config_conflict(config, checkpoints.config(step)):
         raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
-    wanted = abstract_state(config.workload, ShardingContext(mesh_shape), config.optimizer, mesh, config.strategy)
-    return checkpoints.restore(step, {"params": wanted["params"]})["params"]
+    wanted = abstract(parameters(config.workload.config), mesh, ShardingContext(mesh_shape), dtype)
+    return checkpoints.restore(step, {"params": wanted})["params"]

@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from meshwright.errors import MeshwrightError
 from meshwright.step import ModelConfig, Tree
-from meshwright.step.parameter_tree import leaves, map_leaves
+from meshwright.step.parameter_tree import map_leaves
 from meshwright.weights.aliases import with_known_names
 from meshwright.weights.directory import DTYPES, Tensor
 from meshwright.weights.places import Place, places, published_family
+from meshwright.weights.slices import Bounds, read_slice
 
 NUM_READERS = 8
 """Threads that read: copying out of a memory map waits for the disk."""
@@ -35,7 +34,7 @@ def load_weights(
         read.
 
     Raises:
-        MeshwrightError: a tensor that is missing, extra or of another shape; a file that cannot be read.
+        MeshwrightError: a tensor that is missing, extra, of another shape, or with values that are no finite numbers.
     """
     where = places(model)
     known = frozenset(name for place in where.values() for _, name in place.names())
@@ -44,35 +43,20 @@ def load_weights(
     with ThreadPoolExecutor(NUM_READERS) as readers:
 
         def read(path: str, leaf: Any) -> Array:
-            place = where[path]
-            slices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
-            held: dict[tuple[tuple[int, int], ...], Any] = {}
-            for index in slices.values():
-                bounds = _bounds(index, leaf.shape)
-                if bounds not in held:
-                    held[bounds] = readers.submit(_read_slice, place, tensors, bounds, leaf.dtype)
-            for each in held.values():
-                on_bytes(each.result().nbytes)
-            arrays = [
-                jax.device_put(held[_bounds(index, leaf.shape)].result(), device) for device, index in slices.items()
-            ]
+            indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+            holders: dict[Bounds, list[Any]] = {}
+            for device, index in indices.items():
+                holders.setdefault(_bounds(index, leaf.shape), []).append(device)
+            arrays: list[Array] = []
+            # One slice at a time: a device elsewhere takes it before the next but one is read.
+            for bounds, devices in holders.items():
+                part = read_slice(where[path], tensors, bounds, leaf.dtype, readers)
+                jax.block_until_ready(arrays)
+                arrays += [jax.device_put(part, device) for device in devices]
+                on_bytes(part.nbytes)
             return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
-        params = map_leaves(read, wanted)
-    for path, array in leaves(params):
-        if not jnp.isfinite(jnp.sum(array.astype(jnp.float32) * 0)):
-            raise _not_finite(where[path], tensors)
-    return params
-
-
-def _not_finite(place: Place, tensors: Mapping[str, Tensor]) -> MeshwrightError:
-    """The error of a parameter that has values which are no numbers: which tensor they are in."""
-    for _, name in place.names():
-        values = tensors[name].open().astype(np.float32)
-        if not np.isfinite(values).all():
-            kind = "NaN" if np.isnan(values).any() else "infinite values"
-            return MeshwrightError(f"{name} in {tensors[name].file} has {kind}; these weights compute nothing")
-    return MeshwrightError(f"the weights have values that are too large for their dtype, in {place.published.name}")
+        return map_leaves(read, wanted)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
@@ -101,18 +85,5 @@ def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model:
         )
 
 
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-
-
-def _read_slice(
-    place: Place, tensors: Mapping[str, Tensor], bounds: tuple[tuple[int, int], ...], dtype: Any
-) -> np.ndarray:
-    """The part of a parameter within bounds, read from each tensor that has some of it."""
-    result = np.empty([stop - start for start, stop in bounds], dtype)
-    depth = len(place.stacked)
-    within = tuple(slice(start, stop) for start, stop in bounds[depth:])
-    for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
-        name = place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))
-        np.copyto(result[numbers], place.view(tensors[name].open())[within], casting="same_kind")
-    return result

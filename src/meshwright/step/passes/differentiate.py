@@ -6,6 +6,7 @@ gradient is a sum over the axes that split the tokens it worked on. A product ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -59,7 +60,9 @@ def _backward(node: Node) -> Iterator[Op]:
     for work in node.work:
         match work:
             case Product():
-                yield _matmul(node, work, "backward", "input_gradient")
+                # With one column this is a multiplication, which compilers do elementwise.
+                if math.prod(dim.size or 0 for dim in work.columns) != 1:
+                    yield _matmul(node, work, "backward", "input_gradient")
                 yield _matmul(node, work, "backward", "weight_gradient")
             case Move():
                 before = replace(work.before, unreduced=())

@@ -23,6 +23,7 @@ from meshwright.step.layer import (
     Linear,
     Norm,
     Rotary,
+    SigmoidGate,
     Slice,
     Stack,
 )
@@ -89,6 +90,8 @@ class _BlockSharder:
                     yield from self._dispatch(op)
                 case Combine():
                     yield from self._combine(op)
+                case SigmoidGate():
+                    yield from self._sigmoid_gate(op)
                 case Add():
                     yield from self._add(op)
                 case Slice():
@@ -97,7 +100,7 @@ class _BlockSharder:
                     self.parts.add(op.target)
                     yield self._node(reads=(op.source,), writes=op.target)
                 case Concat():
-                    yield self._concat(op)
+                    yield from self._concat(op)
 
     def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
               tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
@@ -126,9 +129,14 @@ class _BlockSharder:
         source = self._array(op.source)
         self.arrays[op.target] = replace(source, name=op.target)
         kind: Pass = "layer_norm" if op.kind == "layer" else "norm"
-        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, (("norm", op.size),), source)]
+        dims = op.dims or (("norm", op.size),)
+        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, dims, source)]
         if op.has_bias:
-            work.append(self._vector(f"{op.name}_bias", (("norm", op.size),), source))
+            work.append(self._vector(f"{op.name}_bias", dims, source))
+        if axes := tuple(axis for dim in self.layout.used(op.dims) for axis in dim.axes):
+            squares = Array("squares", source.dims[:2], width="float32")
+            phases: Phases = ("forward", "recompute", "backward")
+            work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array) -> Vector:
@@ -145,7 +153,7 @@ class _BlockSharder:
         lead = self._rows(op)
         source = op.source
         if not op.num_experts and not op.is_on_residual:
-            source = yield from self._entry(op, columns)
+            source = yield from self._entry(op)
         dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
         tokens = self._token_axes(op, lead)
         stored, used = self.layout.stored(dims), self.layout.used(dims)
@@ -191,13 +199,15 @@ class _BlockSharder:
         """Whether a product goes round tp in steps beside its collective."""
         return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
 
-    def _entry(self, op: Linear, columns: tuple[Dim, ...]) -> Generator[Node, None, str]:
+    def _entry(self, op: Linear) -> Generator[Node, None, str]:
         """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
         array = self._array(op.source)
         is_split = any(dim.axes for dim in array.dims[2:])
         if not is_split and op.source not in self.entries:
             after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
-            pending = tuple(axis for dim in columns for axis in dim.axes)
+            readers = [each for each in self.ops if isinstance(each, Linear) and each.source == op.source]
+            columns = [dim for each in readers if not each.is_on_residual for dim in self.layout.used(each.outputs)]
+            pending = tuple(dict.fromkeys(axis for dim in columns for axis in dim.axes))
             self.entries[op.source] = name = f"{op.source} as read"
             self.arrays[name] = replace(after, name=name)
             is_stream = array.dims[-1].letter == "D"
@@ -279,12 +289,18 @@ class _BlockSharder:
             yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
         yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
 
-    def _concat(self, op: Concat) -> Node:
-        """Values with their last dims in a row; they lie as the first does."""
+    def _concat(self, op: Concat) -> Iterator[Node]:
+        """Values with their last dims in a row; they lie as the first does.
+
+        The gradient of one that all heads share is summed over the axes that split them.
+        """
         sources = [self.arrays[name] for name in op.sources]
         self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
+        heads = tuple(axis for dim in sources[0].dims[2:] for axis in dim.axes)
+        shared = [array for array in sources if len(array.dims) < len(sources[0].dims)]
+        moves = [Move(name=array.name, before=array, after=array, pending=heads) for array in shared]
         rotated = PassOver(kind="rotary", arrays=(self.arrays[op.target],))
-        return self._node(rotated, reads=op.sources, writes=op.target)
+        yield self._node(rotated, *moves, reads=op.sources, writes=op.target)
 
     def _gated(self, op: Gated) -> Iterator[Node]:
         """An MLP's activation."""
@@ -292,6 +308,13 @@ class _BlockSharder:
         self.arrays[op.target] = replace(first, name=op.target)
         kind: Pass = "gated" if len(op.sources) > 1 else "activation"
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
+
+    def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
+        """What is added to the stream, summed first, times a number for each token."""
+        yield from self._summed((op.source,), op.source)
+        self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
+        both = (op.source, op.by)
+        yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
         """Rows to their experts: exchanged over ep and gathered over tp, or the stream gathered where ep is 1."""

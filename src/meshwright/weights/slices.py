@@ -1,0 +1,114 @@
+"""The slice of a parameter that a device holds, copied out of the tensors that have some of it.
+
+A slice is made once, where the device's own array can take it over without another copy (XLA:CPU), and filled in blocks
+that stay in a core's cache while they are turned, cast and looked through for values that are no numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, wait
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.weights.directory import Tensor
+from meshwright.weights.places import Place
+
+Bounds = tuple[tuple[int, int], ...]
+"""Start and stop along each dim of a parameter."""
+
+BLOCK = (256, 512)
+"""Rows and columns, as a file has them, that are turned at once: 256 KB of 16 bits."""
+
+TASK_BYTES = 16_000_000
+"""What one thread copies before it takes the next part."""
+
+ALIGNMENT = 64
+"""Bytes that the start of an array is a multiple of, so that XLA:CPU uses it in place."""
+
+_EXPONENT: Mapping[Any, tuple[Any, int]] = {
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
+    np.dtype(np.float16): (np.uint16, 0x7C00),
+    np.dtype(np.float32): (np.uint32, 0x7F800000),
+    np.dtype(np.float64): (np.uint64, 0x7FF0000000000000),
+}
+"""Bits as whole numbers of the same size, and those of the exponent: all set in what is no finite number."""
+
+
+def read_slice(
+    place: Place, tensors: Mapping[str, Tensor], bounds: Bounds, dtype: Any, readers: Executor
+) -> np.ndarray:
+    """The part of a parameter within bounds, read by several threads.
+
+    Raises:
+        MeshwrightError: a tensor with values that are no finite numbers, or are none in `dtype`.
+    """
+    result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
+    depth = len(place.stacked)
+    within = tuple(slice(start, stop) for start, stop in bounds[depth:])
+    tasks = []
+    for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
+        tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
+        target = result[numbers]
+        tasks += [readers.submit(_copy, place, tensor, within, part, target) for part in _parts(target)]
+    wait(tasks)
+    for task in tasks:
+        task.result()
+    return result
+
+
+def _aligned(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray:
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _parts(target: np.ndarray) -> Iterator[slice]:
+    """The parts of an array along its first dim that one thread copies each."""
+    rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
+    for start in range(0, len(target), rows):
+        yield slice(start, start + rows)
+
+
+def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
+    """Copy a part of a tensor into the same part of `target`, block by block in the order of the file."""
+    source, target = place.view(tensor.open())[within][part], target[part]
+    order = sorted(range(source.ndim), key=lambda dim: -source.strides[dim])
+    source, bits = source.transpose(order), target.transpose(order)
+    exponent = _EXPONENT[target.dtype]
+    bits = bits.view(exponent[0])
+    # One block a row, where the file's last dims are those of the block.
+    sizes = [1] * (source.ndim - 2) + [*BLOCK][-source.ndim :]
+    steps = [range(0, size, step) for size, step in zip(source.shape, sizes, strict=True)]
+    for corner in np.ndindex(*map(len, steps)):
+        at = tuple(
+            slice(start := steps[dim][number], start + size)
+            for dim, (number, size) in enumerate(zip(corner, sizes, strict=True))
+        )
+        block = _cast(source[at], target.dtype).view(exponent[0])
+        if (block & exponent[1]).max() == exponent[1]:
+            raise _not_finite(tensor, source[at], target.dtype)
+        bits[at] = block
+
+
+def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """A copy of a block, in order."""
+    if block.dtype == ml_dtypes.bfloat16 and dtype == np.float32:
+        # Its upper half; the library's own cast holds the interpreter's lock.
+        return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):
+        return block.astype(dtype, order="C")
+
+
+def _not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> MeshwrightError:
+    """The error of a tensor with values that are no numbers."""
+    values = block.astype(np.float64)
+    if np.isfinite(values).all():
+        return MeshwrightError(f"{tensor.name} in {tensor.file} has values that are too large for {dtype.name}")
+    kind = "NaN" if np.isnan(values).any() else "infinite values"
+    return MeshwrightError(f"{tensor.name} in {tensor.file} has {kind}; these weights compute nothing")
