@@ -164,6 +164,16 @@ CALLS = """
 2 | export good out --max-file-size 5GB                                                      | not a whole number
 2 | export good out --on v9:1                                                                | chip 'v9'
 2 | export good out more                                                                     | no place for 'more'
+2 | eval                                                                                     | DIR|RUN is missing
+2 | eval good                                                                                | one of --data (texts) and --task
+2 | eval good --data plan.yaml --task list.json                                              | one of --data (texts) and --task
+2 | eval good --data plan.yaml                                                               | needs hardware: --on
+2 | eval good --data plan.yaml --on cpu:8                                                    | holds no weights
+2 | eval run --data plan.yaml                                                                | no model_type
+2 | eval none --data plan.yaml                                                               | no directory 'none'
+2 | eval run --task none.jsonl                                                               | no model_type
+2 | eval run --data plan.yaml --stride x                                                     | whole number
+2 | eval good --data --on cpu:8                                                              | --data needs a value
 2 | demo extra                                                                               | no place for 'extra'
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4.0 --dims I=8,J=8,K=8 --on v5e:2x2                | the end expected
