@@ -4,7 +4,8 @@
 
 Devices of XLA:CPU hold their shards in the host's memory, so what loading takes beyond them is the peak of the
 process's own pages (RssAnon, which leaves out memory maps of files) less what it had before and the shards. Each figure
-is of a process of its own. New memory costs its own time, in virtual machines most of all. Cold: after the kernel was told to forget the files (POSIX_FADV_DONTNEED).
+is of a process of its own. New memory costs its own time, in virtual machines most of all: so an array of as many bytes
+is filled beside it. Cold: after the kernel was told to forget the files (POSIX_FADV_DONTNEED).
 """
 
 from __future__ import annotations
@@ -110,10 +111,8 @@ def report(directory: Path, mesh: str) -> None:
             f"{state}: cat {seconds['cat']:.1f} s, filling as much new memory {seconds['fill']:.1f} s, load"
             f" {found['seconds']:.1f} s ({found['processor']:.1f} s of processors)"
         )
-    beyond, largest = found["beyond"] / 1e6, found["largest"] / 1e6
-    print(
-        f"held beyond the {found['shards'] / 1e9:.2f} GB of shards: {beyond:,.0f} MB; the largest tensor: {largest:,.0f} MB"
-    )
+    beyond, shards, largest = (found[name] / 1e6 for name in ("beyond", "shards", "largest"))
+    print(f"held beyond {shards:,.0f} MB of shards: {beyond:,.0f} MB; the largest tensor has {largest:,.0f} MB")
 
 
 def forget(files: list[Path]) -> None:
