@@ -80,8 +80,9 @@ CALLS = {
 VALUES = {
     "--cache": "heads", "--attention": "flash", "--axis": "X", "--batch": "32", "--batch-tokens": "4096",
     "--bytes": "2M", "--compare": "dp=8", "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16",
-    "--gradient-dtype": "bf16", "--kv-dtype": "int8", "--latency": "1s", "--layers": "4", "--matmul-dtype": "int8", "--mesh": "dp=8",
-    "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1", "--num-microbatches": "2", "--on": "cpu:4",
+    "--gradient-dtype": "bf16", "--kv-dtype": "int8", "--latency": "1s", "--layers": "4",
+    "--matmul-dtype": "int8", "--mesh": "dp=8", "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1",
+    "--num-microbatches": "2", "--on": "cpu:4",
     "--optimizer": "lion", "--output-len": "8", "--param-dtype": "bf16", "--prompt-len": "8", "--remat": "none",
     "--run": "runs/none", "--schedule": "gpipe", "--seq-len": "128", "--serve": "prefill", "--sp-method": "ring",
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
