@@ -49,6 +49,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     # Routers.
     "n_group": (1, 2, None),
     "topk_group": (1, 3, None),
+    "swiglu_alpha": (1.0,),
+    "swiglu_limit": (1.0,),
     "topk_method": ("greedy", "noaux_tc", "another"),
     "scoring_func": ("softmax", "sigmoid"),
     "routed_scaling_factor": (0.5,),
@@ -140,6 +142,7 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"rotary_emb_base": 50, "rope_parameters": ABSENT},
     ),
     "deepseek_v2": (
+        {"num_attention_heads": 4, "num_key_value_heads": 4},
         {"topk_method": "greedy", "n_group": ABSENT, "topk_group": ABSENT},
         {"topk_method": ABSENT, "n_group": ABSENT, "topk_group": ABSENT},
         {"scoring_func": "sigmoid"},
@@ -149,6 +152,8 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"seq_aux": False},
     ),
     "deepseek_v3": (
+        {"num_attention_heads": 4, "num_key_value_heads": 4},
+        {"qk_rope_head_dim": 4, "head_dim": ABSENT},
         {"topk_method": "greedy"},
         {"topk_method": "noaux_tc"},
         {"scoring_func": "softmax"},
@@ -157,6 +162,8 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"num_mtp_layers": 1},
         {"ep_size": 4},
     ),
+    # As openai/gpt-oss-20b has them.
+    "gpt_oss": ({"experts_per_token": 3}, {"initial_context_length": 8}, {"swiglu_limit": 7.0}),
     "qwen3_moe": (
         {"decoder_sparse_step": 5},
         {"mlp_only_layers": [0, 1]},
