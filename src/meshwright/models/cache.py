@@ -145,8 +145,11 @@ def attend_to_cache(
     layout: ShardingContext,
     scoring: Scoring,
     window: int | None,
+    sinks: Array | None = None,
 ) -> Array:
     """The attention output of queries [b, 1, k, g, h] at positions [b, 1] over one layer of a cache.
+
+    sinks: logits [k, g] that take a share of each softmax.
 
     Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
     attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
@@ -163,8 +166,14 @@ def attend_to_cache(
         there = P(stored[0], None, heads, None, None)
     local = partial(_attend_on_device, slots=key.shape[1], parts=parts, across=across, scoring=scoring, window=window)
     result = P(*there[:3], across or there[3], None)
-    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None)), out_specs=result)(
-        jax.reshard(query, there), key, value, jax.reshard(positions, P(stored[0], None))
+    of_heads = P(there[2], there[3])
+    specs = (there, stored, stored, P(stored[0], None), None if sinks is None else of_heads)
+    attended = jax.shard_map(local, in_specs=specs, out_specs=result)(
+        jax.reshard(query, there),
+        key,
+        value,
+        jax.reshard(positions, P(stored[0], None)),
+        None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
     )
     # Back by the way they came: heads over sp, then rows over fsdp.
     attended = jax.reshard(attended, jax.typeof(query).sharding.spec)
@@ -176,6 +185,7 @@ def _attend_on_device(
     key: Array,
     value: Array,
     positions: Array,
+    sinks: Array | None,
     *,
     slots: int,
     parts: tuple[str, ...],
@@ -196,9 +206,16 @@ def _attend_on_device(
         visible &= distance < window
     scores += jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
     largest = jnp.max(scores, axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks[None, None, :, :, None]
+        largest = jnp.maximum(largest, sinks)
     largest = lax.pmax(largest, parts) if parts else largest
     weights = jnp.exp(scores - largest)
     sums = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        # Of the devices that have parts of a row, one adds its sink.
+        own_share = jnp.exp(sinks - largest)
+        sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
     product = jnp.einsum("bskgt,btkh->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
     if parts:
         rest = tuple(axis for axis in parts if axis not in (across or ()))

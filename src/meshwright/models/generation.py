@@ -197,7 +197,8 @@ def _prefill(
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
-    strategy = DEFAULT if model.attention_softcap else replace(DEFAULT, attention="flash")
+    has_scores = model.attention_softcap or model.attention_sinks
+    strategy = DEFAULT if has_scores else replace(DEFAULT, attention="flash")
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)
 

@@ -50,6 +50,7 @@ from meshwright.step.layer import (
     SigmoidGate,
     Stack,
 )
+from meshwright.step.parameter_tree import SINKS
 
 
 class LayerResult(NamedTuple):
@@ -100,7 +101,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     if layout.cache_split is not None:
         _run_stationary(run, block, *ops)
     elif op.is_on_residual:
-        run.values[op.target] = router_logits(source, run.weights[op.name], layout)
+        run.values[op.target] = _with_bias(router_logits(source, run.weights[op.name], layout), _bias(run, op))
     elif op.inputs[0][0] == "embed":
         products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
         for each, product in zip(ops, products, strict=True):
@@ -145,7 +146,8 @@ def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
 
 def _run_attention(run: _Run, _: Block, op: Attention) -> None:
     query, new = run.values[op.query], Cache(run.values[op.key], run.values[op.value])
-    run.values[op.target], run.cache = attention_layer(query, new, op, run.context)
+    sinks = run.weights[SINKS] if op.has_sinks else None
+    run.values[op.target], run.cache = attention_layer(query, new, sinks, op, run.context)
 
 
 def _run_gated(run: _Run, _: Block, op: Gated) -> None:
