@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format hooks lock goldens clean
+.PHONY: demo test matrix quick lint format hooks lock goldens exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -47,6 +47,14 @@ goldens:
 	$(PYTHON) -m venv .venv-goldens
 	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
+	$(MAKE) exports
+
+# Whether transformers takes what we save of each golden; what it says is kept.
+exports: .venv/installed
+	rm -rf .venv-goldens/exports
+	JAX_PLATFORMS=cpu $(BIN)/python tests/goldens/write_exports.py .venv-goldens/exports
+	.venv-goldens/bin/python tests/goldens/check_exports.py .venv-goldens/exports 2>/dev/null > tests/goldens/exports.txt
+	cat tests/goldens/exports.txt
 
 clean:
 	rm -rf .venv .venv-goldens

@@ -133,6 +133,19 @@ CALLS = """
 2 | train tiny --on cpu:8 --batch 16 --mesh dp=3                                             | wants 3 devices
 2 | generate                                                                                 | DIR|RUN is missing
 2 | generate nowhere                                                                         | nowhere
+2 | export                                                                                   | RUN|DIR is missing
+2 | export run                                                                               | DIR is missing
+2 | export good out                                                                          | holds no weights
+2 | export good dir                                                                          | holds no weights
+2 | export good run                                                                          | run is not empty
+2 | export run out                                                                           | no model_type
+2 | export none out                                                                          | no directory 'none'
+2 | export good empty                                                                        | empty is not a directory
+2 | export good out --dtype int8                                                             | it is one of
+2 | export good out --max-file-size 0                                                        | --max-file-size is 0
+2 | export good out --max-file-size 5GB                                                      | not a whole number
+2 | export good out --on v9:1                                                                | chip 'v9'
+2 | export good out more                                                                     | no place for 'more'
 2 | demo extra                                                                               | no place for 'extra'
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4.0 --dims I=8,J=8,K=8 --on v5e:2x2                | the end expected

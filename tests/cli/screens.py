@@ -14,6 +14,7 @@ from contextlib import ExitStack, chdir
 from dataclasses import replace
 from inspect import isfunction, ismethod
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ SCREENS = {
     "inspect tpu": ["inspect", "inspect_programs:mistaken", "--mesh", "dp=2,tp=2", "--on", "v5e:2x2", "--memory"],
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
     "generate": ["generate", "runs/tiny", "--num-tokens", "12"],
+    "export": ["export", "runs/tiny", "my runs/exported"],
     "matmul": MATMUL,
     "matmul run": ["matmul", "A[I_X, J] @ B[J, K] -> C[I, K]", "--mesh", "X=4", "--dims", "I=64,J=64,K=64", "--on",
                    "v5e:2x2", "--run"],
@@ -128,6 +130,7 @@ def screen(name, columns, folder):
         patch.setenv("NO_COLOR", "1")
         patch.setenv("TERM", "xterm")
         patch.setattr("sys.stdout", out)
+        rmtree(folder / "my runs/exported", ignore_errors=True)
         try:
             code = main(SCREENS[name])
         except SystemExit as left:  # of help
@@ -187,20 +190,31 @@ def _replace_work(patch, name, folder):
         "meshwright.inference.loaded.generate_tokens",
         lambda *_, **__: map(np.array, zip(b"f(x):\n    re", strict=True)),
     )
+    patch.setattr("meshwright.inference.LoadedModel.save", _saved)
     patch.setattr("meshwright.cli.generate.perf_counter", itertools.count().__next__)
     patch.setattr("meshwright.cli.demo.subprocess.run", lambda *_, **__: Done())
 
 
 def _loaded(found, **_):
     """The model of a run, without parameters."""
+    import jax
+
     from meshwright.inference import LoadedModel
     from meshwright.runtime import build_mesh
     from meshwright.text import byte_tokenizer
 
+    mesh = build_mesh(found.mesh, jax.devices()[: found.mesh.num_devices])
     return LoadedModel(
-        config=found.model, params={}, mesh=build_mesh(found.mesh), mesh_shape=found.mesh, system=found.system,
-        dtype=found.dtype, tokenizer=byte_tokenizer(), source={}, seq_len=64,
+        config=found.model, params={}, mesh=mesh, mesh_shape=found.mesh, system=found.system,
+        dtype=found.dtype, stored_dtype=found.stored_dtype, tokenizer=byte_tokenizer(), source={}, seq_len=64,
     )  # fmt: skip
+
+
+def _saved(model, directory, **_):
+    """Files as a model has them, instead of its weights."""
+    directory.mkdir(exist_ok=True)
+    for name, size in {"config.json": 612, "model.safetensors": 1_970_000, "tokenizer.json": 4810}.items():
+        (directory / name).write_bytes(bytes(size))
 
 
 class Done:

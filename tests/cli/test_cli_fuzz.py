@@ -57,7 +57,7 @@ GOOD = {
     "--hardware": ["mine.toml", "bad.toml", "empty"], "--output": ["o.yaml", "o.json", "dir", "none/x"],
     "--html": ["h.html"], "--svg": ["s.svg"], "--plot": ["p.svg", "p.txt"], "--run": ["run", "dir"],
     "--latency": ["30ms"], "--data": ["empty", "mine.toml"], "--steps": ["3"], "--prompt": ["x"],
-    "--prompts": ["empty", "cut.json", "none"], "--stop-tokens": ["3"],
+    "--prompts": ["empty", "cut.json", "none"], "--stop-tokens": ["3"], "--max-file-size": ["1M"],
     "--prompt-len": ["64"], "--output-len": ["8"], "--weight-dtype": ["int8", "fp8", "bf16"],
     "--kv-dtype": ["int8", "bf16"], "--tolerance": ["0.1"], "--num-microbatches": ["2"], "--virtual-stages": ["2"],
 }  # fmt: skip
@@ -78,6 +78,7 @@ FIRST = {
     "verify": MODELS,
     "train": MODELS,
     "generate": ["run", "dir", "empty", "none", "good"],
+    "export": ["run out", "good out", "dir none/out", "none out", "good dir"],
     "inspect": [":f", "f:", "os:path", "none:f", "empty", "bytes", "list.json", "sys:exit", "json:loads"],
     "matmul": ARRAYS,
     "collective": ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute", "gather"],
@@ -128,7 +129,8 @@ def calls(draw):
     command = draw(st.sampled_from(list(FIRST)))
     words = command.split()
     if FIRST[command] and not rarely(draw):
-        words.append(draw(st.sampled_from(FIRST[command])))
+        first = draw(st.sampled_from(FIRST[command]))
+        words += first.split() if command == "export" else [first]
     options = options_of(command)
     chosen = {o.name: o for o in options if (o.is_needed or o.name in ("--on", "--batch")) and not rarely(draw)}
     if options:

@@ -43,6 +43,7 @@ WORK = {
     "verify": ["meshwright.verification.verify_plan"],
     "train": ["meshwright.cli.train.TrainScreen"],
     "generate": ["meshwright.inference.Found.load"],
+    "export": ["meshwright.inference.Found.load"],
     "inspect": ["meshwright.inspection.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
@@ -60,6 +61,7 @@ CALLS = {
     "train": (None, ["train", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "train resume": (TrainArgs, ["train", "runs/begun", "--resume"]),
     "generate": (None, ["generate", "runs/begun"]),
+    "export": (None, ["export", "runs/begun", "exported"]),
     "inspect": (None, ["inspect", "program:make", "--mesh", "dp=2"]),
     "matmul": (None, ["matmul", "A[I_X, J] @ B[J, K]", "--mesh", "X=4", "--dims", "I=8,J=8,K=8", "--on", "v5e:2x2"]),
     "collective": (None, ["collective", "all-gather", "--mesh", "X=4", "--axis", "X", "--on", "v5e:2x2",
@@ -85,7 +87,7 @@ VALUES = {
     "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
     "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
-    "--weights": "none",
+    "--weights": "none", "--max-file-size": "1M",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

@@ -77,3 +77,15 @@ def test_a_chart_has_a_column_for_every_few_steps_and_its_extremes():
     assert lines[-1].split() == ["1.000", "███▁"]
     assert max(len(line) for line in loss_chart([float(step) for step in range(1000)], width=40)) == 49
     assert loss_chart([2.0, 2.0], width=40)[-1].split() == ["2.000", "▁▁"]
+
+
+def test_the_bar_says_how_much_of_the_weights_is_read(monkeypatch):
+    made = Console(file=io.StringIO(), force_terminal=True, width=60, highlight=False)
+    monkeypatch.setattr(train_screen, "console", lambda: made)
+    screen = TrainScreen(10, PLAN, is_quiet=False)
+    assert str(screen.bar(None)).startswith("compiling")
+    screen.read(1_000_000_000)
+    screen.read(500_000_000)
+    assert str(screen.bar(None)) == "reading the weights  1.50 GB"
+    monkeypatch.setattr(train_screen, "READING_SECONDS", 0.0)
+    assert str(screen.bar(None)).startswith("compiling")

@@ -221,7 +221,7 @@ def test_a_model_of_parallel_blocks_gathers_its_stream_for_each_of_its_two_norms
 
 def test_every_model_has_the_products_of_its_kind():
     names = {row.name.rpartition(".")[2] for row in table_of(workload_of("deepseek-v3"), MeshShape(fsdp=4), Strategy())}
-    latent = {"latent", "query_latent", "query", "key", "value", "scores", "values", "output"}
+    latent = {"latent", "query_latent", "latent_query", "key", "value", "scores", "values", "output"}
     experts = {"router", "expert_gate", "expert_up", "expert_down", "shared_gate", "shared_up", "shared_down"}
     assert latent | experts | {"gate", "up", "down", "unembedding"} <= names
     plain = {row.name for row in table_of(workload_of("gpt2-xl"), MeshShape(), Strategy())}

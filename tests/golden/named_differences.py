@@ -30,6 +30,8 @@ PARALLEL = (
 QK_NORM = "Norms of query and key heads cost a pass over each; the router multiplies the stream as tp splits it."
 FEATURES = "The mean of the last image, which the product to the classes reads, is kept for its gradient."
 
+CHOICE_BIAS = "The bias by which DeepSeek-V3's router chooses is a parameter of 256 elements in each layer of experts."
+
 TIMES = ("breakdown seconds/*", "mfu", "step seconds", "tokens per second")
 
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -250,6 +252,14 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """By case: why it differs, and in which quantities (`fnmatch`)."""
 
-NAMED_DIFFERENCES: Mapping[tuple[str, str], str] = {
-    (case, quantity): why for case, (why, quantities) in CASES.items() for quantity in quantities
-} | {("kit 076 *", f"{counted} collectives/reduce-scatter tp recompute *"): RERUN for counted in ("useful", "executed")}
+NAMED_DIFFERENCES: Mapping[tuple[str, str], str] = (
+    {(case, quantity): why for case, (why, quantities) in CASES.items() for quantity in quantities}
+    | dict.fromkeys(
+        (("deepseek-v3 *", "argument bytes"), ("deepseek-v3 *", "memory/*"), ("decode deepseek-v3 *", "memory/*")),
+        CHOICE_BIAS,
+    )
+    | {
+        ("kit 076 *", f"{counted} collectives/reduce-scatter tp recompute *"): RERUN
+        for counted in ("useful", "executed")
+    }
+)

@@ -34,6 +34,27 @@ LOCAL, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.8, "beta_slow": 0.1}
+# Norms of latents have 1e-6 whatever the config says, and what multiplies scores is not what multiplies cosines.
+DEEPSEEK = {
+    **{name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")},
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-3,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, **YARN, "mscale": 1.5, "mscale_all_dim": 0.5},
+}
 LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -76,6 +97,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3_longrope": SIZES
     | {"head_dim": 4, "pad_token_id": None, "original_max_position_embeddings": 16}
     | {"rope_parameters": {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 1.0, **LONG}},
+    "deepseek_v2": DEEPSEEK
+    | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "mlp_bias": True},
+    "deepseek_v3": DEEPSEEK | {"q_lora_rank": 24, "routed_scaling_factor": 2.5, "num_mtp_layers": 0},
     "olmo2": {name: size for name, size in SIZES.items() if name != "head_dim"},
     "gpt2": {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3, "n_head": 4},
     "gpt_neox": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
@@ -106,6 +130,7 @@ def make(name: str, changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
     draw(model)
+    draw_buffers(model)
     model.generation_config.eos_token_id = None
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -125,6 +150,14 @@ def draw(model: torch.nn.Module) -> None:
                 parameter.add_(0.3 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+
+
+def draw_buffers(model: torch.nn.Module) -> None:
+    """Draw what chooses experts and is no parameter."""
+    with torch.no_grad():
+        for number, (name, buffer) in enumerate(sorted(model.named_buffers())):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1000 + number)))
 
 
 def computed(model: Any, *, gradients: bool) -> dict[str, np.ndarray]:

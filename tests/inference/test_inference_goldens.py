@@ -39,7 +39,8 @@ def cases():
         marks = () if mesh == core.get(family, MESHES[0]) else (pytest.mark.matrix,)
         yield pytest.param(family, mesh, marks=marks, id=f"{family}-{mesh}")
     yield pytest.param("mixtral", "ep=2,fsdp=4", id="mixtral-ep")
-    yield pytest.param("qwen3_moe", "ep=2,fsdp=4", marks=pytest.mark.matrix, id="qwen3_moe-ep")
+    for family in ("qwen3_moe", "deepseek_v2", "deepseek_v3"):
+        yield pytest.param(family, "ep=2,fsdp=4", marks=pytest.mark.matrix, id=f"{family}-ep")
 
 
 @pytest.mark.parametrize(("family", "mesh"), [*cases()])

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.cost import token_cache_bytes
 from meshwright.mesh import MeshShape
 from meshwright.models.cache import abstract_caches
 from meshwright.models.generation import decode_layout
 from meshwright.runtime import build_mesh
+from meshwright.step import Serving
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 # One row cannot be split by rows: its slots are, and windows are rings that go round over devices.
@@ -21,6 +23,8 @@ CASES = [
     pytest.param("mistral", "2,2,2,1", marks=pytest.mark.matrix),
     pytest.param("qwen3_moe", "ep=2,fsdp=2,tp=2", marks=pytest.mark.matrix),
     pytest.param("gpt2", "1,1,4,2", marks=pytest.mark.matrix),
+    pytest.param("deepseek_v3", "2,2,2,1", marks=pytest.mark.matrix),
+    pytest.param("deepseek_v2", "fsdp=2,tp=4", marks=pytest.mark.matrix),
 ]
 
 
@@ -44,3 +48,12 @@ def test_layers_with_a_window_have_slots_for_it_alone():
     heads = (model.num_kv_heads, model.head_dim)
     windowed, full = (4, 4, 6, *heads), (1, 4, 64, *heads)
     assert found == [[windowed] * 2, [full] * 2] * 2
+
+
+def test_a_cache_of_latents_has_what_the_plan_counts_of_a_token():
+    model, shape = mw.load(GOLDENS / "deepseek_v3", on="cpu:1").config, MeshShape(fsdp=2, tp=2)
+    serving = Serving(model=model, prompt_len=32, output_len=32, kv_dtype="f32")
+    with jax.set_mesh(build_mesh(shape, jax.devices()[:4])):
+        (cache,) = abstract_caches(model, decode_layout(model, shape, "batch"), 4, 64, jnp.float32)
+    assert sum(leaf.size * 4 for leaf in cache) == 4 * 64 * token_cache_bytes(serving)
+    assert cache.key.sharding.spec[1] == ("fsdp", "tp")

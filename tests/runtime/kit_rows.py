@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
+from meshwright.step.model import LatentAttention
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
 TIED = replace(DENSE, name="tied", tied_embeddings=True)
@@ -225,6 +226,16 @@ NEOX = narrow(
 QWEN3 = narrow("tiny-qwen3")
 GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
 GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
+LATENT = replace(
+    DENSE,
+    name="latent",
+    num_kv_heads=16,
+    latent=LatentAttention(query_rank=24, kv_rank=16, nope_head_dim=8, rope_head_dim=4, value_head_dim=6),
+)
+DIRECT = replace(LATENT, name="direct", latent=replace(LATENT.latent, query_rank=None))
+"""Latent attention whose queries come from the stream itself."""
+
+DEEPSEEK = narrow("tiny-deepseek")
 QWEN2_MOE = narrow(
     "tiny-qwen2-moe", num_layers=3, experts=replace(PRESETS["tiny-qwen2-moe"].experts, mlp=32, shared_mlp=64)
 )
@@ -251,5 +262,19 @@ FAMILIES = [
     Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(DIRECT, MeshShape(fsdp=2, tp=4)),
+    Row(LATENT, MeshShape(tp=8), WHOLE_STREAM),
+    Row(DIRECT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "attention"),
+    Row(LATENT, MeshShape(fsdp=2, tp=4), parts(2), "matmuls"),
+    Row(LATENT, MeshShape(dp=2, fsdp=2, sp=2), remat="none"),
+    Row(LATENT, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
+    Row(DIRECT, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(DEEPSEEK, MeshShape(ep=2, fsdp=2, tp=2), core=True),
+    Row(DEEPSEEK, MeshShape(ep=2, sp=2, tp=2), parts(2), "attention"),
+    Row(DEEPSEEK, MeshShape(ep=2, fsdp=2, pp=2), parts(4)),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING),
+    Row(DIRECT, MeshShape(sp=4, tp=2), ULYSSES),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, pp=2), fused("gather", num_microbatches=4)),
 ]
 """Families with other ops than Llama's."""

@@ -9,7 +9,6 @@ from meshwright.families import PRESETS
 from meshwright.models.layer import LOWERINGS
 from meshwright.step.blocks import layers, program
 from meshwright.step.layer import Attention, Combine, Lookup, Rotary
-from meshwright.step.legality import WITHOUT_LOWERING
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.serve import mean_over_layers
 
@@ -20,10 +19,9 @@ def ops(model, kind):
     return [op for stack in layers(model) for op in stack.ops if isinstance(op, kind)]
 
 
-def test_every_kind_of_op_has_a_lowering_or_is_refused():
+def test_every_kind_of_op_has_a_lowering():
     kinds = {type(op) for model in PRESETS.values() for stack in layers(model) for op in stack.ops}
-    assert kinds <= {*LOWERINGS, *WITHOUT_LOWERING, Combine}
-    assert not {*LOWERINGS} & {*WITHOUT_LOWERING}
+    assert kinds == {*LOWERINGS, Combine}
 
 
 def test_windows_and_thetas_go_in_cycles_that_start_where_a_stack_does():

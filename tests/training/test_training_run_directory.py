@@ -6,7 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import numpy as np
 import pytest
@@ -17,9 +17,11 @@ from meshwright.families import PRESETS
 from meshwright.hardware.load import DATA
 from meshwright.mesh import MeshShape
 from meshwright.step import Strategy, Workload
+from meshwright.step.model import Family
 from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, resumed_run, run_steps
 from meshwright.training.checksums import find_damage, write_checksums
 from meshwright.training.lock import RunLock
+from meshwright.training.resume import config_conflict
 from meshwright.training.run import begin_run, read_config
 
 CONFIG = RunConfig(
@@ -314,6 +316,21 @@ def test_the_rate_without_jax_is_that_of_the_schedule(optimizer):
     schedule = optimizer.schedule()
     for step in (0, 1, 19, 20, 21, 100, 199, 200, 1000):
         assert optimizer.rate(step) == pytest.approx(float(schedule(step)), rel=1e-5)
+
+
+def test_a_run_made_before_a_field_existed_goes_on_with_its_default():
+    def without_defaults(data, of):
+        """Plain data as it was before its dataclass had any field with a default."""
+        required = {each.name for each in fields(of) if each.default is MISSING and each.default_factory is MISSING}
+        return {name: value for name, value in data.items() if name in required}
+
+    data = CONFIG.to_json()
+    model, strategy = CONFIG.workload.model, CONFIG.strategy
+    data["workload"]["model"] = without_defaults(data["workload"]["model"], type(model))
+    data["strategy"] = without_defaults(data["strategy"], type(strategy))
+    before = replace(CONFIG, workload=replace(CONFIG.workload, model=replace(model, family=Family())))
+    assert config_conflict(before, data) == ""
+    assert config_conflict(replace(before, workload=replace(before.workload, param_dtype="bf16")), data)
 
 
 def test_a_config_is_the_same_after_a_file(begun):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,10 +47,21 @@ def load_with_bar(found: Found) -> LoadedModel:
         from meshwright.runtime import claim_devices
 
         claim_devices(found.system)
-    if found.run or not sys.stderr.isatty():
-        with waiting("reading the weights"):
+    if found.run:
+        with waiting("reading the checkpoint"):
             return found.load(on_note=note)
-    columns = TextColumn("reading the weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with byte_bar("reading the weights", num_parameters(found.model) * dtype_bytes(found.params_dtype)) as on_bytes:
+        return found.load(on_note=note, on_bytes=on_bytes)
+
+
+@contextmanager
+def byte_bar(what: str, total: float) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, for as long as something is read or written: to be called with the bytes of each part."""
+    if not sys.stderr.isatty():
+        with waiting(what):
+            yield lambda size: None
+        return
+    columns = TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=num_parameters(found.model) * dtype_bytes(found.dtype))
-        return found.load(on_note=note, on_bytes=lambda size: bar.advance(task, size))
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)

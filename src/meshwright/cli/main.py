@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
+    "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",
     "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
     "collective": "what one collective takes on a fabric, and what it does to real numbers",
     "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",

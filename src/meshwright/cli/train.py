@@ -146,7 +146,9 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         sys.stdout.flush()
     try:
         with screen:
-            measured = run_steps(config, directory, on_step=screen.step, on_note=note, leave=leave)
+            measured = run_steps(
+                config, directory, on_step=screen.step, on_note=note, on_bytes=screen.read, leave=leave
+            )
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
         return INTERRUPTED

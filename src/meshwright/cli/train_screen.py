@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -13,13 +14,16 @@ from rich.text import Text
 
 from meshwright.cli.tables import console
 from meshwright.record import Record
-from meshwright.units import show_percent, show_rate, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 LINES = 10
 """Lines about steps that a run leaves above its bar, or in a pipe."""
 
 QUIET_SECONDS = 25.0
 """The longest that a pipe is left without a line."""
+
+READING_SECONDS = 1.0
+"""How long after some of the weights was read the bar still speaks of that."""
 
 LEAST_BAR, MOST_BAR = 10, 40
 CHART_WIDTH, CHART_HEIGHT = 48, 4
@@ -39,6 +43,7 @@ class TrainScreen:
         self._planned = planned
         self._out = console()
         self._losses: list[float] = []
+        self._read, self._read_at = 0, -math.inf
         self._first: int | None = None
         self._began = self._said = time.monotonic()
         self._ended = threading.Event()
@@ -87,6 +92,10 @@ class TrainScreen:
             self.is_quiet = True
             self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
 
+    def read(self, size: int) -> None:
+        """So many bytes of the weights more were read."""
+        self._read, self._read_at = self._read + size, time.monotonic()
+
     def step(self, row: dict[str, Any]) -> None:
         """The metrics of a step."""
         self.taken = row["step"] + 1
@@ -119,7 +128,9 @@ class TrainScreen:
         return words
 
     def bar(self, task: Task) -> Text:
-        """The line of the bar: the step, the bar, time left and words about the last step; or how long it compiles."""
+        """The line of the bar: the step, the bar, time left and words about the last step; before it what is done."""
+        if not self._losses and time.monotonic() - self._read_at < READING_SECONDS:
+            return Text(f"reading the weights  {show_bytes(self._read)}")
         if not self._losses:
             return Text(f"compiling  {_clock(time.monotonic() - self._began)}")
         where, left = f"{self.taken}/{self._steps}", task.time_remaining

@@ -41,6 +41,14 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
 )
 """Fields of every family that change no forward pass: known, and left out."""
 
+LATENT_DEFAULTS: Config = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
 DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
@@ -69,6 +77,18 @@ DEFAULTS: Mapping[str, Config] = {
     "olmo2": {"rms_norm_eps": 1e-5},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gpt2": {"n_positions": 1024},
+    "deepseek_v2": {**LATENT_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
+    "deepseek_v3": {
+        **LATENT_DEFAULTS,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+    },
 }
 """What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
 

@@ -40,7 +40,7 @@ def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Feature
 def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
     """The fields of the config.json of Gemma 2 and 3."""
     fields = llama.write_shared(model, kind, architecture)
-    queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2, 6)
+    queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2)
     return fields | {
         "hidden_activation": fields.pop("hidden_act"),
         "attention_bias": model.qkv_bias,

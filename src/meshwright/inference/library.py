@@ -15,6 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.hardware import System
 from meshwright.inference.loaded import LoadedModel, check_dtype
+from meshwright.inference.save import StoredDtype
 from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
@@ -63,7 +64,7 @@ class Found:
     """A model in a directory, and where it is to be; only the headers of its weights are read yet.
 
     Args:
-        dtype: of products; params_dtype: of parameters.
+        dtype: of products. params_dtype: of parameters. stored_dtype: what `LoadedModel.save` writes.
         run: the config of a run; None of a Hugging Face directory, which has `tensors`.
     """
 
@@ -73,6 +74,7 @@ class Found:
     mesh: MeshShape
     dtype: Dtype
     params_dtype: Dtype
+    stored_dtype: StoredDtype
     run: RunConfig | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ class Found:
             mesh_shape=self.mesh,
             system=self.system,
             dtype=self.dtype,
+            stored_dtype=self.stored_dtype,
             tokenizer=tokenizer,
             source=_source(files) if files else {},
             seq_len=self.run.workload.seq_len if self.run else None,
@@ -138,6 +141,7 @@ def find_model(
             mesh=shape,
             dtype=dtype or run.workload.compute_dtype,
             params_dtype=dtype or run.workload.param_dtype,
+            stored_dtype=dtype or run.workload.param_dtype,
             run=run,
         )
     model = load_model(str(path))
@@ -147,8 +151,18 @@ def find_model(
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
     _check(model, shape)
     tensors = read_tensors(path)
-    kept = dtype or ("bf16" if tensor_dtype(tensors) == "bf16" else "f32")
-    return Found(path=path, model=model, system=system, mesh=shape, dtype=kept, params_dtype=kept, tensors=tensors)
+    stored = tensor_dtype(tensors)
+    kept = dtype or ("bf16" if stored == "bf16" else "f32")
+    return Found(
+        path=path,
+        model=model,
+        system=system,
+        mesh=shape,
+        dtype=kept,
+        params_dtype=kept,
+        stored_dtype="f16" if stored == "f16" and dtype is None else kept,
+        tensors=tensors,
+    )
 
 
 def _source(directory: Path) -> dict[str, bytes]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import jax
 import numpy as np
@@ -19,10 +15,9 @@ from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import hugging_face_config
 from meshwright.field_types import check_fields, not_a_choice
-from meshwright.files import check_new_directory, write_error, write_file
 from meshwright.hardware import System
+from meshwright.inference.save import StoredDtype, model_files, write_model
 from meshwright.inference.stream import Generated, GenerateOptions, Piece, collect, pieces_of
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, all_logits, generate_tokens
@@ -30,7 +25,7 @@ from meshwright.planner import given
 from meshwright.runtime import DTYPES
 from meshwright.step import Dtype, ModelConfig, Tree, check_positions
 from meshwright.text import Tokenizer, apply_chat_template
-from meshwright.weights import save_weights
+from meshwright.weights import MAX_FILE_BYTES
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
@@ -62,7 +57,7 @@ class LoadedModel:
 
     Args:
         params: the tree of sharded arrays, by the paths of `step.parameters`; those of layers are stacked.
-        dtype: of products.
+        dtype: of products. stored_dtype: of the weights that it came from.
         source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
             whose config.json is made when it is saved.
         seq_len: of the sequences that a run was trained on.
@@ -74,6 +69,7 @@ class LoadedModel:
     mesh_shape: MeshShape
     system: System
     dtype: Dtype
+    stored_dtype: StoredDtype
     tokenizer: Tokenizer | None
     source: Mapping[str, bytes]
     seq_len: int | None = None
@@ -140,44 +136,34 @@ class LoadedModel:
         self._check_tokens(array)
         return array.astype(np.int32)
 
-    def save(self, directory: str | Path, *, dtype: Dtype | None = None) -> None:
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        dtype: StoredDtype | None = None,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        on_bytes: Callable[[int], None] = lambda n: None,
+    ) -> None:
         """Write a directory that Hugging Face's libraries load: weights, config.json, tokenizer.
 
         It is written beside its place and then renamed: whole or not at all.
 
         Args:
-            dtype: of the weights; by default that of the parameters.
+            dtype: of the weights; by default as they were stored.
+            max_file_bytes: weights of more are written in several files, with an index.
+            on_bytes: called with the bytes of each tensor that was written.
 
         Raises:
             MeshwrightError: a directory that holds something, or cannot be written; a model that no config.json
                 describes.
         """
-        if dtype is not None:
-            check_dtype(dtype)
-        files = dict(self.source)
-        if "config.json" not in files:
-            found = {"max_position_embeddings": self.seq_len} | hugging_face_config(self.config)
-            files["config.json"] = (json.dumps(found, indent=2) + "\n").encode()
-        stored = dtype or next(
-            name for name, kind in DTYPES.items() if np.dtype(kind) == jax.tree.leaves(self.params)[0].dtype
+        if dtype not in (None, *get_args(StoredDtype)):
+            raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
+        stored = dtype or self.stored_dtype
+        files = model_files(self.config, self.source, self.tokenizer, self.seq_len, stored)
+        write_model(
+            Path(directory), self.config, self.params, files, stored, max_file_bytes=max_file_bytes, on_bytes=on_bytes
         )
-        target = Path(directory)
-        check_new_directory(target)
-        if target.is_dir() and any(target.iterdir()):
-            raise MeshwrightError(f"{target} is not empty; give a directory that is new")
-        partial_ = target.absolute().with_name(f".{secrets.token_hex(4)}.partial")
-        try:
-            partial_.mkdir(parents=True)
-            for name, data in files.items():
-                write_file(partial_ / name, data)
-            save_weights(partial_, self.config, self.params, stored.upper())
-            if target.is_dir():
-                target.rmdir()
-            os.replace(partial_, target)
-        except OSError as error:
-            raise write_error(target, error) from None
-        finally:
-            shutil.rmtree(partial_, ignore_errors=True)
 
     @cached_property
     def num_parameters(self) -> int:

@@ -73,14 +73,14 @@ def attend(
 
     Args:
         query: [b, s, kv_heads, group, head_dim]. If s = t, queries are a whole sequence in order.
-        key, value: [b, t, kv_heads, head_dim], at positions from 0.
+        key, value: [b, t, kv_heads, head_dim], at positions from 0; values may have another head_dim.
         positions: the positions [s] of the queries among the keys; a query attends to keys up to its own.
         rng: dropout of the weights, if any.
         scoring: default: a divisor of sqrt(head_dim), no softcap.
         window: the number of keys a query attends to, including its own; None for all before it.
         sinks: logits [kv_heads, group] that take a share of each softmax, and add no value.
 
-    Returns an array of the query's shape and dtype, named `INTERMEDIATE`.
+    Returns the output [b, s, kv_heads, group, value_dim] in the query's dtype, named `INTERMEDIATE`.
     """
     scoring = scoring or Scoring(math.sqrt(query.shape[-1]))
     width = None if window is None else jnp.int32(window)
@@ -98,7 +98,7 @@ def attend(
     tokens = rng and jnp.moveaxis(rng.tokens.reshape(b, s // num_chunks, num_chunks), 2, 0)
     own = None if sinks is None else jnp.moveaxis(sinks.reshape(b, s // num_chunks, num_chunks, *heads[:-1]), 2, 0)
     output: Any = _attention_by_chunks(scoring, Chunks(chunks, places, tokens, own), key, value, width, rng)
-    return checkpoint_name(jnp.moveaxis(output, 0, 2).reshape(query.shape), INTERMEDIATE)
+    return checkpoint_name(jnp.moveaxis(output, 0, 2).reshape(b, s, *output.shape[3:]), INTERMEDIATE)
 
 
 def _attention_by_halves(

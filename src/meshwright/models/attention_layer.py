@@ -33,14 +33,15 @@ def attention_layer(
         numbers, layer = context.positions.numbers, context.cache_layer
         cache = with_tokens(context.cache, new, layer, numbers)
         (window,) = op.windows
-        scoring = _scoring(op)
-        return attend_to_cache(query, cache, layer, numbers, context.layout, scoring, window, sinks), cache
+        scoring = scoring_of(op)
+        return attend_to_cache(query, cache, layer, numbers, context.layout, scoring, window, sinks=sinks), cache
     if context.strategy.attention != "scores":
         return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
     return _with_scores(query, new, sinks, op, context), new
 
 
-def _scoring(op: Attention) -> Scoring:
+def scoring_of(op: Attention) -> Scoring:
+    """How scores of queries and keys are scaled and capped."""
     return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap)
 
 
@@ -84,7 +85,7 @@ def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, 
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
     window = _window_of_layer(op, key.shape[1], context.layer)
-    return attend(query, key, value, positions, context.rng, scoring=_scoring(op), window=window, sinks=sinks)
+    return attend(query, key, value, positions, context.rng, scoring=scoring_of(op), window=window, sinks=sinks)
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

@@ -23,7 +23,11 @@ from meshwright.step.serve import cache_slots, layers_by_window
 
 
 class Cache(NamedTuple):
-    """Keys and values [layers, batch, slots, kv_heads, head_dim]; of one layer without the first dim."""
+    """Keys and values [layers, batch, slots, kv_heads, head_dim]; of one layer without the first dim.
+
+    Of latent attention the latent [layers, batch, slots, 1, rank] stands in place of keys, for both, and the rotary
+    part of keys in place of values: one head that all queries share.
+    """
 
     key: Array
     value: Array
@@ -40,12 +44,17 @@ def abstract_caches(
 
     unit: slots are allotted on each device in so many at a time.
     """
-    split = unit * (layout.mesh.degree(split_axes(layout)) if layout.cache_split == "sequence" else 1)
+    latent = model.latent
+    split = unit * (
+        layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
+    )
+    heads = 1 if latent else model.num_kv_heads
+    sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
 
     def of(window: int | None, count: int) -> Cache:
-        shape = (count, num_rows, cache_slots(window, length, split), model.num_kv_heads, model.head_dim)
-        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), cache_spec(layout))
-        return Cache(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for _ in Cache._fields))  # type: ignore
+        rows = (count, num_rows, cache_slots(window, length, split), heads)
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), cache_spec(layout, latent is not None))
+        return Cache(*(jax.ShapeDtypeStruct((*rows, size), dtype, sharding=sharding) for size in sizes))  # type: ignore
 
     return tuple(of(window, count) for window, count in layers_by_window(model).items())
 
@@ -55,17 +64,17 @@ def empty_caches(abstract: Caches) -> Caches:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), abstract)
 
 
-def split_axes(layout: ShardingContext) -> tuple[str, ...]:
-    """The mesh axes that split a cache beyond its heads."""
-    return layout.axes("embed") + layout.axes("group")
+def split_axes(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
+    """The mesh axes that split a cache beyond its heads; of a latent, which has one, those of heads too."""
+    return layout.axes("embed") + layout.axes("group") + (layout.axes("kv_heads") if is_latent else ())
 
 
-def cache_spec(layout: ShardingContext) -> P:
+def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
     """The sharding of a cache: heads over tp, and beside them its rows, its slots or nothing."""
-    parts = split_axes(layout)
+    parts = split_axes(layout, is_latent)
     rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
     slots = parts if layout.cache_split == "sequence" else ()
-    return P(None, rows or None, slots or None, layout.axes("kv_heads") or None, None)
+    return P(None, rows or None, slots or None, None if is_latent else layout.axes("kv_heads") or None, None)
 
 
 def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -> Cache:
@@ -145,11 +154,14 @@ def attend_to_cache(
     layout: ShardingContext,
     scoring: Scoring,
     window: int | None,
+    *,
     sinks: Array | None = None,
+    is_latent: bool = False,
 ) -> Array:
     """The attention output of queries [b, 1, k, g, h] at positions [b, 1] over one layer of a cache.
 
-    sinks: logits [k, g] that take a share of each softmax.
+    sinks: logits [k, g] that take a share of each softmax. is_latent: whether the cache is of latents: queries
+    [b, 1, 1, heads, rank + rotary] give latents.
 
     Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
     attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
@@ -157,27 +169,37 @@ def attend_to_cache(
     """
     key, value = (lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
     batch, heads, group = (layout.axes(name) or None for name in ("batch", "kv_heads", "group"))
+    heads, group = (None, heads) if is_latent else (heads, group)
     stored: Any = jax.typeof(key).sharding.spec
-    parts = split_axes(layout) if layout.cache_split == "sequence" else ()
+    parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
     across = group if parts else None
     if layout.cache_split == "heads":
         there = P(batch, None, heads, group, None)
     else:
         there = P(stored[0], None, heads, None, None)
-    local = partial(_attend_on_device, slots=key.shape[1], parts=parts, across=across, scoring=scoring, window=window)
+    local = partial(
+        _attend_on_device,
+        slots=key.shape[1],
+        parts=parts,
+        across=across,
+        scoring=scoring,
+        window=window,
+        is_latent=is_latent,
+    )
     result = P(*there[:3], across or there[3], None)
+    # Rows over fsdp first, which queries of latents are not split over yet, then heads over what splits their rows.
+    rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
+    between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
-    specs = (there, stored, stored, P(stored[0], None), None if sinks is None else of_heads)
-    attended = jax.shard_map(local, in_specs=specs, out_specs=result)(
-        jax.reshard(query, there),
+    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None), of_heads), out_specs=result)(
+        jax.reshard(jax.reshard(query, between), there),
         key,
         value,
         jax.reshard(positions, P(stored[0], None)),
         None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
     )
-    # Back by the way they came: heads over sp, then rows over fsdp.
-    attended = jax.reshard(attended, jax.typeof(query).sharding.spec)
-    return jax.reshard(attended, P(batch, None, heads, group, None))
+    # Back by the way they came.
+    return jax.reshard(jax.reshard(attended, between), P(batch, None, heads, group, None))
 
 
 def _attend_on_device(
@@ -192,10 +214,17 @@ def _attend_on_device(
     across: tuple[str, ...] | None,
     scoring: Scoring,
     window: int | None,
+    is_latent: bool,
 ) -> Array:
     """`attend_to_cache` on one device. slots: of all devices. parts: the axes that split them, across: of these, those
     that split the query heads of a result."""
-    scores = jnp.einsum("bskgh,btkh->bskgt", query, key, preferred_element_type=jnp.float32) / scoring.divisor
+    scored = partial(jnp.einsum, "bskgh,btkh->bskgt", preferred_element_type=jnp.float32)
+    if is_latent:
+        rank = key.shape[-1]
+        scores, value = scored(query[..., :rank], key) + scored(query[..., rank:], value), key
+    else:
+        scores = scored(query, key)
+    scores /= scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
     own = jnp.arange(key.shape[1]) + (lax.axis_index(parts) * key.shape[1] if parts else 0)

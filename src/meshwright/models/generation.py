@@ -68,7 +68,7 @@ def generate_tokens(
     sampling = [*sampling, *[sampling[0]] * (rows - num_prompts)]
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     parts = mesh.degree(RULES["residual_sequence"])
-    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout)))
+    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.latent is not None)))
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
     seen = None
@@ -117,7 +117,7 @@ def _switching_length(model: ModelConfig) -> int | None:
 def _cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
     """How to split the cache: by rows if there are some for all devices, otherwise by slots."""
     layout = decode_layout(model, mesh)
-    parts = mesh.degree(split_axes(layout))
+    parts = mesh.degree(split_axes(layout, model.latent is not None))
     is_even = num_rows % (parts * mesh.degree(layout.rules["batch"])) == 0
     return "heads" if parts == 1 else "batch" if is_even else "sequence"
 
@@ -226,7 +226,8 @@ def _decode(
     """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the caches."""
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # Heads may have fewer rows on a device than the stream.
-    info = positions_in_cache(jax.reshard(positions, P(head_rows(layout) or None, None)), model)
+    rows = head_rows(layout, model.latent is not None) or None
+    info = positions_in_cache(jax.reshard(positions, P(rows, None)), model)
 
     def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
         context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)

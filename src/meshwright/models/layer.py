@@ -23,6 +23,7 @@ from meshwright.models.attention_layer import attention_layer
 from meshwright.models.cache import Cache
 from meshwright.models.context import LayerContext, Weights
 from meshwright.models.dropout import ATTENTION, MLP, dropout
+from meshwright.models.latent_attention import latent_attention, latent_of, with_absorbed_latents
 from meshwright.models.linear import (
     GATHERED,
     RESIDUAL,
@@ -41,6 +42,7 @@ from meshwright.step.layer import (
     Attention,
     Block,
     Combine,
+    Concat,
     Dispatch,
     Gated,
     LayerOp,
@@ -48,6 +50,7 @@ from meshwright.step.layer import (
     Norm,
     Rotary,
     SigmoidGate,
+    Slice,
     Stack,
 )
 from meshwright.step.parameter_tree import SINKS
@@ -84,7 +87,7 @@ def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -
     run = _Run(weights, context, {STREAM: x})
     for block in stack.blocks:
         with jax.named_scope(block.name):
-            for ops in _groups(block):
+            for ops in _groups(block if context.cache is None else with_absorbed_latents(block)):
                 LOWERINGS[type(ops[0])](run, block, *ops)
     return LayerResult(run.values[STREAM], run.cache, run.load)
 
@@ -102,7 +105,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
         _run_stationary(run, block, *ops)
     elif op.is_on_residual:
         run.values[op.target] = _with_bias(router_logits(source, run.weights[op.name], layout), _bias(run, op))
-    elif op.inputs[0][0] == "embed":
+    elif op.inputs[0][0] in ("embed", "latent_input"):
         products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
         for each, product in zip(ops, products, strict=True):
             run.values[each.target] = _with_bias(product, _bias(run, each))
@@ -128,6 +131,8 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         bias = _bias(run, op)
         if op.is_on_residual:
             run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
+        elif op.inputs[0][0] == "latent_input":
+            run.values[op.target] = made
         elif op.inputs[0][0] != "embed" and op.target in _summed_together(block):
             run.values[op.target], run.partial[op.target] = made, bias
         elif op.inputs[0][0] != "embed":
@@ -135,7 +140,7 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         elif op.outputs[0][0] == "mlp":
             run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
         else:
-            run.values[op.target] = _with_bias(sum_of_heads(made, op, layout), bias)
+            run.values[op.target] = _with_bias(sum_of_heads(made, op, layout, latent_of(block) is not None), bias)
 
 
 def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
@@ -145,9 +150,35 @@ def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
 
 
 def _run_attention(run: _Run, _: Block, op: Attention) -> None:
-    query, new = run.values[op.query], Cache(run.values[op.key], run.values[op.value])
-    sinks = run.weights[SINKS] if op.has_sinks else None
-    run.values[op.target], run.cache = attention_layer(query, new, sinks, op, run.context)
+    query, latent = run.values[op.query], op.latent
+    if latent is None:
+        new = Cache(run.values[op.key], run.values[op.value])
+        sinks = run.weights[SINKS] if op.has_sinks else None
+        run.values[op.target], run.cache = attention_layer(query, new, sinks, op, run.context)
+        return
+    latents = Cache(*(run.values[name][:, :, None] for name in (latent.latent, latent.rotary)))
+    if run.context.cache is not None:
+        of_key, of_value = run.weights[latent.key_weight], run.weights[latent.value_weight]
+        run.values[op.target], run.cache = latent_attention(query, latents, of_key, of_value, op, run.context)
+    else:
+        new = Cache(run.values[op.key], run.values[op.value])
+        run.values[op.target] = attention_layer(query[:, :, :, None], new, None, op, run.context)[0]
+        run.cache = latents
+
+
+def _run_slice(run: _Run, _: Block, op: Slice) -> None:
+    run.values[op.target] = run.values[op.source][..., op.start : op.start + op.size]
+
+
+def _run_concat(run: _Run, _: Block, op: Concat) -> None:
+    """Values [b, s, heads, h] side by side; one without heads [b, s, h] is that of each, its gradient their sum."""
+    first, *others = (run.values[name] for name in op.sources)
+    spec = jax.typeof(first).sharding.spec
+    beside = [
+        lax.broadcast_in_dim(x, (*first.shape[:3], x.shape[-1]), (0, 1, 3), out_sharding=spec) if x.ndim == 3 else x
+        for x in others
+    ]
+    run.values[op.target] = checkpoint_name(jnp.concatenate([first, *beside], axis=-1), INTERMEDIATE)
 
 
 def _run_gated(run: _Run, _: Block, op: Gated) -> None:
@@ -198,12 +229,14 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     Linear: _run_linear,
     Rotary: _run_rotary,
     Attention: _run_attention,
+    Slice: _run_slice,
+    Concat: _run_concat,
     Gated: _run_gated,
     Dispatch: _run_experts,
     SigmoidGate: _run_sigmoid_gate,
     Add: _run_add,
 }
-"""The function for a group of ops, by the type of the first; `step.legality` refuses models with other types."""
+"""The function for a group of ops, by the type of the first."""
 
 
 @lru_cache(maxsize=256)

@@ -30,14 +30,14 @@ GATHERED = ("batch", "sequence", "activation")
 def column_parallel_linear(
     h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
 ) -> list[Array]:
-    """The products of the residual stream h [b, s, d] with weights whose columns are sharded over tp.
+    """The products of h [b, s, d], the residual stream or a latent, with weights whose columns may be sharded over tp.
 
-    The stream is gathered once for all. Returns an array [b, s, *outputs] for each op, without its bias.
+    h is gathered once for all. Returns an array [b, s, *outputs] for each op, without its bias.
     """
-    splits = ops[0].outputs[0][0]
+    rows, splits = ops[0].inputs[0][0], ops[0].outputs[0][0]
     subscripts = ("bsd,dn->bsn",) * len(ops)
     # One dim of columns: XLA:CPU copies weights with several before it sums over them in backward.
-    used = [layout.weight(_matrix(array, 1), "embed", splits, dtype=h.dtype) for array in weights]
+    used = [layout.weight(_matrix(array, 1), rows, splits, dtype=h.dtype) for array in weights]
     ring = _ring(layout, splits, strategy)
     if not ring:
         whole = gathered(h, layout, splits)

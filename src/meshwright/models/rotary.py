@@ -56,13 +56,18 @@ def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> 
 def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:
     """Rotary embedding of x [b, s, ..., head_dim] in one layer of a stack.
 
-    Dim i of the first half is paired with dim i of the second, as in the published Llama weights.
+    Dim i of the first half is paired with dim i of the second, as in the published Llama weights. Pairs that are
+    interleaved are taken apart: the first of each come before the second, of queries and keys alike.
     """
     by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size
+    turned = x if op.size == x.shape[-1] else x[..., op.start : stop]
+    if op.is_interleaved:
+        turned = jnp.concatenate([turned[..., ::2], turned[..., 1::2]], axis=-1)
+    turned = _rotated(turned, by)
     if op.size == x.shape[-1]:
-        return _rotated(x, by)
-    return jnp.concatenate([x[..., : op.start], _rotated(x[..., op.start : stop], by), x[..., stop:]], axis=-1)
+        return turned
+    return jnp.concatenate([x[..., : op.start], turned, x[..., stop:]], axis=-1)
 
 
 def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:

@@ -36,15 +36,19 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
     )
 
 
-def sum_of_heads(x: Array, op: Linear, layout: ShardingContext) -> Array:
-    """Queries, keys or values [b, s, *heads] summed over fsdp; rows are scattered if the cache splits them."""
+def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, is_latent: bool) -> Array:
+    """Queries, keys and values [b, s, *heads] summed over fsdp; rows are scattered if the cache splits them.
+
+    is_latent: whether keys and values come from a latent: then queries and latents are summed alike, and not scattered.
+    """
     spec: Any = layout.spec("batch", "sequence", *(name for name, _ in op.outputs))
-    return jax.reshard(x, P(head_rows(layout) or None, *spec[1:]))
+    return jax.reshard(x, P(head_rows(layout, is_latent) or None, *spec[1:]))
 
 
-def head_rows(layout: ShardingContext) -> tuple[str, ...]:
+def head_rows(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
     """The axes that split the rows of queries, keys and values before they meet a cache."""
-    return layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
+    is_split = layout.cache_split == "batch" and not is_latent
+    return layout.axes("batch") + (layout.axes("embed") if is_split else ())
 
 
 def scatter_hidden(x: Array, layout: ShardingContext) -> Array:

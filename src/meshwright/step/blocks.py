@@ -6,6 +6,7 @@ Products that add to the residual stream start smaller by sqrt(2 layers), as GPT
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 from meshwright.step.frequencies import Frequencies
@@ -22,6 +23,7 @@ from meshwright.step.layer import (
     Dispatch,
     EndOp,
     Gated,
+    LatentKeys,
     LayerOp,
     Linear,
     Lookup,
@@ -165,6 +167,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
     norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if model.pre_norms else ()
     stream = "attention_normed" if model.pre_norms else STREAM
     heads = _latent_heads(model, model.latent, stream) if model.latent else _heads(model, first_layer, stream)
+    latent = LatentKeys(latent="latent", rotary="key_rope", key_weight="key", value_weight="value")
     attention = Attention(
         query="query",
         key="key",
@@ -179,6 +182,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         scale=model.attention_scale,
         has_alibi=model.positions == "alibi",
         has_sinks=model.attention_sinks,
+        latent=latent if model.latent else None,
     )
     output = Linear(
         name="output",
@@ -231,29 +235,37 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
         outputs: Dims = (("kv_heads", model.num_heads), ("head_dim", size))
         return Linear(name=name, source=source, target=target, inputs=inputs, outputs=outputs)
 
+    def to_latent(name: str, target: str, size: int) -> Linear:
+        outputs: Dims = (("latent", size),)
+        return Linear(name=name, source=stream, target=target, inputs=embed, outputs=outputs, has_bias=model.qkv_bias)
+
+    def norm(name: str, size: int) -> Norm:
+        return replace(_norm(model, f"{name}_norm", name, name, (("latent", size),)), epsilon=latent.norm_epsilon)
+
     ops: list[LayerOp] = [
-        Linear(name="latent", source=stream, target="latents", inputs=embed, outputs=(("latent", rank + rope),)),
+        to_latent("latent", "latents", rank + rope),
         Slice(source="latents", target="latent", start=0, size=rank),
         Slice(source="latents", target="key_rope", start=rank, size=rope),
-        _norm(model, "latent_norm", "latent", "latent", (("latent", rank),)),
+        norm("latent", rank),
     ]
     if latent.query_rank:
-        outputs: Dims = (("latent", latent.query_rank),)
+        inputs: Dims = (("latent_input", latent.query_rank),)
         ops += [
-            Linear(name="query_latent", source=stream, target="query_latent", inputs=embed, outputs=outputs),
-            _norm(model, "query_latent_norm", "query_latent", "query_latent", outputs),
-            from_latent("query", "query_latent", "query", (("latent_input", latent.query_rank),), model.query_key_dim),
+            to_latent("query_latent", "query_latent", latent.query_rank),
+            norm("query_latent", latent.query_rank),
+            from_latent("latent_query", "query_latent", "query", inputs, model.query_key_dim),
         ]
     else:
         ops.append(from_latent("query", stream, "query", embed, model.query_key_dim))
     frequencies = (Frequencies(theta=model.rope_theta, scaling=model.rope_scaling),)
+    rotary = Rotary(values=("key_rope",), size=rope, by_layer=frequencies, is_interleaved=latent.is_interleaved)
     narrow: Dims = (("latent_input", rank),)
     return (
         *ops,
         from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim),
         from_latent("value", "latent", "value", narrow, latent.value_head_dim),
-        Rotary(values=("query",), size=rope, start=latent.nope_head_dim, by_layer=frequencies),
-        Rotary(values=("key_rope",), size=rope, by_layer=frequencies),
+        replace(rotary, values=("query",), start=latent.nope_head_dim),
+        rotary,
         Concat(sources=("key_nope", "key_rope"), target="key"),
     )
 

@@ -88,13 +88,29 @@ class Rotary:
 
     size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates the
     first quarter). by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are
-    alike.
+    alike. is_interleaved: whether pairs of dims that are rotated together stand side by side, as DeepSeek's do, and not
+    half of the dims apart.
     """
 
     values: tuple[str, ...]
     size: int
     by_layer: tuple[Frequencies, ...]
     start: int = 0
+    is_interleaved: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentKeys:
+    """What a server keeps of a token in place of keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    latent, rotary: the value that keys and values are products of, and the part of every head's key beside it.
+    key_weight, value_weight: the weights of these products.
+    """
+
+    latent: str
+    rotary: str
+    key_weight: str
+    value_weight: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +119,9 @@ class Attention:
 
     qk_dim, value_dim: the dims of a head. windows: how many keys a query may attend to, of each layer in a cycle; None
     for all before it. softcap: scores are softcap * tanh(scores / softcap). scale: what scores are multiplied by;
-    1 / sqrt(qk_dim) where None. has_sinks: each head has a learned logit, the parameter `sinks` [kv_heads, group], that
-    takes a share of every softmax and adds no value (arXiv:2309.17453).
+    1 / sqrt(qk_dim) where None. latent: what keys and values are made of, where a server keeps that. has_sinks: each
+    head has a learned logit, the parameter `sinks` [kv_heads, group], that takes a share of every softmax and adds no
+    value (arXiv:2309.17453).
     """
 
     query: str
@@ -120,6 +137,7 @@ class Attention:
     scale: float | None = None
     has_alibi: bool = False
     has_sinks: bool = False
+    latent: LatentKeys | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers, program
-from meshwright.step.layer import Attention, Concat, Lookup, Slice
+from meshwright.step.layer import Attention, Lookup
 from meshwright.step.model import Model, ProgramModel
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.precision import check_precision
 from meshwright.step.rules import RULES, Rules, check_rules, local_parameter_shape
-from meshwright.step.sequence import check_sequence
+from meshwright.step.sequence import attention_ops, check_sequence
 from meshwright.step.stages import check_stages
 from meshwright.step.strategy import DEFAULT, Strategy
 from meshwright.step.workload import Workload
-
-WITHOUT_LOWERING = (Slice, Concat)
-"""The kinds of ops that nothing here runs yet (`models.layer` runs all others): those of latent attention."""
 
 
 def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
@@ -94,7 +91,7 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
     _check_experts(model, mesh, strategy)
     check_stages(model, mesh, strategy)
     check_sequence(model, mesh, strategy)
-    _check_rings(strategy)
+    _check_rings(model, strategy)
     if strategy.zero_stage in (1, 2) and model.experts:
         raise MeshwrightError(
             f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it without experts yet; use zero_stage 3"
@@ -112,8 +109,6 @@ def _check_lowered(model: Model) -> None:
     """Raise where a model has something that no code here runs."""
     ops = [op for stack in layers(model) for op in stack.ops]
     reasons = [*model.planned_only]
-    if any(isinstance(op, WITHOUT_LOWERING) for op in ops):
-        reasons.append("latent attention")
     if any(isinstance(op, Attention) and op.has_alibi for op in ops):
         reasons.append("positions='alibi'")
     if reasons:
@@ -126,13 +121,18 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where a fused attention does not have what a model's has."""
     if strategy.attention == "scores":
         return
-    for op in (op for stack in layers(model) for op in stack.ops):
-        if isinstance(op, Attention) and op.softcap:
+    for op in attention_ops(model):
+        if strategy.attention == "cudnn" and op.qk_dim != op.value_dim:
+            raise MeshwrightError(
+                f"model {model.name} has queries of {op.qk_dim} dims and values of {op.value_dim}, which"
+                f" attention='cudnn' does not have; use attention='flash' or 'scores'"
+            )
+        if op.softcap:
             raise MeshwrightError(
                 f"model {model.name} has attention_softcap={op.softcap:g}, which attention={strategy.attention!r} does"
                 f" not have; use attention='scores'"
             )
-        if isinstance(op, Attention) and op.has_sinks:
+        if op.has_sinks:
             raise MeshwrightError(
                 f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
                 f" use attention='scores'"
@@ -144,8 +144,13 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
         )
 
 
-def _check_rings(strategy: Strategy) -> None:
+def _check_rings(model: Model, strategy: Strategy) -> None:
     """Raise where products do not overlap with their collectives over tp as a strategy says."""
+    if strategy.collective_matmul and any(op.latent for op in attention_ops(model)):
+        raise MeshwrightError(
+            f"collective_matmul with the latent attention of {model.name} can be planned, but what runs gathers the"
+            f" stream for latents at once; use collective_matmul=False"
+        )
     if strategy.collective_matmul and strategy.tp_stream == "whole":
         raise MeshwrightError(
             "collective_matmul with tp_stream='whole' can be planned, but what runs has rings of gathers and scatters"

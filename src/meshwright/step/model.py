@@ -111,6 +111,7 @@ class LatentAttention:
 
     query_rank: the width of the queries' own latent; None where they come from the stream itself. A query and a key
     have `nope_head_dim` dims without and `rope_head_dim` with rotary positions, a value `value_head_dim`.
+    is_interleaved: as of a `step.layer.Rotary`. norm_epsilon: of the norms of latents.
     """
 
     query_rank: int | None
@@ -118,6 +119,8 @@ class LatentAttention:
     nope_head_dim: int
     rope_head_dim: int
     value_head_dim: int
+    is_interleaved: bool = True
+    norm_epsilon: float = 1e-6
 
 
 @dataclass(frozen=True)

@@ -262,12 +262,11 @@ class _BlockWalk:
 
     def _latents(self, op: Attention) -> tuple[Array, ...]:
         """The latent that keys and values are made of, and the part of a key beside it; nothing where they are kept."""
-        source = self.linears[op.value]
-        if source.inputs[0][0] == "embed":
+        if op.latent is None:
             return ()
-        rank = source.inputs[0][1]
-        part = next(each for each in self.block.ops if isinstance(each, Slice) and each.target == source.source)
-        tokens, rest = self.layout.tokens, self.linears[part.source].outputs[0][1] - rank
+        tokens = self.layout.tokens
+        sizes = {each.target: each.size for each in self.block.ops if isinstance(each, Slice)}
+        rank, rest = sizes[op.latent.latent], sizes[op.latent.rotary]
         return Array("latent", (*tokens, Dim("L", rank))), Array("key part", (*tokens, Dim("H", rest)))
 
     def _reads_of_stream(self) -> Iterator[str]:

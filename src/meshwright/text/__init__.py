@@ -1,5 +1,6 @@
 """Text and tokens: tokenizers of Hugging Face directories, chat templates, and text that is shown as it is made."""
 
+from meshwright.text.byte_files import byte_tokenizer_files
 from meshwright.text.chat import apply_chat_template
 from meshwright.text.tokenizer import FILES, Tokenizer, TokenStream, byte_tokenizer, read_tokenizer
 
@@ -9,5 +10,6 @@ __all__ = [
     "Tokenizer",
     "apply_chat_template",
     "byte_tokenizer",
+    "byte_tokenizer_files",
     "read_tokenizer",
 ]

@@ -49,6 +49,7 @@ def run_steps(
     *,
     on_step: Callable[[Row], None] = lambda row: None,
     on_note: Note = warnings.warn,
+    on_bytes: Callable[[int], None] = lambda n: None,
     leave: Callable[[], None] | None = None,
 ) -> Record:
     """Train to `config.steps` steps, from the run's last whole checkpoint if it has one; what was measured.
@@ -62,6 +63,7 @@ def run_steps(
         directory: of the run; nothing but a lock is written there before the first step is taken.
         on_step: called with the metrics of every step.
         on_note: called with each line that a user should read.
+        on_bytes: called with the bytes of each part of trained weights that was read.
         leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for.
 
     Raises:
@@ -81,7 +83,7 @@ def run_steps(
 
     try:
         with interruptions(on_note, leave and leave_unlocked) as interruption:
-            return _run(config, directory, corpus, interruption, on_step, on_note)
+            return _run(config, directory, corpus, interruption, on_step, on_note, on_bytes)
     finally:
         if lock is not None:
             lock.release()
@@ -105,6 +107,7 @@ def _run(
     interruption: Interruption,
     on_step: Callable[[Row], None],
     on_note: Note,
+    on_bytes: Callable[[int], None],
 ) -> Record:
     """The steps of a run whose directory is locked."""
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
@@ -118,7 +121,7 @@ def _run(
             start = _last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
-            first = _state(config, layout, mesh, checkpoints, start)
+            first = _state(config, layout, mesh, checkpoints, start, on_bytes)
             for row, state in _steps(config, layout, batches, first, start):
                 taken = row["step"] + 1
                 row["began_at"] = start
@@ -236,13 +239,21 @@ def _is_finite(state: State) -> bool:
     return all(bool(found) for found in check(state))
 
 
-def _state(config: RunConfig, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int) -> State:
+def _state(
+    config: RunConfig,
+    layout: ShardingContext,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    start: int,
+    on_bytes: Callable[[int], None],
+) -> State:
     """The state after `start` steps."""
     if start == 0:
         weights = Path(config.weights) if config.weights else None
         return initial_state(
-            config.workload, layout, config.optimizer, mesh, config.strategy, seed=config.seed, weights=weights
-        )
+            config.workload, layout, config.optimizer, mesh, config.strategy,
+            seed=config.seed, weights=weights, on_bytes=on_bytes,
+        )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     if (saved := _saved_layout(config, layout)) == layout:
         return checkpoints.restore(start, wanted)

@@ -17,7 +17,7 @@ from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.runtime import ShardingContext, abstract
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
-from meshwright.training.run import RunConfig, read_config
+from meshwright.training.run import RunConfig, config_from_data, read_config
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
 """What decides the arrays of a checkpoint, so that no run can go on with another."""
@@ -181,8 +181,9 @@ def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[Ru
 
 def config_conflict(config: RunConfig, checkpoint: Mapping[str, Any]) -> str:
     """The first field in which a config differs from a checkpoint's, of those that decide its arrays; else nothing."""
+    before = _arrays_of(config_from_data(checkpoint).to_json())
     for path, now in _arrays_of(config.to_json()).items():
-        if now != (then := _arrays_of(checkpoint).get(path)):
+        if now != (then := before.get(path)):
             return f"{path} is {now!r} in config.json, and {then!r} in the checkpoint"
     return ""
 

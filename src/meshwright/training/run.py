@@ -96,14 +96,18 @@ def read_config(directory: Path) -> RunConfig:
     if not path.is_file():
         raise MeshwrightError(f"no run in {str(directory)!r}: it has no config.json; `meshwright train` makes one")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        config = from_data(RunConfig, data, readers={Workload: workload_from_data, Strategy: strategy_from_data})
+        config = config_from_data(json.loads(path.read_text(encoding="utf-8")))
         read_mesh(config.mesh, config.system.num_devices)
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise MeshwrightError(f"{path} is not the config of a run: {str(error).splitlines()[0]}") from None
     return config
+
+
+def config_from_data(data: Any) -> RunConfig:
+    """The config that `RunConfig.to_json` made; what did not exist when it was made has its default."""
+    return from_data(RunConfig, data, readers={Workload: workload_from_data, Strategy: strategy_from_data})
 
 
 def append_metrics(directory: Path, row: Row) -> None:

@@ -87,18 +87,20 @@ def initial_state(
     *,
     seed: int,
     weights: Path | None = None,
+    on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
     What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
-    instead. To be called under `jax.set_mesh`.
+    instead; on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
     """
     model, dtype = workload.config, "f32" if strategy.master_weights else workload.param_dtype
     ordered = in_order(layout, model, strategy)
     if weights is None:
         drawn = initialise(parameters(model), jax.random.key(seed), mesh, ordered, dtype)
     else:
-        drawn = load_weights(read_tensors(weights), model, abstract(parameters(model), mesh, ordered, dtype))
+        wanted = abstract(parameters(model), mesh, ordered, dtype)
+        drawn = load_weights(read_tensors(weights), model, wanted, on_bytes)
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:

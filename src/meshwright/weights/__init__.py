@@ -2,6 +2,6 @@
 
 from meshwright.weights.directory import Tensor, read_tensors, tensor_dtype
 from meshwright.weights.load import load_weights
-from meshwright.weights.save import save_weights
+from meshwright.weights.save import MAX_FILE_BYTES, save_weights
 
-__all__ = ["Tensor", "load_weights", "read_tensors", "save_weights", "tensor_dtype"]
+__all__ = ["MAX_FILE_BYTES", "Tensor", "load_weights", "read_tensors", "save_weights", "tensor_dtype"]

@@ -44,7 +44,7 @@ COUNTS = [
     ("palm-540b", 540_358_649_856),
     ("bloom-176b", 176_247_271_424),
     ("mixtral-8x7b", 46_702_792_704),
-    ("deepseek-v3", 671_026_404_352),
+    ("deepseek-v3", 671_026_419_200),
     ("qwen3-8b", 8_190_735_360),
     ("phi3-mini", 3_821_079_552),
     ("gemma-7b", 8_537_680_896),
@@ -224,7 +224,7 @@ def test_sequences_are_halved_that_a_device_has_whole_and_in_no_chunks():
     assert [can_halve_queries(s) for s in (256, 1024, 2048, 255)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("name", "what"), [("deepseek-v3", "latent attention"), ("bloom-176b", "positions='alibi'")])
+@pytest.mark.parametrize(("name", "what"), [("bloom-176b", "positions='alibi'")])
 def test_a_model_with_ops_that_nothing_runs_is_planned_and_not_run(name, what):
     with pytest.raises(MeshwrightError, match=f"has {what}; it can be planned, and does not run yet"):
         check_runnable(PRESETS[name], MeshShape())
@@ -234,6 +234,20 @@ def test_a_model_with_ops_that_nothing_runs_is_planned_and_not_run(name, what):
 def test_attention_that_a_kernel_does_not_have_is_refused_in_one_line(model, strategy):
     with pytest.raises(MeshwrightError, match=strategy):
         check_runnable(PRESETS[model], MeshShape(pp=2), Strategy(attention="flash", num_microbatches=2))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (Strategy(collective_matmul=True), "collective_matmul with the latent attention of deepseek-v3"),
+        (Strategy(attention="cudnn"), "queries of 192 dims and values of 128, which attention='cudnn' does not have"),
+    ],
+    ids=["rings", "cudnn"],
+)
+def test_what_latent_attention_does_not_have_is_refused_in_one_line(strategy, reason):
+    check_runnable(PRESETS["deepseek-v3"], MeshShape(fsdp=2, tp=2))
+    with pytest.raises(MeshwrightError, match=reason):
+        check_runnable(PRESETS["deepseek-v3"], MeshShape(fsdp=2, tp=2), strategy)
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama2-7b", "llama3-405b"])

@@ -3,7 +3,7 @@
 Online softmax: arXiv:1805.02867 and arXiv:2112.05682. Backward from the saved log-normalizer: FlashAttention
 (arXiv:2205.14135, algorithm 4). Query heads stay grouped by the kv head they share. The mask follows from token
 positions and document ids, not from array indices; fully masked blocks are skipped. Dims: b batch, s queries, t keys, k
-kv heads, g query heads per kv head, h head dim.
+kv heads, g query heads per kv head, h head dim; that of values may be another one.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def inner_product(gradient: Array, output: Array) -> Array:
     return jnp.einsum("bskgh,bskgh->bkgs", gradient, output, preferred_element_type=jnp.float32)
 
 
-def init(query: Array) -> SoftmaxState:
-    """The softmax state before any key. It varies over the same mesh axes as the queries."""
-    weighted = jnp.zeros_like(query, dtype=jnp.float32)
-    zeros = jnp.einsum("bskgh->bkgs", weighted)
-    return SoftmaxState(weighted, zeros - jnp.inf, zeros)
+def init(query: Array, value_dim: int) -> SoftmaxState:
+    """The softmax state before any key, for values of `value_dim`. It varies over the same mesh axes as the queries."""
+    zeros = jnp.zeros_like(query[..., :1], dtype=jnp.float32)
+    sums = jnp.einsum("bskgh->bkgs", zeros)
+    return SoftmaxState(jnp.repeat(zeros, value_dim, axis=-1), sums - jnp.inf, sums)
 
 
 def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:

@@ -30,8 +30,9 @@ Add = Callable[[Callable[[Array], Array]], None]
 """Adds the contribution of a block, given the function that masks its scores."""
 
 
-def init(query: Array) -> SoftmaxState:
-    """The softmax state before any key."""
+def init(query: Array, value_dim: int) -> SoftmaxState:
+    """The softmax state before any key. These kernels have values as wide as queries."""
+    assert value_dim == query.shape[-1], (value_dim, query.shape)
     b, n, s, _ = query.shape
     sums = jnp.zeros((b, n, 1, s), jnp.float32)
     return SoftmaxState(jnp.zeros(query.shape, jnp.float32), sums + MASKED_SCORE, sums)

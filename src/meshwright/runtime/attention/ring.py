@@ -40,7 +40,7 @@ Carry = tuple[Array, Keys, Sums | None]
 class Steps(Protocol):
     """The steps of attention over chunks of keys: the module `blockwise` or `flash`."""
 
-    def init(self, query: Array, /) -> SoftmaxState:
+    def init(self, query: Array, value_dim: int, /) -> SoftmaxState:
         """The softmax state before any key."""
         ...
 
@@ -71,7 +71,7 @@ def ring_attention(
 
     Called inside `jax.shard_map`, on shards of the sequence in any order: the mask follows from the segments, which
     travel with the keys. Scores and softmax are float32. A device sends keys and values P - 1 times forward and again
-    backward, and their gradients as often. Returns an array of the query's shape and dtype.
+    backward, and their gradients as often. Returns an array of the query's shape and dtype, as wide as values.
 
     Args:
       query: this device's queries.
@@ -112,7 +112,7 @@ def _forward(
         following = _shift(coming, axis)
         return (steps.update(state, query, segments, coming, mask), following), None
 
-    carry = steps.init(query), _varying(keys)
+    carry = steps.init(query, keys.value.shape[-1]), _varying(keys)
     if (size := _size(axis)) > 1:
         carry, _ = jax.lax.scan(step, carry, length=size - 1)
     state = steps.update(carry[0], query, segments, carry[1], mask)

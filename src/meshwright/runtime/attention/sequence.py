@@ -48,19 +48,23 @@ def attend(
     Args:
       query: [b, s, k, g, h] with g query heads for each of k kv heads.
       key: [b, s, k, h].
-      value: [b, s, k, h].
+      value: [b, s, k, h]; h may be another one than the keys'.
       segments: [b, s] each; None where every row is one document in order.
       layout: mesh and rules.
       method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
       mask: which keys a query attends to.
       attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
 
-    Returns an array with the shape, dtype and sharding of the query. Raises where Ulysses cannot split the kv heads.
+    Returns an array with the shape, dtype and sharding of the query, as wide as values. Raises where Ulysses cannot
+    split the kv heads.
     """
     axes = layout.axes("sequence")
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
-    if axes and method != "ulysses":
+    if value.shape[-1] != query.shape[-1]:
+        # No other kernel has values of another width than queries.
+        kernel = "blockwise"
+    elif axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
     else:
         kernel = select_kernel(attention, query, query.shape[1], segments, mask)

@@ -101,7 +101,7 @@ class _BlockSharder:
                     self.parts.add(op.target)
                     yield self._node(reads=(op.source,), writes=op.target)
                 case Concat():
-                    yield self._concat(op)
+                    yield from self._concat(op)
 
     def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
               tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
@@ -154,7 +154,7 @@ class _BlockSharder:
         lead = self._rows(op)
         source = op.source
         if not op.num_experts and not op.is_on_residual:
-            source = yield from self._entry(op, columns)
+            source = yield from self._entry(op)
         dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
         tokens = self._token_axes(op, lead)
         stored, used = self.layout.stored(dims), self.layout.used(dims)
@@ -205,13 +205,15 @@ class _BlockSharder:
         """Whether a product goes round tp in steps beside its collective."""
         return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
 
-    def _entry(self, op: Linear, columns: tuple[Dim, ...]) -> Generator[Node, None, str]:
+    def _entry(self, op: Linear) -> Generator[Node, None, str]:
         """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
         array = self._array(op.source)
         is_split = any(dim.axes for dim in array.dims[2:])
         if not is_split and op.source not in self.entries:
             after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
-            pending = tuple(axis for dim in columns for axis in dim.axes)
+            readers = [each for each in self.ops if isinstance(each, Linear) and each.source == op.source]
+            columns = [dim for each in readers if not each.is_on_residual for dim in self.layout.used(each.outputs)]
+            pending = tuple(dict.fromkeys(axis for dim in columns for axis in dim.axes))
             self.entries[op.source] = name = f"{op.source} as read"
             self.arrays[name] = replace(after, name=name)
             is_stream = array.dims[-1].letter == "D"
@@ -296,12 +298,18 @@ class _BlockSharder:
             yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
         yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
 
-    def _concat(self, op: Concat) -> Node:
-        """Values with their last dims in a row; they lie as the first does."""
+    def _concat(self, op: Concat) -> Iterator[Node]:
+        """Values with their last dims in a row; they lie as the first does.
+
+        The gradient of one that all heads share is summed over the axes that split them.
+        """
         sources = [self.arrays[name] for name in op.sources]
         self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
+        heads = tuple(axis for dim in sources[0].dims[2:] for axis in dim.axes)
+        shared = [array for array in sources if len(array.dims) < len(sources[0].dims)]
+        moves = [Move(name=array.name, before=array, after=array, pending=heads) for array in shared]
         rotated = PassOver(kind="rotary", arrays=(self.arrays[op.target],))
-        return self._node(rotated, reads=op.sources, writes=op.target)
+        yield self._node(rotated, *moves, reads=op.sources, writes=op.target)
 
     def _gated(self, op: Gated) -> Iterator[Node]:
         """An MLP's activation."""

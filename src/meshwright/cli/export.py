@@ -1,0 +1,75 @@
+"""`meshwright export`: a run, or a Hugging Face directory, as a directory that Hugging Face's libraries load."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from meshwright.cli.arguments import Json, Mesh, option, positional
+from meshwright.cli.loading import byte_bar, load_with_bar
+from meshwright.cli.text import next_line, wrap
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import dtype_bytes
+from meshwright.units import parse_count, show_bytes
+
+EXAMPLES = (
+    "meshwright export runs/tiny exported",
+    "meshwright export runs/tiny exported --dtype bf16 --max-file-size 1G",
+    "meshwright export Llama-3.2-1B Llama-3.2-1B-f32 --dtype f32",
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    """Write a model as a Hugging Face directory: safetensors, config.json, generation config and tokenizer."""
+
+    model: Annotated[tyro.conf.Positional[Path], positional("RUN|DIR")]
+    """A run that `meshwright train` made, or a Hugging Face directory."""
+    output: Annotated[tyro.conf.Positional[Path], positional("DIR")]
+    """The directory to write; a new one, or an empty one."""
+    dtype: Annotated[Literal["bf16", "f16", "f32"] | None, option("bf16|f16|f32")] = None
+    """What the weights are written in. Default: as they are stored."""
+    max_file_size: Annotated[str, option("BYTES")] = "5G"
+    """Weights of more bytes are written in several files, with an index. Default: 5G."""
+    on: Annotated[str, option("CHIPS")] = "cpu:1"
+    """The hardware that the weights pass through. Default: cpu:1, which holds them in this machine's memory."""
+    mesh: Mesh = None
+    """The mesh of that hardware, as fsdp=8. Default: all devices along fsdp."""
+    json: Json = False
+    """Print {"directory", "parameters", "dtype", "files"}."""
+
+
+def run(args: Args) -> int:
+    """Write the directory, and say what is in it."""
+    try:
+        most = parse_count(args.max_file_size)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"--max-file-size: {error}") from None
+    if most < 1:
+        raise MeshwrightError(f"--max-file-size is {args.max_file_size}; it is a number of bytes from 1, as 5G")
+    with waiting("loading JAX"):
+        from meshwright.inference import check_target, find_model
+
+    check_target(args.output)
+    found = find_model(args.model, on=args.on, mesh=args.mesh)
+    dtype, as_json = args.dtype or found.stored_dtype, args.json
+    check_all_read(args)
+    model = load_with_bar(found)
+    with byte_bar("writing the weights", model.num_parameters * dtype_bytes(dtype)) as on_bytes:
+        model.save(args.output, dtype=dtype, max_file_bytes=most, on_bytes=on_bytes)
+    files = {path.name: path.stat().st_size for path in sorted(args.output.iterdir())}
+    if as_json:
+        data = {"directory": str(args.output), "parameters": model.num_parameters, "dtype": dtype, "files": files}
+        print(json.dumps(data, indent=2))
+        return 0
+    sizes = ", ".join(f"{name} {show_bytes(size)}" for name, size in files.items())
+    print("\n".join(wrap(f"wrote {args.output}: {model.num_parameters:,} parameters in {dtype}: {sizes}")))
+    print(next_line(f"meshwright generate {shlex.quote(str(args.output))} --on {found.system} 'def '"))
+    return 0

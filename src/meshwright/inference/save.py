@@ -1,0 +1,97 @@
+"""A model as a directory that Hugging Face's libraries load: written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jax import Array
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import hugging_face_config, model_from_hugging_face
+from meshwright.files import check_new_directory, write_error, write_file
+from meshwright.step import ModelConfig, Tree
+from meshwright.text import Tokenizer, byte_tokenizer_files
+from meshwright.weights import save_weights
+
+StoredDtype = Literal["bf16", "f16", "f32"]
+
+_NAMES: Mapping[StoredDtype, str] = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+"""The dtypes as a config.json has them."""
+
+_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+"""A model of bytes has no token that begins or ends a text; transformers takes a family's own where none is said."""
+
+
+def check_target(directory: str | Path) -> None:
+    """Raise where a model cannot be written to a directory: it holds something, or cannot be made."""
+    check_new_directory(directory)
+    if Path(directory).is_dir() and any(Path(directory).iterdir()):
+        raise MeshwrightError(f"{directory} is not empty; give a directory that is new")
+
+
+def model_files(
+    model: ModelConfig,
+    source: Mapping[str, bytes],
+    tokenizer: Tokenizer | None,
+    seq_len: int | None,
+    dtype: StoredDtype,
+) -> dict[str, bytes]:
+    """The files beside the weights of a model, whose dtype config.json says.
+
+    Args:
+        source: those that it came with; its config.json is kept as it is if it describes this model in this dtype.
+        tokenizer: without one in `source`, it is that of bytes.
+        seq_len: of the sequences that a run was trained on.
+
+    Raises:
+        MeshwrightError: a model that no config.json describes.
+    """
+    if "config.json" not in source:
+        trained = {} if seq_len is None else {"max_position_embeddings": seq_len}
+        config = trained | hugging_face_config(model) | _NO_TOKENS
+        files = {"config.json": config | {"dtype": _NAMES[dtype]}, "generation_config.json": _NO_TOKENS}
+        own = byte_tokenizer_files(seq_len) if tokenizer else {}
+        return {name: _json(data) for name, data in files.items()} | own
+    config = json.loads(source["config.json"])
+    said = {name for name in ("dtype", "torch_dtype") if config.get(name, _NAMES[dtype]) != _NAMES[dtype]}
+    changes: dict[str, Any] = dict.fromkeys(said, _NAMES[dtype])
+    if model_from_hugging_face(config, name=model.name) != model:
+        changes |= hugging_face_config(model)  # Cut to fewer layers, say.
+    return {**source, "config.json": _json(config | changes)} if changes else dict(source)
+
+
+def write_model(
+    directory: Path,
+    model: ModelConfig,
+    params: Tree[Array],
+    files: Mapping[str, bytes],
+    dtype: StoredDtype,
+    *,
+    max_file_bytes: int,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Write weights and files beside a directory's place and then rename them; see `save_weights`."""
+    check_target(directory)
+    partial = directory.absolute().with_name(f".{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(parents=True)
+        for name, data in files.items():
+            write_file(partial / name, data)
+        save_weights(partial, model, params, dtype.upper(), max_file_bytes=max_file_bytes, on_bytes=on_bytes)
+        if directory.is_dir():
+            directory.rmdir()
+        os.replace(partial, directory)
+    except OSError as error:
+        raise write_error(directory, error) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()

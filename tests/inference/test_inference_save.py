@@ -1,0 +1,67 @@
+"""A model that is written is the model that is read again: a run of bytes, other dtypes, many files."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+import meshwright as mw
+from meshwright.cli.main import main
+from meshwright.weights import read_tensors, tensor_dtype
+
+GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run") / "tiny"
+    mw.train("tiny", directory, on="cpu:8", mesh="fsdp=8", batch=8, seq_len=32, num_layers=1, steps=1)
+    return directory
+
+
+def test_a_run_is_exported_with_a_tokenizer_of_bytes_and_no_token_that_ends_a_text(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["export", str(run), str(out), "--on", "cpu:8", "--mesh", "fsdp=4,tp=2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["dtype"] == "f32"
+    assert said["files"].keys() == {path.name for path in out.iterdir()}
+    assert json.loads((out / "config.json").read_text()).items() >= {
+        "max_position_embeddings": 32, "dtype": "float32", "eos_token_id": None, "bos_token_id": None,
+    }.items()  # fmt: skip
+    text = bytes(range(128)).decode() + "é😀\u0400"
+    assert Tokenizer.from_file(str(out / "tokenizer.json")).encode(text).ids == list(text.encode())
+    before, after = mw.load(run), mw.load(out, on="cpu:8")
+    assert jax.tree.all(jax.tree.map(lambda x, y: (np.asarray(x) == np.asarray(y)).all(), before.params, after.params))
+    assert after.tokenizer.stop_tokens == ()
+    assert after.generate("def é", max_tokens=6) == before.generate("def é", max_tokens=6)
+
+
+def test_a_dtype_changes_the_weights_and_what_config_json_says_of_them(tmp_path):
+    model = mw.load(GOLDEN, on="cpu:1")
+    model.save(tmp_path / "half", dtype="f16", max_file_bytes=20_000)
+    half = mw.load(tmp_path / "half", on="cpu:1")
+    assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "float16"
+    index = json.loads((tmp_path / "half/model.safetensors.index.json").read_text())
+    files = {path.name for path in (tmp_path / "half").glob("*.safetensors")}
+    assert {*index["weight_map"].values()} == files
+    assert len(files) > 2
+    # They are computed with in f32, and written as they were.
+    half.save(tmp_path / "again")
+    one, other = (read_tensors(tmp_path / name) for name in ("half", "again"))
+    assert tensor_dtype(other) == "f16"
+    assert one.keys() == other.keys() == read_tensors(GOLDEN).keys()
+    assert all((one[name].open() == other[name].open()).all() for name in one)
+
+
+def test_weights_that_an_export_would_overwrite_stay(run, tmp_path, capsys):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    save_file({"x": np.ones(1, np.float32)}, kept / "model.safetensors")
+    assert main(["export", str(run), str(kept)]) == 2
+    assert "is not empty; give a directory that is new" in capsys.readouterr().err
+    assert [*load_file(kept / "model.safetensors")] == ["x"]
+    assert [*kept.iterdir()] == [kept / "model.safetensors"]
