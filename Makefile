@@ -47,6 +47,7 @@ goldens:
 	$(PYTHON) -m venv .venv-goldens
 	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
+	.venv-goldens/bin/python tests/goldens/make_mutations.py
 	$(MAKE) exports
 
 # Whether transformers takes what we save of each golden; what it says is kept.

@@ -58,7 +58,9 @@ def read(**changes):
         ({"num_hidden_layers": True}, "num_hidden_layers=True; it takes a whole number from 1"),
         ({"attention_bias": "yes"}, "attention_bias='yes'; it takes true or false"),
         ({"hidden_act": "mish"}, "hidden_act='mish'; the activations read are"),
-        ({"layer_types": [FULL, LOCAL, FULL, LOCAL], "sliding_window": 8}, "layer_types="),
+        ({"layer_types": [FULL, LOCAL, FULL, LOCAL]}, "layer_types="),
+        ({"sliding_window": 8}, "sliding_window=8; a llama model has no such field"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; its family rotates whole heads"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope_scaling of type 'proportional'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "no 'max_position_embeddings'"),
         ({"rope_scaling": YARN | {"truncate": 1}}, "rope scaling's truncate=1; it takes true or false"),
@@ -90,7 +92,7 @@ def test_rope_parameters_of_transformers_5_are_those_of_before():
     assert read(**new).rope_scaling == Llama3RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192
     )
-    assert read(rope_parameters={"partial_rotary_factor": 0.5}).rotary_dims == 8
+    assert read(model_type="phi3", rope_parameters={"partial_rotary_factor": 0.5}).rotary_dims == 8
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,11 @@ def test_a_token_meets_the_active_experts_alone():
     assert 3.2e9 < num_active_parameters(model) < 3.4e9
 
 
-def test_what_llama_says_of_biases_windows_and_activations_is_kept():
-    config, _ = CONFIGS["mistralai/Mistral-7B-v0.1"]
-    changes = {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}
+def test_what_llama_says_of_biases_and_activations_is_kept():
+    config, _ = CONFIGS["meta-llama/Llama-2-7b-hf"]
+    changes = {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}
     model = model_from_hugging_face(config | changes, name="biased")
-    assert (model.qkv_bias, model.output_bias, model.mlp_bias) == (True, True, True)
-    assert (model.sliding_window, model.activation) == (4096, "gelu")
+    assert (model.qkv_bias, model.output_bias, model.mlp_bias, model.activation) == (True, True, True, "gelu")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -52,9 +52,9 @@ LATENT_DEFAULTS: Config = {
 DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
-    "qwen2": {"num_key_value_heads": 32},
+    "qwen2": {"num_key_value_heads": 32, "max_window_layers": 28},
     "qwen2_moe": {"num_key_value_heads": 16},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_window_layers": 28},
     "qwen3_moe": {"num_key_value_heads": 4},
     "gemma": {"num_key_value_heads": 16, "head_dim": 256},
     "gemma2": {
@@ -92,6 +92,24 @@ DEFAULTS: Mapping[str, Config] = {
 }
 """What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
 
+_BIASES, _WINDOWS = ("attention_bias", "mlp_bias", "qkv_bias"), ("sliding_window", "layer_types")
+
+LACKING: Mapping[str, tuple[str, ...]] = {
+    "llama": ("qkv_bias", *_WINDOWS),
+    "mistral": (*_BIASES, "layer_types"),
+    "mixtral": (*_BIASES, "layer_types"),
+    "qwen2": ("attention_bias", "mlp_bias"),
+    "qwen2_moe": ("attention_bias", "mlp_bias"),
+    "qwen3": ("mlp_bias", "qkv_bias"),
+    "qwen3_moe": ("mlp_bias", "qkv_bias", "layer_types"),
+    "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "gemma2": ("mlp_bias", "qkv_bias"),
+    "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "phi3": (*_BIASES, "layer_types"),
+    "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
+}
+"""Fields that other families have and transformers leaves out of these; refused unless null or false."""
+
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -122,6 +140,9 @@ class Fields:
         data = {**DEFAULTS.get(family, {}), **data}
         self._data, self.name, self._family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
+        for field in LACKING.get(family, ()):
+            if self.value(field, False) is not False:
+                raise self.refusal(field, f"a {family} model has no such field")
 
     def value(self, field: str, default: Any = _MISSING) -> Any:
         """A field as it stands; the default where it is absent or null. Raises where it has none."""
@@ -154,9 +175,9 @@ class Fields:
             return found
         raise self.refusal(field, "it takes true or false")
 
-    def head_dim(self, embed: int, heads: int) -> int:
+    def head_dim(self, embed: int, heads: int, *, has_field: bool = True) -> int:
         """The width of a head: its own field, else the stream's share, which has to be whole."""
-        if (found := self.whole("head_dim", None)) is not None:
+        if has_field and (found := self.whole("head_dim", None)) is not None:
             return found
         if embed % heads:
             raise MeshwrightError(
@@ -169,7 +190,7 @@ class Fields:
         """The heads of keys and values, as many as those of queries where a config.json does not say."""
         found = self.whole("num_key_value_heads", None) or heads
         if heads % found:
-            raise self.refusal("num_key_value_heads", f"{heads} heads are shared evenly among them")
+            raise self.refusal("num_key_value_heads", f"the num_attention_heads={heads} are shared evenly among them")
         return found
 
     def layers(self, field: str, num_layers: int) -> list[int]:
@@ -211,7 +232,7 @@ class Fields:
         if len(types) != num_layers:
             raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
         if window is None and "sliding_attention" in types:
-            raise self.refusal("layer_types", "there is no sliding_window for sliding_attention, or it is off")
+            raise self.refusal("layer_types", "sliding_attention has no sliding_window, or use_sliding_window is off")
         is_full = [kind == "full_attention" for kind in types]
         every = is_full.index(True) + 1 if any(is_full) else 0
         alike = [every > 0 and (layer + 1) % every == 0 for layer in range(num_layers)]

@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.families import gemma, gemma2
 from meshwright.families.family import Features, PublishedFamily
 from meshwright.families.fields import Fields
-from meshwright.families.rope_fields import longest_sequence, read_rope, rope_parameters
+from meshwright.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
 from meshwright.step.frequencies import LinearRopeScaling
 from meshwright.step.model import Family, ModelConfig
 
@@ -16,11 +16,14 @@ GEMMA3 = Family("gemma3")
 
 def read(fields: Fields) -> Features:
     """Gemma 3's text model; the older names of the pattern and of theta in layers with a window are read too."""
-    every = fields.whole("sliding_window_pattern", None) or fields.whole("_sliding_window_pattern", 6)
-    fields.only("attn_logit_softcapping")  # transformers has the field, and caps no scores.
+    every = fields.whole("sliding_window_pattern", 6)
+    fields.unused_options("_sliding_window_pattern")  # What transformers writes of it, and does not read.
     features = gemma2.read_capped(fields, every=every, has_rope=False)
     full = read_rope(fields, "full_attention", theta=1_000_000.0)
     local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
+    read_rotary_dims(fields, full, features["head_dim"])
+    if local.scaling is not None:
+        raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
     return features | {
         "qk_norm": True,
         "rope_theta": full.theta,

@@ -41,7 +41,7 @@ def read(fields: Fields) -> Features:
         "mlp": fields.whole("n_inner", None) or 4 * embed,
         "num_heads": heads,
         "num_kv_heads": heads,
-        "head_dim": fields.head_dim(embed, heads),
+        "head_dim": fields.head_dim(embed, heads, has_field=False),
         "vocab": fields.whole("vocab_size"),
         "activation": fields.activation("activation_function", "gelu_new"),
         "tied_embeddings": fields.flag("tie_word_embeddings", True),

@@ -8,7 +8,7 @@ from meshwright.families.family import Features, Published, PublishedFamily
 from meshwright.families.fields import Fields, activation_name
 from meshwright.families.gpt2 import BIASED
 from meshwright.families.llama import preset
-from meshwright.families.rope_fields import longest_sequence, read_rope, rope_parameters
+from meshwright.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
 from meshwright.step.model import Family, ModelConfig
 
 GPT_NEOX = Family("gpt_neox")
@@ -18,10 +18,12 @@ def read(fields: Fields) -> Features:
     """GPT-NeoX; before transformers 5 the rotated part of a head is `rotary_pct`, and theta `rotary_emb_base`."""
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     bias = fields.flag("attention_bias", True)
-    theta, share = fields.positive("rope_theta", 10_000.0), fields.positive("rotary_pct", 0.25)
-    rope = read_rope(fields, theta=theta, theta_field="rotary_emb_base")
+    rope = read_rope(fields, theta_field="rotary_emb_base", partial=0.25, partial_field="rotary_pct")
+    # The names that other families have, beside the parameters, are not read.
+    fields.only("rope_theta", rope.theta)
+    fields.only("partial_rotary_factor", rope.partial)
     fields.only("is_decoder", False, True)
-    head_dim = fields.head_dim(embed, heads)
+    head_dim = fields.head_dim(embed, heads, has_field=False)
     return BIASED | {
         "num_layers": fields.whole("num_hidden_layers"),
         "embed": embed,
@@ -37,7 +39,7 @@ def read(fields: Fields) -> Features:
         "parallel_blocks": fields.flag("use_parallel_residual", True),
         "rope_theta": rope.theta,
         "rope_scaling": rope.scaling,
-        "rotary_dims": int(head_dim * (share if rope.partial == 1.0 else rope.partial)) % head_dim,
+        "rotary_dims": read_rotary_dims(fields, rope, head_dim),
         "norm_epsilon": fields.positive("layer_norm_eps", 1e-5),
     }
 

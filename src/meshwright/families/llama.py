@@ -6,14 +6,17 @@ from typing import Any
 
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields, activation_name
-from meshwright.families.rope_fields import longest_sequence, read_rope, rope_parameters
+from meshwright.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
 from meshwright.step.model import Family, ModelConfig
 
 LLAMA = Family("llama")
 
 
-def read(fields: Fields, *, has_rope: bool = True) -> Features:
-    """What Llama and all that follow it have in common; has_rope: without rotary embedding where it is False."""
+def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = None) -> Features:
+    """What Llama and all that follow it have in common.
+
+    has_rope: without rotary embedding where it is False. partial_field: as in `read_rope`.
+    """
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
     head_dim = fields.head_dim(embed, heads)
@@ -35,8 +38,8 @@ def read(fields: Fields, *, has_rope: bool = True) -> Features:
     }
     if not has_rope:
         return features
-    rope = read_rope(fields)
-    rotary_dims = 0 if rope.partial == 1.0 else int(head_dim * rope.partial)
+    rope = read_rope(fields, partial_field=partial_field)
+    rotary_dims = read_rotary_dims(fields, rope, head_dim)
     return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
 
 

@@ -15,8 +15,7 @@ _NORMS: dict[str, Any] = {"qk_norm": True, "qk_norm_over_heads": True, "pre_norm
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields; products of the MLP have no biases."""
-    fields.only("mlp_bias", False)
+    """Llama's fields."""
     return llama.read(fields) | _NORMS
 
 

@@ -17,9 +17,15 @@ PHI3 = Family("phi3")
 def read(fields: Fields) -> Features:
     """Llama's fields; of its own it has dropout, and the length before longrope beside the scaling."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
-    fields.only("attention_bias", False)
-    fields.only("mlp_bias", False)
-    return llama.read(fields)
+    features = llama.read(fields, partial_field="partial_rotary_factor")
+    if not isinstance(features["rope_scaling"], LongRopeScaling | None):
+        raise fields.refusal(
+            "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
+            "a phi3 model is known with rope_type 'default' or 'longrope'",
+        )
+    if features["rope_scaling"] and features["head_dim"] * features["num_heads"] != features["embed"]:
+        raise fields.refusal("head_dim", "with longrope heads share hidden_size evenly among num_attention_heads")
+    return features
 
 
 def write(model: ModelConfig) -> dict[str, Any]:

@@ -18,7 +18,8 @@ def read(fields: Fields) -> Features:
     """Llama's fields, the window where it is on, and biases of queries, keys and values alone."""
     features = llama.read(fields)
     windows = windows_of(fields, features["num_layers"])
-    return features | windows | {"qkv_bias": fields.flag("qkv_bias", True), "output_bias": False}
+    fields.only("qkv_bias", True)
+    return features | windows | {"qkv_bias": True, "output_bias": False}
 
 
 def windows_of(fields: Fields, num_layers: int) -> Features:
@@ -41,10 +42,17 @@ def read_experts(fields: Fields, features: Features) -> Features:
     layers = features["num_layers"]
     step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
     sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
+    if not sparse:
+        raise fields.refusal(
+            "decoder_sparse_step", f"with mlp_only_layers it leaves none of {layers} layers to experts"
+        )
     num_dense = layers - len(sparse)
     is_after_dense = sparse == list(range(num_dense, layers))
+    # transformers reads the two names as one field.
+    count = fields.whole("num_local_experts", None) or fields.whole("num_experts")
+    fields.only("num_experts", count)
     experts = Experts(
-        count=fields.whole("num_experts", None) or fields.whole("num_local_experts"),
+        count=count,
         num_active=fields.whole("num_experts_per_tok"),
         mlp=fields.whole("moe_intermediate_size"),
         num_dense_layers=num_dense,
@@ -59,7 +67,9 @@ def read_moe(fields: Fields) -> Features:
     features = llama.read(fields)
     layers, is_on = features["num_layers"], fields.flag("use_sliding_window", False)
     last = fields.whole("max_window_layers", 28, least=0)
-    if is_on and 0 < last < layers and fields.value("layer_types", None) is None:
+    if fields.value("layer_types", None) is not None:
+        last = layers
+    if is_on and 0 < last < layers:
         raise fields.refusal("max_window_layers", "with use_sliding_window it is known as 0, or at least all layers")
     found = read_experts(fields, features)
     shared = fields.whole("shared_expert_intermediate_size", 5632)

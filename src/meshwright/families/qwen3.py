@@ -20,9 +20,11 @@ def read(fields: Fields) -> Features:
 
 
 def read_moe(fields: Fields) -> Features:
-    """Qwen3-MoE."""
-    features = read(fields)
-    return features | read_experts(fields, features)
+    """Qwen3-MoE: a window that is on is in every layer, whatever `max_window_layers` says."""
+    features = llama.read(fields)
+    fields.unused_options("max_window_layers")
+    windows = fields.windows(features["num_layers"], is_on=fields.flag("use_sliding_window", False))
+    return features | windows | {"qk_norm": True} | read_experts(fields, features)
 
 
 def write(model: ModelConfig) -> dict[str, Any]:

@@ -42,32 +42,61 @@ class Rope(NamedTuple):
 
 
 def read_rope(
-    fields: Fields, layer_type: str | None = None, *, theta: float = 10_000.0, theta_field: str = "rope_theta"
+    fields: Fields,
+    layer_type: str | None = None,
+    *,
+    theta: float = 10_000.0,
+    theta_field: str = "rope_theta",
+    partial: float = 1.0,
+    partial_field: str | None = None,
 ) -> Rope:
     """Theta, scaling and the rotated share of a head.
 
-    layer_type: whose parameters, where kinds of layers have their own.
+    As transformers has it, `rope_scaling` stands in place of `rope_parameters`; where layers differ, it is added to
+    those of full attention.
+
+    Args:
+        layer_type: whose parameters, where kinds of layers have their own.
+        theta, partial: where a config says neither. theta_field, partial_field: beside the parameters; without a
+            `partial_field` a family rotates whole heads.
     """
-    given = fields.mapping("rope_parameters")
-    if layer_type in given:
-        own = given[layer_type]
-        if not isinstance(own, Mapping):
-            raise fields.refusal("rope_parameters", f"it takes an object for {layer_type}")
-        given = dict[str, Any](own)
-    found = {name: value for name, value in (fields.mapping("rope_scaling") | given).items() if value is not None}
+    given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    if layer_type is None:
+        found = scaling or given
+    else:
+        own = given.get(layer_type) or {"rope_type": "default"}
+        if given and not (isinstance(own, Mapping) and all(isinstance(each, Mapping) for each in given.values())):
+            raise fields.refusal("rope_parameters", "it takes an object for each kind of layer")
+        found = dict[str, Any](own) | (scaling if layer_type == "full_attention" else {})
+    found = {name: value for name, value in found.items() if value is not None}
     theta = fields.positive(theta_field, theta)
     kind = found.pop("rope_type", found.pop("type", "default"))
     found.pop("type", None)
     if "rope_theta" in found:
         theta = fields.above_zero("rope_parameters.rope_theta", found.pop("rope_theta"))
-    partial = fields.positive("partial_rotary_factor", 1.0)
+    partial = fields.positive(partial_field or "partial_rotary_factor", partial)
     if (own := found.pop("partial_rotary_factor", None)) is not None:
         partial = fields.above_zero("rope_parameters.partial_rotary_factor", own)
+    if partial != 1.0 and partial_field is None:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has partial_rotary_factor={partial:g}; its family rotates whole heads"
+        )
     if not isinstance(kind, str) or kind not in SCALING_FIELDS:
         raise MeshwrightError(
             f"the config.json of {fields.name} has rope_scaling of type {kind!r}; {listed(SCALING_FIELDS)} are known"
         )
     return Rope(theta, _read_scaling(fields, kind, found), partial)
+
+
+def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
+    """The first dims of a head that are rotated; 0 for all."""
+    dims = int(head_dim * rope.partial)
+    if not 2 <= dims <= head_dim or dims % 2:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} rotates {dims} of {head_dim} dims (head_dim, or hidden_size for each of"
+            f" num_attention_heads): partial_rotary_factor={rope.partial:g}; it takes an even number from 2"
+        )
+    return dims % head_dim
 
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:

@@ -1,0 +1,281 @@
+"""What is changed in the config.json of a golden to see whether each of its fields is honoured.
+
+Each mutation is a field's name, and the fields of config.json with other values; `ABSENT` for a field left out. A field
+of a config.json for which nothing here has a value is an error: a new field has to be thought of.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+ABSENT = "<absent>"
+LOCAL, FULL = "sliding_attention", "full_attention"
+
+
+class Mutation(NamedTuple):
+    """A change to a config.json, and the field whose effect it shows: with a dot where it is within another."""
+
+    field: str
+    changes: dict[str, Any]
+
+
+ACTIVATIONS = (
+    *("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "gelu_10", "gelu_accurate", "quick_gelu"),
+    *("relu", "relu2", "relu6", "silu", "swish", "sigmoid", "tanh", "mish", "leaky_relu", "linear", "laplace"),
+    *("hardswish", "sqrtsoftplus", "gelu_python_tanh"),
+)
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    # Sizes.
+    **dict.fromkeys(("vocab_size",), (80,)),
+    **dict.fromkeys(("n_embd", "intermediate_size", "moe_intermediate_size", "n_inner"), (48,)),
+    "hidden_size": (48, 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), (2,)),
+    **dict.fromkeys(("n_head",), (2, 16)),
+    "num_attention_heads": (2, 16),
+    "num_key_value_heads": (8, 2, 1, None),
+    "head_dim": (8, 16, None),
+    "num_local_experts": (3, 6),
+    "num_experts": (3, 6),
+    "num_experts_per_tok": (1, 3),
+    # Blocks.
+    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), ACTIVATIONS),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), (0.2,)),
+    "sliding_window": (3, 12, 64, None),
+    "query_pre_attn_scalar": (4, 100),
+    "attn_logit_softcapping": (1.0, None),
+    "final_logit_softcapping": (1.0, None),
+    "shared_expert_intermediate_size": (32,),
+    "rotary_pct": (0.5, 1.0),
+    "partial_rotary_factor": (0.25, 1.0),
+    "max_window_layers": (0, 1, 2),
+    "_sliding_window_pattern": (2,),
+    "use_bidirectional_attention": (True,),
+    "decoder_sparse_step": (2,),
+    "mlp_only_layers": ([0], [2], [3]),
+    "original_max_position_embeddings": (8, 16),
+    # Positions: learned ones beyond the tokens are not looked up.
+    "max_position_embeddings": (16, 2048),
+    "n_positions": (32,),
+    # Who made the file, tokens of a meaning, training.
+    "architectures": (["Another"], None),
+    "dtype": ("bfloat16", None),
+    "transformers_version": ("4.0.0",),
+    **dict.fromkeys(TOKENS, (1,)),
+    "initializer_range": (0.5,),
+    **dict.fromkeys(("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), (0.9,)),
+    **dict.fromkeys(("summary_first_dropout", "router_jitter_noise", "router_aux_loss_coef"), (0.9,)),
+    "classifier_dropout": (0.9,),
+    "pretraining_tp": (2,),
+    "summary_activation": ("tanh",),
+    "summary_type": ("mean",),
+}
+"""Other values of each field; a flag has its other one."""
+
+FIXED = ("model_type", "layer_types", "rope_parameters")
+"""Fields that are changed below, or make another family."""
+
+STRANGERS: Mapping[str, Any] = {
+    "attention_bias": True,
+    "mlp_bias": True,
+    "qkv_bias": False,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "sliding_window": 3,
+    "use_sliding_window": True,
+    "attn_logit_softcapping": 1.0,
+    "final_logit_softcapping": 1.0,
+    "query_pre_attn_scalar": 4,
+    "hidden_act": "relu",
+    "hidden_activation": "relu",
+    "norm_topk_prob": False,
+    "num_experts": 4,
+    "n_group": 2,
+    "routed_scaling_factor": 2.5,
+    "use_parallel_residual": False,
+    "scale_attn_by_inverse_layer_idx": True,
+    "clip_qkv": 1.0,
+    "qk_layernorm": True,
+    "use_qk_norm": True,
+    "logit_scale": 2.0,
+    "logits_scaling": 2.0,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 2.0,
+    "attention_multiplier": 2.0,
+    "alibi": True,
+    "quantization_config": {"bits": 4, "quant_method": "gptq"},
+}
+"""Fields of some families, given to those whose config.json has them not."""
+
+MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
+    "gemma3_text": (
+        {"sliding_window_pattern": 2},
+        {"sliding_window_pattern": 2, "layer_types": ABSENT},
+        {"_sliding_window_pattern": 2, "layer_types": ABSENT},
+        {"rope_local_base_freq": 50.0},
+        {"rope_local_base_freq": 50.0, "rope_parameters": ABSENT},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": ABSENT},
+    ),
+    "gpt_neox": (
+        {"rotary_pct": 0.5},
+        {"rotary_pct": 0.5, "rope_parameters": ABSENT},
+        {"rotary_pct": 1.0, "rope_parameters": ABSENT},
+        {"rotary_emb_base": 50},
+        {"rotary_emb_base": 50, "rope_parameters": ABSENT},
+    ),
+    "qwen3_moe": (
+        {"decoder_sparse_step": 5},
+        {"mlp_only_layers": [0, 1]},
+        {"use_sliding_window": True, "max_window_layers": 9, "sliding_window": 5},
+        {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 5},
+    ),
+}
+"""Of single families: fields that transformers reads and does not write, and values that need another."""
+
+SKIPPED = ("llama_dynamic", "llama_yarn")
+"""Goldens of a family that has one more: their scalings are among its mutations."""
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 24,
+}
+
+
+def mutations(config: Mapping[str, Any]) -> Iterator[Mutation]:
+    """The mutations of a config.json: of every field that it has, and those of its family."""
+    for field, value in config.items():
+        if field in FIXED:
+            continue
+        values = VALUES.get(field) or ((not value,) if isinstance(value, bool) else None)
+        if values is None:
+            raise KeyError(f"no other value of {field}={value!r}: give one in VALUES")
+        for other in values:
+            if other != value:
+                yield Mutation(field, {field: other})
+        if field not in TOKENS:  # The defaults are tokens of a larger vocabulary.
+            yield Mutation(field, {field: ABSENT})
+    if "layer_types" in config:
+        yield from _layer_types(config)
+    if "rope_parameters" in config:
+        yield from _rope(config)
+    for field, value in STRANGERS.items():
+        if field not in config:
+            yield Mutation(field, {field: value})
+    if "layer_types" not in config:
+        layers = config.get("num_hidden_layers") or config["n_layer"]
+        yield Mutation("layer_types", {"layer_types": [LOCAL, FULL] * (layers // 2) + [LOCAL] * (layers % 2)})
+    for changes in MORE.get(config["model_type"], ()):
+        yield Mutation(next(iter(changes)), changes)
+
+
+def _layer_types(config: Mapping[str, Any]) -> Iterator[Mutation]:
+    layers = config["num_hidden_layers"]
+    for types in (
+        [FULL] * layers,
+        [LOCAL] * layers,
+        [FULL if layer % 2 else LOCAL for layer in range(layers)],
+        [LOCAL if layer % 2 else FULL for layer in range(layers)],
+        [LOCAL] * (layers - 1) + [FULL],
+        [FULL] * (layers - 1) + [LOCAL],
+    ):
+        if types != config["layer_types"]:
+            yield Mutation("layer_types", {"layer_types": types})
+    yield Mutation("layer_types", {"layer_types": ABSENT})
+    yield Mutation("num_hidden_layers", {"num_hidden_layers": 2, "layer_types": ABSENT})
+    if "use_sliding_window" in config:
+        on = {"use_sliding_window": True, "layer_types": ABSENT, "sliding_window": 5}
+        for first in (0, 1, 2, layers, ABSENT):
+            yield Mutation("max_window_layers", on | {"max_window_layers": first})
+        yield Mutation("use_sliding_window", on | {"max_window_layers": 0, "use_sliding_window": ABSENT})
+        yield Mutation("sliding_window", on | {"max_window_layers": 0, "sliding_window": ABSENT})
+        for types in ([LOCAL] * layers, [FULL if layer % 2 else LOCAL for layer in range(layers)]):
+            yield Mutation("layer_types", on | {"layer_types": types})
+            yield Mutation("layer_types", {"layer_types": types, "sliding_window": 5})
+
+
+def _rope(config: Mapping[str, Any]) -> Iterator[Mutation]:
+    """Rotary embedding as `rope_parameters` says it, and the fields of files from before transformers 5."""
+    held = config["rope_parameters"]
+    parts = {name: own for name, own in held.items() if isinstance(own, dict)}
+    for part, own in parts.items() or [("", held)]:
+
+        def changed(new: Any, part: str = part) -> dict[str, Any]:
+            return {"rope_parameters": held | {part: new} if part else new}
+
+        name = "rope_parameters." + (f"{part}." if part else "")
+        for field, value in own.items():
+            if field not in ("rope_type", "type"):
+                for other in (ABSENT, *((value * 2,) if not isinstance(value, bool | list) else ())):
+                    new = {key: old for key, old in (own | {field: other}).items() if old != ABSENT}
+                    yield Mutation(name + field, changed(new))
+        theta = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+        dims = _rotary_dims(config, own)
+        for field, scaling in _scalings(dims):
+            if scaling["rope_type"] == "longrope" and not _has_plain_heads(config):
+                continue
+            yield Mutation(name + field, changed(theta | scaling))
+            if field == "rope_type":
+                # The length that a scaling begins at where it says none.
+                own_start = {key: value for key, value in scaling.items() if key != "original_max_position_embeddings"}
+                yield Mutation("max_position_embeddings", changed(theta | own_start) | {"max_position_embeddings": 16})
+        yield Mutation(name + "rope_type", changed(theta | {"type": "linear", "factor": 4.0}))
+        yield Mutation(name + "partial_rotary_factor", changed(own | {"partial_rotary_factor": 0.5}))
+    yield Mutation("rope_parameters", {"rope_parameters": ABSENT})
+    yield Mutation("rope_parameters", {"rope_parameters": None})
+    linear, llama3 = {"type": "linear", "factor": 2.0}, LLAMA3
+    for old in ({"rope_theta": 70.0}, {"rope_scaling": linear}, {"rope_scaling": llama3}, {"rope_scaling": YARN}):
+        for rest in ({}, {"rope_parameters": ABSENT}, {"rope_parameters": ABSENT, "rope_theta": 70.0}):
+            yield Mutation(next(iter(old)), rest | old)
+    if "partial_rotary_factor" not in config:
+        yield Mutation("partial_rotary_factor", {"partial_rotary_factor": 0.5})
+        yield Mutation("partial_rotary_factor", {"partial_rotary_factor": 0.5, "rope_parameters": ABSENT})
+
+
+def _rotary_dims(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    heads = config.get("qk_rope_head_dim") or config.get("head_dim")
+    width = heads or config["hidden_size"] // config["num_attention_heads"]
+    return int(width * rope.get("partial_rotary_factor", 1.0))
+
+
+def _has_plain_heads(config: Mapping[str, Any]) -> bool:
+    """Whether heads share the stream evenly: Phi-3 checks longrope's factors as if they did."""
+    return config["model_type"] != "phi3" or config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]
+
+
+def _scalings(dims: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every kind of scaling, and of those with options each option; dims: those of a head that turn."""
+    long, short = [2.0 + n for n in range(dims // 2)], [1.0 + n / 2 for n in range(dims // 2)]
+    longrope = {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": 16,
+    }
+    for scaling in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}, LLAMA3, YARN, longrope):
+        yield "rope_type", scaling
+    yield "rope_type", {"rope_type": "dynamic", "factor": 2.0}
+    yield "rope_type", {"rope_type": "proportional", "factor": 2.0}
+    yield "rope_type", {"rope_type": "nothing", "factor": 2.0}
+    yield "beta_fast", YARN | {"beta_fast": 2.0}
+    yield "beta_slow", YARN | {"beta_slow": 0.5}
+    yield "beta_slow", YARN | {"beta_fast": 2.0, "beta_slow": 0.25}
+    yield "attention_factor", YARN | {"attention_factor": 2.0}
+    yield "mscale", YARN | {"mscale": 2.0}
+    yield "mscale", YARN | {"mscale": 2.0, "mscale_all_dim": 0.5}
+    yield "mscale_all_dim", YARN | {"mscale_all_dim": 0.5}
+    yield "truncate", YARN | {"truncate": False}
+    yield "factor", YARN | {"factor": 16.0}
+    yield "original_max_position_embeddings", YARN | {"original_max_position_embeddings": 8}
+    yield "factor", longrope | {"factor": 8.0}
+    yield "attention_factor", longrope | {"attention_factor": 2.0}
+    yield "short_factor", longrope | {"short_factor": [3.0 + n for n in range(dims // 2)]}
+    yield "long_factor", longrope | {"long_factor": [3.0 + n for n in range(dims // 2)]}
+    yield "long_factor", longrope | {"long_factor": long[1:]}
+    yield "original_max_position_embeddings", longrope | {"original_max_position_embeddings": 40}
+    yield "low_freq_factor", LLAMA3 | {"low_freq_factor": 0.5}
+    yield "high_freq_factor", LLAMA3 | {"high_freq_factor": 8.0}
