@@ -55,6 +55,8 @@ SCREENS = {
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
     "generate": ["generate", "runs/tiny", "--num-tokens", "12"],
     "export": ["export", "runs/tiny", "my runs/exported"],
+    "eval": ["eval", "runs/tiny", "--data", "text.txt", "my runs"],
+    "eval task": ["eval", "runs/tiny", "--task", "task.jsonl"],
     "matmul": MATMUL,
     "matmul run": ["matmul", "A[I_X, J] @ B[J, K] -> C[I, K]", "--mesh", "X=4", "--dims", "I=64,J=64,K=64", "--on",
                    "v5e:2x2", "--run"],
@@ -163,6 +165,8 @@ def make_folder(folder):
     for name in ("my plans", "my runs", "runs", "runs/tiny", "home"):
         (folder / name).mkdir()
     (folder / "text.txt").write_text("def f(x):\n    return x\n" * 200)
+    (folder / "my runs/short.md").write_text("short")
+    (folder / "task.jsonl").write_text('{"query": "def f(", "choices": ["x):", "else"], "gold": 0}\n' * 7)
     with chdir(folder):
         plan = plan_to_run("tiny", {"on": "cpu:8", "mesh": "2,2,2,1", "batch": 16, "seq_len": 64})
         plan.write("my plans/tiny.yaml")
@@ -191,6 +195,7 @@ def _replace_work(patch, name, folder):
         lambda *_, **__: map(np.array, zip(b"f(x):\n    re", strict=True)),
     )
     patch.setattr("meshwright.inference.LoadedModel.save", _saved)
+    patch.setattr("meshwright.inference.LoadedModel.losses", _losses)
     patch.setattr("meshwright.cli.generate.perf_counter", itertools.count().__next__)
     patch.setattr("meshwright.cli.demo.subprocess.run", lambda *_, **__: Done())
 
@@ -210,6 +215,11 @@ def _loaded(found, **_):
     )  # fmt: skip
 
 
+def _losses(model, texts):
+    """Losses that fall along each text."""
+    return [np.linspace(5.5, 1.25, len(model.encode(text)) - 1) for text in texts]
+
+
 def _saved(model, directory, **_):
     """Files as a model has them, instead of its weights."""
     directory.mkdir(exist_ok=True)
@@ -223,7 +233,7 @@ class Done:
     returncode = 0
 
 
-def _take_rows(config, directory, *, on_step, on_note, leave):
+def _take_rows(config, directory, *, on_step, **_):
     """What `run_steps` does, with the steps of before."""
     from meshwright.training import measured
 

@@ -58,6 +58,7 @@ GOOD = {
     "--html": ["h.html"], "--svg": ["s.svg"], "--plot": ["p.svg", "p.txt"], "--run": ["run", "dir"],
     "--latency": ["30ms"], "--data": ["empty", "mine.toml"], "--steps": ["3"], "--prompt": ["x"],
     "--prompts": ["empty", "cut.json", "none"], "--stop-tokens": ["3"], "--max-file-size": ["1M"],
+    "--task": ["empty", "list.json", "none"], "--stride": ["8"],
     "--prompt-len": ["64"], "--output-len": ["8"], "--weight-dtype": ["int8", "fp8", "bf16"],
     "--kv-dtype": ["int8", "bf16"], "--tolerance": ["0.1"], "--num-microbatches": ["2"], "--virtual-stages": ["2"],
 }  # fmt: skip
@@ -78,6 +79,7 @@ FIRST = {
     "verify": MODELS,
     "train": MODELS,
     "generate": ["run", "dir", "empty", "none", "good"],
+    "eval": ["run", "dir", "good", "none"],
     "export": ["run out", "good out", "dir none/out", "none out", "good dir"],
     "inspect": [":f", "f:", "os:path", "none:f", "empty", "bytes", "list.json", "sys:exit", "json:loads"],
     "matmul": ARRAYS,

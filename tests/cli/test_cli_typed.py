@@ -44,6 +44,7 @@ WORK = {
     "train": ["meshwright.cli.train.TrainScreen"],
     "generate": ["meshwright.inference.Found.load"],
     "export": ["meshwright.inference.Found.load"],
+    "eval": ["meshwright.inference.Found.load"],
     "inspect": ["meshwright.inspection.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
@@ -62,6 +63,7 @@ CALLS = {
     "train resume": (TrainArgs, ["train", "runs/begun", "--resume"]),
     "generate": (None, ["generate", "runs/begun"]),
     "export": (None, ["export", "runs/begun", "exported"]),
+    "eval": (None, ["eval", "runs/begun", "--data", "runs/begun/metrics.txt"]),
     "inspect": (None, ["inspect", "program:make", "--mesh", "dp=2"]),
     "matmul": (None, ["matmul", "A[I_X, J] @ B[J, K]", "--mesh", "X=4", "--dims", "I=8,J=8,K=8", "--on", "v5e:2x2"]),
     "collective": (None, ["collective", "all-gather", "--mesh", "X=4", "--axis", "X", "--on", "v5e:2x2",
@@ -87,7 +89,7 @@ VALUES = {
     "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
     "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
-    "--weights": "none", "--max-file-size": "1M",
+    "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 
@@ -126,6 +128,7 @@ def stubbed(monkeypatch, tmp_path):
     workload = Workload(model=PRESETS["tiny"], batch=16, seq_len=64)
     settings = {"mesh": MeshShape(fsdp=2, tp=4), "hardware": "cpu:8", "optimizer": Optimizer(), "steps": 5}
     (tmp_path / "runs" / "begun").mkdir(parents=True)
+    (tmp_path / "runs" / "begun" / "metrics.txt").write_text("a text")
     begin_run(tmp_path / "runs" / "begun", RunConfig(workload=workload, **settings), 0)
     watched = []
 

@@ -45,8 +45,8 @@ def test_layers_with_a_window_have_slots_for_it_alone():
             for split in ("heads", "sequence")
             for n in (0, 1)
         ]
-    heads = (model.num_kv_heads, model.head_dim)
-    windowed, full = (4, 4, 6, *heads), (1, 4, 64, *heads)
+    before, size = (4, model.num_kv_heads), model.head_dim
+    windowed, full = (4, *before, 6, size), (1, *before, 64, size)
     assert found == [[windowed] * 2, [full] * 2] * 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,8 @@ def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
         if not all(said):
             raise MeshwrightError("a prompt is empty; give at least one character to go on from")
         return said
+    from meshwright.text import json_lines, read_text
+
     if said.suffix == ".jsonl":
         found = [_prompt_of(data, place) for place, data in json_lines(said)]
     else:
@@ -43,33 +44,6 @@ def as_message(prompt: Prompt) -> Prompt:
     if prompt and isinstance(prompt[0], Mapping):
         return prompt
     raise MeshwrightError("--chat takes texts and messages; a prompt of tokens has its template applied already")
-
-
-def read_text(path: Path) -> str:
-    """The text of a file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise MeshwrightError(f"{path} is not UTF-8 text") from None
-
-
-def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file, one a line, each with its place for an error."""
-    found = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        place = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise MeshwrightError(f"{place}: this is not JSON: {error}") from None
-        if not isinstance(data, dict):
-            raise MeshwrightError(f"{place}: this is a {type(data).__name__}; each line holds an object")
-        found.append((place, data))
-    return found
 
 
 def _prompt_of(data: dict[str, Any], place: str) -> Prompt:

@@ -20,7 +20,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
-from meshwright.text import byte_tokenizer, read_tokenizer
+from meshwright.text import byte_tokenizer, read_json, read_tokenizer
 from meshwright.training import (
     BYTES,
     MODEL_FILES,
@@ -105,7 +105,7 @@ class Found:
             stored_dtype=self.stored_dtype,
             tokenizer=tokenizer,
             source=_source(files) if files else {},
-            seq_len=self.run.workload.seq_len if self.run else None,
+            seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
         )
 
 
@@ -168,6 +168,12 @@ def find_model(
 def _source(directory: Path) -> dict[str, bytes]:
     """The files of a Hugging Face directory that are kept beside its weights."""
     return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
+
+
+def _most_positions(directory: Path) -> int | None:
+    """The longest sequence that a Hugging Face directory says its model was trained on."""
+    config = read_json(directory / "config.json")
+    return config.get("max_position_embeddings") or config.get("n_positions")
 
 
 def _is_run(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,40 +16,27 @@ from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.field_types import check_fields, not_a_choice
+from meshwright.field_types import not_a_choice
 from meshwright.hardware import System
 from meshwright.inference.save import StoredDtype, model_files, write_model
-from meshwright.inference.stream import Generated, GenerateOptions, Piece, collect, pieces_of
+from meshwright.inference.scoring import Score, batches, text_losses
+from meshwright.inference.stream import Generated, GenerateOptions, Piece, ReadOptions, collect, pieces_of
 from meshwright.mesh import MeshShape
-from meshwright.models import Sampling, all_logits, generate_tokens
+from meshwright.models import Sampling, all_logits, all_losses, generate_tokens
 from meshwright.planner import given
 from meshwright.runtime import DTYPES
-from meshwright.step import Dtype, ModelConfig, Tree, check_positions
-from meshwright.text import Tokenizer, apply_chat_template
+from meshwright.step import RULES, Dtype, ModelConfig, Tree, check_positions
+from meshwright.text import REPLACEMENT, Tokenizer, apply_chat_template
 from meshwright.weights import MAX_FILE_BYTES
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
+LONGEST_WINDOW = 2048
+"""The tokens of a text that are scored at once where nobody says: longer attention takes more time than it tells."""
+
 GREEDY = Sampling()
 """The likeliest token, always."""
-
-
-@dataclass(frozen=True)
-class _How:
-    """`GenerateOptions` with all said, a sampling for each prompt."""
-
-    max_tokens: int
-    stop: tuple[str, ...]
-    stop_tokens: tuple[int, ...]
-    sampling: tuple[Sampling, ...]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.max_tokens < 1:
-            raise MeshwrightError(f"max_tokens is {self.max_tokens}; it is 1 or more")
-        if "" in self.stop:
-            raise MeshwrightError("a text of stop is empty, which every text begins with; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +48,7 @@ class LoadedModel:
         dtype: of products. stored_dtype: of the weights that it came from.
         source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
             whose config.json is made when it is saved.
-        seq_len: of the sequences that a run was trained on.
+        seq_len: of the sequences that it was trained on.
     """
 
     config: ModelConfig
@@ -122,6 +110,70 @@ class LoadedModel:
         for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
             pass  # The prompts are read by one program, and the tokens after the first written by another.
 
+    def losses(self, texts: Sequence[Prompt]) -> list[np.ndarray]:
+        """The loss in nats of each token of each text but the first, given those before it: float32 [tokens - 1] each.
+
+        Texts may differ in length; each has two tokens at least.
+        """
+        rows = [self.encode(text) for text in texts]
+        if short := [row for row in rows if len(row) < 2]:
+            raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+        check_positions(self.config, max(map(len, rows)) - 1, "texts of at most {} tokens and one")
+        found = [np.empty(0)] * len(rows)
+        groups = self.mesh_shape.degree(RULES["batch"])
+        for numbers, tokens, targets, lengths in batches(rows, vocab=self.config.vocab, groups=groups):
+            with jax.set_mesh(self.mesh):
+                each = all_losses(
+                    self.params, tokens, targets, lengths, self.config, self.mesh_shape, DTYPES[self.dtype]
+                )
+            for row, number in enumerate(numbers):
+                found[number] = each[row, : lengths[row]]
+        return found
+
+    def score(
+        self, texts: str | Sequence[Prompt], *, seq_len: int | None = None, stride: int | None = None
+    ) -> list[Score]:
+        """The loss, perplexity and bits a byte of each text, in windows where it is longer than `seq_len` tokens.
+
+        Args:
+            seq_len: tokens before the last one of a window that is predicted; by default what the model was trained on,
+                at most 2048.
+            stride: tokens from window to window, by default seq_len; see `text_losses`.
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        rows = [self.encode(text) for text in several]
+        longest = seq_len or self.usual_window
+        nats = text_losses(self.losses, rows, seq_len=longest, stride=stride or longest)
+        return [
+            Score(tokens=len(row) - 1, nats=each, num_bytes=self._num_bytes(text, row))
+            for text, row, each in zip(several, rows, nats, strict=True)
+        ]
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The log probability in nats of each continuation after its context, for pairs of both.
+
+        Spaces that end a context go to the continuation, and of what is longer than the model was trained on the
+        beginning is left out, both as the LM evaluation harness does it
+        (https://github.com/EleutherAI/lm-evaluation-harness).
+        """
+        rows, counts = [], []
+        for context, continuation in pairs:
+            whole = self.encode(context + continuation)
+            before = self.encode(context.rstrip()) if context.strip() else whole[:0]
+            counts.append(len(whole) - len(before))
+            if not 1 <= counts[-1] <= min(len(whole) - 1, self.usual_window):
+                raise MeshwrightError(
+                    f"{_short(continuation)} after {_short(context)} has {counts[-1]} tokens of {len(whole)}; it is"
+                    f" predicted from a token before it at least, and has 1 to {self.usual_window}"
+                )
+            rows.append(whole[-self.usual_window - 1 :])
+        return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
+
+    @property
+    def usual_window(self) -> int:
+        """The tokens of a text that are scored at once: what the model was trained on, at most 2048."""
+        return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
+
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
         found: Any = prompt
@@ -170,6 +222,14 @@ class LoadedModel:
         """The number of its parameters."""
         return sum(array.size for array in jax.tree.leaves(self.params))
 
+    def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
+        """The bytes of a text after its first token; a byte that alone is no character decodes to a replacement."""
+        if self.tokenizer is None:
+            return None
+        whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())
+        first = self.tokenizer.decode(tokens[:1].tolist())
+        return len(whole.encode(errors="surrogateescape")) - len(first.replace(REPLACEMENT, "?").encode())
+
     def _check_tokens(self, tokens: np.ndarray) -> None:
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.config.vocab:
@@ -186,12 +246,14 @@ class LoadedModel:
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
         return [self.encode(prompt) for prompt in ([several] if is_one else several)]
 
-    def _read(self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> tuple[list[np.ndarray], _How]:
+    def _read(
+        self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
+    ) -> tuple[list[np.ndarray], ReadOptions]:
         """The tokens of each prompt and how texts are made; raises where these cannot be."""
         rows = self._rows(prompts)
         said: Any = given(options, GenerateOptions.__annotations__)
         sampling, stop = said.get("sampling", GREEDY), said.get("stop", ())
-        how = _How(
+        how = ReadOptions(
             max_tokens=said.get("max_tokens", 200),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
@@ -209,7 +271,7 @@ class LoadedModel:
         )
         return rows, how
 
-    def _steps(self, rows: list[np.ndarray], how: _How) -> Iterator[np.ndarray]:
+    def _steps(self, rows: list[np.ndarray], how: ReadOptions) -> Iterator[np.ndarray]:
         """The next token of every row, [rows] each."""
         steps = generate_tokens(
             self.params, rows, self.config, self.mesh_shape,

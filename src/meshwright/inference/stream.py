@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 
+from meshwright.errors import MeshwrightError
+from meshwright.field_types import check_fields
 from meshwright.models import Sampling
 from meshwright.text import Tokenizer, TokenStream
 
@@ -25,6 +27,23 @@ class GenerateOptions(TypedDict, total=False):
     stop: Sequence[str]
     stop_tokens: Sequence[int] | None
     sampling: Sampling | Sequence[Sampling]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """`GenerateOptions` with all said, a sampling for each prompt."""
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    sampling: tuple[Sampling, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_tokens < 1:
+            raise MeshwrightError(f"max_tokens is {self.max_tokens}; it is 1 or more")
+        if "" in self.stop:
+            raise MeshwrightError("a text of stop is empty, which every text begins with; leave it out")
 
 
 @dataclass(frozen=True)

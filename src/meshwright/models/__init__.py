@@ -2,7 +2,7 @@
 
 from meshwright.models.decoder import loss_and_load
 from meshwright.models.ends import embed, logits
-from meshwright.models.forward import all_logits
+from meshwright.models.forward import all_logits, all_losses
 from meshwright.models.generation import generate_tokens
 from meshwright.models.pipelined import staged_loss_and_load
 from meshwright.models.sampling import Sampling
@@ -10,6 +10,7 @@ from meshwright.models.sampling import Sampling
 __all__ = [
     "Sampling",
     "all_logits",
+    "all_losses",
     "embed",
     "generate_tokens",
     "logits",

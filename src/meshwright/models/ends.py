@@ -107,9 +107,14 @@ def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layo
 
 
 def cross_entropy(scores: Array, targets: Array) -> Array:
-    """The mean loss in nats of logits [b, s, v] for `targets` [b, s]; a sharded vocab is never gathered."""
+    """The mean loss in nats of logits [b, s, v] for `targets` [b, s]."""
+    return jnp.mean(token_losses(scores, targets))
+
+
+def token_losses(scores: Array, targets: Array) -> Array:
+    """The loss in nats [b, s] of logits [b, s, v] for each of `targets` [b, s]; a sharded vocab is never gathered."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(jnp.exp(scores - top), axis=-1)
     chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]
     picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
-    return jnp.mean(jnp.log(total) - picked)
+    return jnp.log(total) - picked

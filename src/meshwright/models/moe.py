@@ -139,21 +139,21 @@ def _moe_on_device(
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
-    opened = [jax.lax.psum(array, sums) if sums else array for array in opened]
     if biases:
+        # Of the devices that have parts of a sum, one adds the bias.
         opened = [
-            array + _bias_of_rows(array, biases[op.name], here.sizes)
+            array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
             for op, array in zip(ops.opened, opened, strict=True)
         ]
-    shares = here.shares
+    hidden, shares = _summed_hidden(ops.hidden, opened, sums), here.shares
     if split.width and not split.tokens:
         shares = jax.lax.pcast(shares, split.width, to="varying")
     # Scaled before `down` and not after, so that backward does not need the output of `down`.
-    hidden = (activate(ops.hidden, *opened).astype(shares.dtype) * shares).astype(h.dtype)
+    hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
     rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
     if biases:
-        own = jnp.where(jax.lax.axis_index(split.width) == 0, shares, 0.0) if split.width else shares
-        rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own.astype(rows.dtype)
+        own = _of_one(shares, split.width).astype(rows.dtype)
+        rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own
     added = here.combine(rows)
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
@@ -167,3 +167,18 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
         return jnp.broadcast_to(biases[:, None], rows.shape)
     expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
     return biases.at[expert].get(mode="fill", fill_value=0)
+
+
+def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
+    """A value on the first device along some mesh axes, and zeros on the others."""
+    return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
+
+
+def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
+    """The hidden values of first products that are partial sums over some axes: each device activates its part."""
+    if not sums:
+        return activate(op, *opened)
+    if opened[0].shape[-1] % jax.lax.axis_size(sums):
+        return activate(op, *(jax.lax.psum(array, sums) for array in opened))
+    own = (jax.lax.psum_scatter(array, sums, scatter_dimension=1, tiled=True) for array in opened)
+    return jax.lax.all_gather(activate(op, *own), sums, axis=1, tiled=True)

@@ -2,14 +2,27 @@
 
 from meshwright.text.byte_files import byte_tokenizer_files
 from meshwright.text.chat import apply_chat_template
-from meshwright.text.tokenizer import FILES, Tokenizer, TokenStream, byte_tokenizer, read_tokenizer
+from meshwright.text.lines import json_lines, read_text
+from meshwright.text.tokenizer import (
+    FILES,
+    REPLACEMENT,
+    Tokenizer,
+    TokenStream,
+    byte_tokenizer,
+    read_json,
+    read_tokenizer,
+)
 
 __all__ = [
     "FILES",
+    "REPLACEMENT",
     "TokenStream",
     "Tokenizer",
     "apply_chat_template",
     "byte_tokenizer",
     "byte_tokenizer_files",
+    "json_lines",
+    "read_json",
+    "read_text",
     "read_tokenizer",
 ]

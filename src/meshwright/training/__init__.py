@@ -2,7 +2,7 @@
 
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_start
-from meshwright.training.data import BYTES, load_corpus
+from meshwright.training.data import BYTES, load_corpus, read_texts
 from meshwright.training.library import new_run, train
 from meshwright.training.loop import is_first_process, measured, run_steps
 from meshwright.training.optimizer import Optimizer
@@ -31,6 +31,7 @@ __all__ = [
     "new_run",
     "read_config",
     "read_metrics",
+    "read_texts",
     "restore_params",
     "resumed_run",
     "run_steps",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,14 +28,7 @@ def load_corpus(paths: tuple[str, ...], tokenizer: Tokenizer | None = None) -> n
     A folder stands for every `.txt`, `.md` and `.py` file in it. Without a tokenizer tokens are bytes, and a newline
     stands between files; else what ends a text stands there, if the tokenizer has that.
     """
-    if not paths:
-        texts = [file.read_bytes() for file in _standard_library()]
-    else:
-        texts = [_read_text(file) for path in paths for file in _text_files(Path(path))]
-    if not any(texts):
-        raise MeshwrightError(
-            f"no text in {', '.join(paths)}; --data takes text files, or folders of .txt, .md or .py files"
-        )
+    texts = list(read_texts(paths).values()) if paths else [file.read_bytes() for file in _standard_library()]
     if tokenizer is None:
         return np.frombuffer(b"\n".join(texts), np.uint8)
     end = list(tokenizer.stop_tokens[:1]) or tokenizer.encode("\n", add_special_tokens=False)
@@ -45,6 +39,16 @@ def load_corpus(paths: tuple[str, ...], tokenizer: Tokenizer | None = None) -> n
 
     with ThreadPoolExecutor() as pool:  # The library's threads do not hold Python's lock.
         return np.concatenate(list(pool.map(tokens, texts)))
+
+
+def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
+    """The UTF-8 text of each file by its path; a folder stands for every `.txt`, `.md` and `.py` file in it."""
+    found = {str(file): _read_text(file) for path in paths for file in _text_files(Path(path))}
+    if not any(found.values()):
+        raise MeshwrightError(
+            f"no text in {', '.join(paths)}; --data takes text files, or folders of .txt, .md or .py files"
+        )
+    return found
 
 
 def check_corpus(corpus: np.ndarray, workload: Workload) -> None:

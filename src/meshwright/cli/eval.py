@@ -1,0 +1,107 @@
+"""`meshwright eval`: how well a model predicts texts, or answers questions of multiple choice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from meshwright.cli.arguments import Json, option
+from meshwright.cli.loading import ModelArgs, load_with_bar
+from meshwright.cli.tables import console, show, table
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.units import show_percent
+
+if TYPE_CHECKING:
+    from meshwright.inference import Score, TaskResult
+
+EXAMPLES = (
+    "meshwright eval runs/tiny --data README.md docs",
+    "meshwright eval Llama-3.2-1B --on cpu:8 --mesh tp=8 --data book.txt --seq-len 2048 --stride 512",
+    "meshwright eval Llama-3.2-1B --on cpu:8 --task arc_easy.jsonl --json",
+)
+
+
+@dataclass(frozen=True)
+class Args(ModelArgs):
+    """Score a model: loss and perplexity of texts, or the accuracy of its answers."""
+
+    data: Annotated[tuple[str, ...], option("PATH…")] = ()
+    """Text files, or folders of .txt, .md and .py, each file a text."""
+    seq_len: Annotated[int | None, option("N")] = None
+    """The tokens of a window. Default: what the model was trained on, at most 2048."""
+    stride: Annotated[int | None, option("N")] = None
+    """Tokens from window to window; less than --seq-len leaves each token more before it. Default: --seq-len."""
+    task: Annotated[Path | None, option("FILE")] = None
+    """A .jsonl file of multiple choice, each line {"query": text, "choices": [texts], "gold": number from 0}."""
+    json: Json = False
+    """Print {"texts", "all"}, or of --task {"questions", "acc", "acc_norm"} with their standard errors."""
+
+
+def run(args: Args) -> int:
+    """Print the scores of texts, or of answers."""
+    if (args.task is None) == (not args.data):
+        raise MeshwrightError("eval needs one of --data (texts) and --task (questions of multiple choice)")
+    with waiting("loading JAX"):
+        from meshwright.inference import answer, find_model, read_task, total
+        from meshwright.training import read_texts
+
+    as_json, found = args.json, find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype)
+    if args.task is not None:
+        questions = read_task(args.task)
+        check_all_read(args, "beside --task")
+        model = load_with_bar(found)
+        with waiting(f"answering {len(questions):,} questions"):
+            result = answer(model, questions)
+        _print_task(result, as_json=as_json)
+        return 0
+    for name in ("seq_len", "stride"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise MeshwrightError(f"--{name.replace('_', '-')} is {value}; it is 1 or more")
+    texts = {file: text.decode() for file, text in read_texts(args.data).items() if text}
+    seq_len, stride = args.seq_len, args.stride
+    check_all_read(args)
+    model = load_with_bar(found)
+    with waiting(f"scoring {len(texts):,} texts"):
+        scores = dict(zip(texts, model.score([*texts.values()], seq_len=seq_len, stride=stride), strict=True))
+    every = total([*scores.values()])
+    if as_json:
+        print(json.dumps({"texts": {name: _data(s) for name, s in scores.items()}, "all": _data(every)}, indent=2))
+        return 0
+    rows = [*scores.items(), *([("all", every)] if len(scores) > 1 else [])]
+    columns = ("text", "tokens", "bytes", "loss", "perplexity", "bits a byte")
+    show(console(), table(columns, [(name, *_figures(score)) for name, score in rows]))
+    return 0
+
+
+def _figures(score: Score) -> tuple[str, ...]:
+    """A score as it is printed."""
+    size = "-" if score.num_bytes is None else f"{score.num_bytes:,}"
+    bits = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+    return f"{score.tokens:,}", size, f"{score.loss:.4f}", f"{score.perplexity:,.4g}", bits
+
+
+def _data(score: Score) -> dict[str, Any]:
+    """A score as data."""
+    names = ("tokens", "num_bytes", "loss", "perplexity", "bits_per_byte")
+    return {name: getattr(score, name) for name in names}
+
+
+def _print_task(result: TaskResult, *, as_json: bool) -> None:
+    """Print both accuracies."""
+    shares = {name: (getattr(result, name), result.stderr(getattr(result, name))) for name in ("acc", "acc_norm")}
+    count = len(result.log_likelihoods)
+    if as_json:
+        data = {"questions": count, "log_likelihoods": result.log_likelihoods}
+        for name, (share, error) in shares.items():
+            data |= {name: share, f"{name}_stderr": error}
+        print(json.dumps(data, indent=2))
+        return
+    words = [
+        f"{name} {show_percent(share)}" + ("" if error is None else f" ± {show_percent(error)}")
+        for name, (share, error) in shares.items()
+    ]
+    show(console(), f"{count:,} questions   {'   '.join(words)}")

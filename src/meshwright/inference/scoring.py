@@ -1,0 +1,115 @@
+"""How likely a model finds texts: the loss of each token, in windows where a text is long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+
+Losses = Callable[[Sequence[Any]], list[np.ndarray]]
+"""From texts as tokens [n] each to the loss in nats [n - 1] of each of their tokens after the first."""
+
+SHORTEST = 16
+"""Texts are padded to a power of two from here on, or to the longest one, so that few programs are compiled."""
+
+LOGITS = 1 << 26
+"""The logits of a batch on a device, about; they are the largest values of a forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The loss of a text.
+
+    Args:
+        tokens: those that were predicted: all but the first, before which there is nothing.
+        nats: their losses together.
+        num_bytes: of UTF-8, of the text that these tokens stand for; None without a tokenizer.
+    """
+
+    tokens: int
+    nats: float
+    num_bytes: int | None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of a token in nats."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean loss."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The loss of all tokens in bits, a byte of text: models with other tokenizers are compared by it."""
+        return self.nats / math.log(2) / self.num_bytes if self.num_bytes else None
+
+
+def total(scores: Sequence[Score]) -> Score:
+    """The score of several texts together."""
+    sizes = [score.num_bytes for score in scores if score.num_bytes is not None]
+    return Score(
+        tokens=sum(score.tokens for score in scores),
+        nats=math.fsum(score.nats for score in scores),
+        num_bytes=sum(sizes) if len(sizes) == len(scores) else None,
+    )
+
+
+def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, stride: int) -> list[float]:
+    """The losses in nats of each text together, every token after the first counted once.
+
+    Args:
+        seq_len: tokens that a window has before the last that it predicts.
+        stride: tokens from the beginning of a window to that of the next; each predicts those that the windows before
+            it did not, so that a smaller stride leaves each token more before it.
+    """
+    if not 1 <= stride <= seq_len:
+        raise MeshwrightError(f"stride is {stride}; it is from 1 to the {seq_len} tokens of a window")
+    found = [
+        (number, tokens[start : end + 1], fresh)
+        for number, tokens in enumerate(texts)
+        for start, end, fresh in windows(len(tokens) - 1, seq_len, stride)
+    ]
+    sums: list[list[float]] = [[] for _ in texts]
+    for (number, _, fresh), each in zip(found, losses([window for _, window, _ in found]), strict=True):
+        sums[number] += each[len(each) - fresh :].tolist()
+    return [math.fsum(each) for each in sums]
+
+
+def windows(count: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Where each window begins and ends, and how many of its last predictions no other one makes."""
+    start, done = 0, 0
+    while done < count:
+        end = min(start + seq_len, count)
+        yield start, end, end - done
+        start, done = start + stride, end
+
+
+def batches(
+    texts: Sequence[np.ndarray], *, vocab: int, groups: int
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray]]:
+    """Texts in batches of about one length: their numbers, inputs [b, s], targets [b, s] and lengths [b].
+
+    groups: of devices that have rows of their own; a batch has some rows for each.
+    """
+    longest = max(len(text) for text in texts) - 1
+    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+    while order:
+        padded = min(max(SHORTEST, 1 << (len(texts[order[0]]) - 2).bit_length()), longest)
+        wanted = 1 << (-(-len(order) // groups) - 1).bit_length()
+        rows = groups * max(1, min(wanted, 32, LOGITS // (padded * vocab)))
+        # Those of a shorter padding begin a batch of their own.
+        numbers = [number for number in order[:rows] if 2 * (len(texts[number]) - 1) > padded or padded <= SHORTEST]
+        order = order[len(numbers) :]
+        tokens = np.zeros((rows, padded + 1), np.int32)
+        lengths = np.ones(rows, np.int32)
+        for row, number in enumerate(numbers):
+            tokens[row, : len(texts[number])] = texts[number]
+            lengths[row] = len(texts[number]) - 1
+        yield numbers, tokens[:, :-1], tokens[:, 1:], lengths

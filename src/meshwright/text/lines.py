@@ -1,0 +1,36 @@
+"""Files of text, and of a JSON object a line; what is wrong in one is said with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+
+
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise MeshwrightError(f"{path} is not UTF-8 text") from None
+
+
+def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file, one a line, each with its place for an error."""
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        place = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise MeshwrightError(f"{place}: this is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise MeshwrightError(f"{place}: this is a {type(data).__name__}; each line holds an object")
+        found.append((place, data))
+    return found
