@@ -230,6 +230,11 @@ class ModelConfig:
             )
 
     @property
+    def needs_scores(self) -> bool:
+        """Whether its attention is none that a fused kernel has: with a cap of scores, or sinks."""
+        return self.attention_softcap is not None or self.attention_sinks
+
+    @property
     def num_groups(self) -> int:
         """The query heads that share one kv head."""
         return self.num_heads // self.num_kv_heads
