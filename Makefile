@@ -45,9 +45,10 @@ lock:
 # What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.
 goldens:
 	$(PYTHON) -m venv .venv-goldens
-	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
+	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 sentencepiece==0.2.3
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
 	.venv-goldens/bin/python tests/goldens/make_mutations.py
+	.venv-goldens/bin/python tests/goldens/make_sentencepiece.py
 	$(MAKE) exports
 
 # Whether transformers takes what we save of each golden; what it says is kept.

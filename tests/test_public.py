@@ -24,6 +24,7 @@ HELP = {
     **{name: [name] for name in COMMANDS},
     "plan serve": ["plan", "--serve", "decode"],
     "plan images": ["plan", "resnet50"],
+    "verify serve": ["verify", "--serve", "decode"],
 }
 PACKAGES = sorted(module.name for module in pkgutil.iter_modules([str(ROOT)]) if module.ispkg and module.name != "cli")
 

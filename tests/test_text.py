@@ -1,6 +1,8 @@
 """Tokenizers, text that is shown as it is made, and chats, against the libraries that they come from."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -100,3 +102,23 @@ def test_a_template_cannot_leave_its_sandbox(folder, tmp_path, template):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(MeshwrightError, match="chat template"):
         apply_chat_template(read_tokenizer(tmp_path, vocab=300), [{"role": "user", "content": "x"}])
+
+
+SENTENCEPIECE = Path(__file__).parent / "goldens" / "sentencepiece"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_sentencepiece_model_splits_texts_as_its_own_library_does(kind, tmp_path):
+    """`tests/goldens/make_sentencepiece.py` keeps what the library makes of each text."""
+    shutil.copy(SENTENCEPIECE / f"{kind}.model", tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "added_tokens_decoder": {"700": {"content": "<more>", "special": True}}})
+    )
+    tokenizer = read_tokenizer(tmp_path, vocab=701)
+    for row in json.loads((SENTENCEPIECE / "texts.json").read_text())[kind]:
+        assert tokenizer.encode(row["text"], add_special_tokens=False) == row["tokens"]
+        assert tokenizer.encode(row["text"]) == [1, *row["tokens"]]
+        if 0 not in row["tokens"]:  # The library shows a mark for what is in no piece.
+            assert tokenizer.decode(row["tokens"]) == row["decoded"]
+    assert tokenizer.encode("a<more>", add_special_tokens=False)[-1] == 700
+    assert (tokenizer.num_tokens, tokenizer.stop_tokens) == (701, (2,))

@@ -102,6 +102,24 @@ CALLS = """
 2 | verify tiny --on cpu:8 --batch 16 --mesh dp=8 --dropout nan                              | --dropout
 2 | verify tiny --on cpu:8 --batch 16 --html none/x.html                                     | none
 2 | verify tiny --on cpu:8 --batch 16 --run none                                             | no run in 'none'
+2 | verify tiny --serve decode                                                               | --on
+2 | verify tiny --serve train --on cpu:8                                                     | it is one of
+2 | verify tiny --serve prefill --on cpu:8                                                   | prefill
+2 | verify tiny --serve decode --on cpu:8 --seq-len 64                                       | use --prompt-len
+2 | verify tiny --serve decode --on cpu:8 --remat none                                       | --remat is an option of
+2 | verify tiny --serve decode --on cpu:8 --run run                                          | --run is an option of
+2 | verify tiny --serve decode --on cpu:8 --html x.html                                      | --html is an option of
+2 | verify tiny --serve decode --on cpu:8 --mesh tp=3                                        | wants 3 devices
+2 | verify tiny --serve decode --on cpu:8 --mesh dp=8 --cache batch                          | splits nothing
+2 | verify tiny --serve decode --on cpu:8 --cache rows                                       | it is one of
+2 | verify tiny --serve decode --on cpu:8 --batch 0                                          | whole number from 1
+2 | verify tiny --serve decode --on cpu:8 --prompt-len x                                     | prompt_len
+2 | verify tiny --serve decode --on cpu:8 --latency soon                                     | soon
+2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort changes nothing on cpu:8
+2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
+2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype int8                                  | kv_dtype is int8
+2 | verify tiny --on cpu:8 --batch 8 --cache batch                                           | --cache is an option of
+2 | verify tiny --on cpu:8 --batch 8 --for decode                                            | --serve decode|prefill
 2 | verify plan.yaml --batch 16                                                              | batch
 2 | verify plan.yaml --remat none                                                            | remat
 2 | verify plan.yaml --hardware mine.toml                                                    | hardware

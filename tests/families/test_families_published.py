@@ -13,7 +13,8 @@ FILE = Path(__file__).parents[1] / "data" / "published_models.json"
 """Models by their repository on huggingface.co: the fields of config.json that say a shape, and the parameters that the
 metadata of its safetensors count (the "Model size" of its page); where a tensor is stored twice (tied tables), once.
 
-For each, `AutoModelForCausalLM.from_config` of transformers 5.23.0 on PyTorch's meta device has as many.
+For each, `AutoModelForCausalLM.from_config` of transformers 5.23.0 on PyTorch's meta device has as many, but for the
+14,848 biases of DeepSeek-V3's routers, which are buffers there.
 """
 
 CONFIGS = {name: (row["config"], row["parameters"]) for name, row in json.loads(FILE.read_text()).items()}

@@ -28,6 +28,10 @@ PARALLEL = (
     "Parallel blocks have two norms and gather the input of each; nothing needs attention's output product again."
 )
 QK_NORM = "Norms of query and key heads cost a pass over each; the router multiplies the stream as tp splits it."
+NORM_SUMS = (
+    "A server sums the squares of its last norm, and of each norm after a block, as of those before blocks; of a "
+    "LayerNorm the mean before them; and of a prompt each device those of its own tokens alone."
+)
 FEATURES = "The mean of the last image, which the product to the classes reads, is kept for its gradient."
 
 CHOICE_BIAS = "The bias by which DeepSeek-V3's router chooses is a parameter of 256 elements in each layer of experts."
@@ -35,6 +39,10 @@ CHOICE_BIAS = "The bias by which DeepSeek-V3's router chooses is a parameter of 
 TIMES = ("breakdown seconds/*", "mfu", "step seconds", "tokens per second")
 
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "decode 70b int8 on v5e": (NORM_SUMS, ("search/best/*", "search in 20 ms/*")),
+    "decode 7b cache by batch on v5e": (NORM_SUMS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
+    "prefill 70b on v5p": (NORM_SUMS, ("search/best/*",)),
+    "prefill latent on h100": (NORM_SUMS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
     "70b torchtitan with tp on h100": (RERUN, ("executed collectives/*", "useful collectives/*")),
     "bloom alibi on a100": (
         BIASES,

@@ -9,14 +9,18 @@ Run where torch 2.13.0 and transformers 5.23 are installed: `make goldens` does 
 arguments make those alone.
 """
 
+import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -101,6 +105,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3"}
 """The model_type of those whose name is another."""
 
+FP8, BLOCK = "deepseek_v3_fp8", 8
+"""A golden whose weights are in fp8 with a scale for each block of so many rows and columns: `quantised/`."""
+
 WITH_GRADIENTS = ("llama", "gemma2", "gpt2")
 SHARDED = ("mixtral",)
 LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
@@ -110,8 +117,11 @@ FOLDER = Path(__file__).parent
 
 def main() -> None:
     """Write a folder for each model."""
-    for name in sys.argv[1:] or CONFIGS:
-        make(name, CONFIGS[name])
+    for name in sys.argv[1:] or (*CONFIGS, FP8):
+        if name == FP8:
+            quantise("deepseek_v3", FOLDER / "quantised" / FP8)
+        else:
+            make(name, CONFIGS[name])
 
 
 def make(name: str, changes: dict[str, Any]) -> None:
@@ -130,6 +140,32 @@ def make(name: str, changes: dict[str, Any]) -> None:
     np.savez_compressed(folder / "golden.npz", **golden)
     spread = float(golden["logits"].max() - golden["logits"].min())
     print(f"{name:<14}{sum(p.numel() for p in model.parameters()):>9,} parameters, logits over {spread:.1f}")
+
+
+def quantise(name: str, folder: Path) -> None:
+    """A golden with its products in fp8, and what it computes once transformers has them dequantised."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(FOLDER / name, folder, ignore=shutil.ignore_patterns("*.npz"))
+    held, plain = load_file(folder / "model.safetensors"), {}
+    for own, weight in list(held.items()):
+        if "proj" in own and own.endswith(".weight"):
+            rows, columns = (size // BLOCK for size in weight.shape)
+            blocks = weight.reshape(rows, BLOCK, columns, BLOCK)
+            scale = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+            rounded = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(weight.shape)
+            held[own], held[f"{own}_scale_inv"] = rounded, scale
+            plain[own] = Fp8Dequantize(None)._dequantize_one(rounded, scale, torch.float32)
+        else:
+            plain[own] = weight
+    with tempfile.TemporaryDirectory() as whole:
+        shutil.copytree(FOLDER / name, whole, dirs_exist_ok=True)
+        save_file(plain, Path(whole) / "model.safetensors", metadata={"format": "pt"})
+        model = transformers.AutoModelForCausalLM.from_pretrained(whole, attn_implementation="eager")
+        np.savez_compressed(folder / "golden.npz", **computed(model.eval(), gradients=False))
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    how = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}, indent=2) + "\n")
 
 
 def draw(model: torch.nn.Module) -> None:

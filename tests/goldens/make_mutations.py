@@ -29,7 +29,15 @@ FOLDER = Path(__file__).parent
 POSITIONS = (4, 15, 24)
 """Whose logits are kept: within and beyond windows, before and after the length that rotary scaling begins at."""
 
-NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers", "n_embd", "n_layer", "intermediate_size")
+NEEDED = (
+    "hidden_size",
+    "vocab_size",
+    "num_hidden_layers",
+    "n_embd",
+    "n_layer",
+    "intermediate_size",
+    "moe_intermediate_size",
+)
 """Fields whose defaults are those of a large model, which is not made."""
 
 CHANGED, SAME = 6e-5, 1e-5

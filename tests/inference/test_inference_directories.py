@@ -162,7 +162,24 @@ BROKEN = {
     "two files changed": (SHARDED, lambda folder: shutil.copy(folder / FIRST, folder / SECOND), "does not hold"),
     "tokenizer of another vocab": (GOLDEN, tokenizer(97), "tokens up to 96; config.json has a vocab_size of 96"),
     "tokenizer is no JSON": (GOLDEN, replaced("tokenizer.json", "{"), "tokenizer.json is no tokenizer"),
-    "tokenizer of another kind": (GOLDEN, replaced("tokenizer.model", "x"), "tokenizer.model and no tokenizer.json"),
+    "tokenizer.model is text": (
+        GOLDEN,
+        replaced("tokenizer.model", "IQ== 0\n"),
+        "no SentencePiece model, and there is",
+    ),
+    "SentencePiece of another vocab": (
+        GOLDEN,
+        lambda folder: shutil.copy(GOLDEN.parent / "sentencepiece/bpe.model", folder / "tokenizer.model"),
+        "tokens up to 699; config.json has a vocab_size of 96",
+    ),
+    "SentencePiece cut in half": (
+        GOLDEN,
+        lambda folder: (folder / "tokenizer.model").write_bytes(
+            (GOLDEN.parent / "sentencepiece/bpe.model").read_bytes()[:5000]
+        ),
+        "tokenizer.model is no SentencePiece model",
+    ),
+    "vocab.json alone": (GOLDEN, replaced("vocab.json", "{}"), "vocab.json and no tokenizer.json"),
     "tokenizer config is no JSON": (
         GOLDEN,
         lambda folder: (tokenizer(9)(folder), replaced("tokenizer_config.json", "x")(folder)),

@@ -60,7 +60,7 @@ def wanted():
     [
         (MeshShape(), 1),
         pytest.param(MeshShape(fsdp=2, tp=4), 1, marks=pytest.mark.matrix),
-        (MeshShape(dp=2, fsdp=2, tp=2), 4),
+        pytest.param(MeshShape(dp=2, fsdp=2, tp=2), 4, marks=pytest.mark.matrix),
         pytest.param(MeshShape(tp=8), 2, marks=pytest.mark.matrix),
         (MeshShape(fsdp=4, sp=2), 1),
     ],
@@ -72,6 +72,7 @@ def test_a_cache_gives_the_text_that_reading_everything_again_gives(mesh_shape, 
         np.testing.assert_array_equal(column, wanted)
 
 
+@pytest.mark.matrix
 def test_what_is_drawn_depends_on_the_seed_alone():
     one, same, other = (sampled(MeshShape(tp=2), 2, num_tokens=12, temperature=1.0, seed=seed) for seed in (0, 0, 7))
     np.testing.assert_array_equal(one, same)
@@ -82,7 +83,7 @@ def test_what_is_drawn_depends_on_the_seed_alone():
     ("preset", "changes"),
     [
         pytest.param("tiny-gemma2", {"sliding_window": 4}, marks=pytest.mark.matrix),
-        ("tiny-gemma3", {"sliding_window": 4, "full_attention_every": 3}),
+        pytest.param("tiny-gemma3", {"sliding_window": 4, "full_attention_every": 3}, marks=pytest.mark.matrix),
         ("tiny-gpt2", {"max_positions": 12}),
         pytest.param("tiny-qwen3", {}, marks=pytest.mark.matrix),
     ],

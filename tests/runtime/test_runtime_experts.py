@@ -275,7 +275,7 @@ def continued(shape, num_samples):
         return np.stack(list(drawn))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_tokens_drawn_from_experts_do_not_depend_on_the_mesh():
     """Where tokens are not split over tp, as they are not here, experts' parts are summed over it."""
     np.testing.assert_array_equal(continued(MeshShape(ep=2, tp=2), 2), continued(MeshShape(), 2))

@@ -81,7 +81,7 @@ def test_layers_in_order_take_no_more_room_than_in_slots():
     assert in_order(layout, replace(MODEL, num_layers=8), Strategy()) is layout
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "meshwright.training.loop.build_mesh", lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices])

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from meshwright.cli.arguments import option, positional
-from meshwright.cli.main import COMMANDS
+from meshwright.cli.main import COMMANDS, SEVERAL_KINDS
 from meshwright.cli.text import wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import Option, declared_options
@@ -73,15 +73,12 @@ def _place(shell: str) -> tuple[Path, str]:
 
 
 def _words() -> Iterator[tuple[str, dict[str, Option]]]:
-    """Every command with its options; of `plan` those of all kinds of plans."""
+    """Every command with its options; of `plan` and `verify` those of all kinds."""
     for name in COMMANDS:
         module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
         options = dict(declared_options(module.Args))
-        if name == "plan":
-            from meshwright.cli.plan.args import KINDS
-
-            for kind in KINDS.values():
-                options |= declared_options(kind)
+        for kind in module.KINDS.values() if name in SEVERAL_KINDS else ():
+            options |= declared_options(kind)
         yield name, options
 
 

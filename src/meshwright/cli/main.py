@@ -23,7 +23,7 @@ from meshwright.errors import MeshwrightError
 
 COMMANDS = {
     "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
-    "verify": "compile the train step of a plan with the real XLA compiler, and compare it with the plan",
+    "verify": "compile the step of a plan with the real XLA compiler, and compare it with the plan",
     "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
@@ -40,6 +40,9 @@ COMMANDS = {
 
 SHOWS = ("show", "show pipeline")
 """Commands that are easily taken for each other: an option of one is told of at the other."""
+
+SEVERAL_KINDS = ("plan", "verify")
+"""Commands whose arguments depend on the words: their files have `KINDS`, `HINTS` and `args_of`."""
 
 EXIT_CODES = {
     0: "done",
@@ -162,11 +165,9 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
     words = canonical(words)
     args, kinds, hints = module.Args, {}, {}
-    if name == "plan":
-        from meshwright.cli.plan.args import HINTS, KINDS, args_of
-
-        args, kinds = args_of(words), KINDS
-        hints = HINTS.get(args, {})
+    if name in SEVERAL_KINDS:
+        args, kinds = module.args_of(words), module.KINDS
+        hints = module.HINTS.get(args, {})
     if name in SHOWS:
         kinds = {one: importlib.import_module(f"meshwright.cli.{one.replace(' ', '_')}").Args for one in SHOWS}
     if {"-h", "--help"} & set(words):

@@ -1,27 +1,29 @@
-"""`meshwright verify`: the train step compiled by the compiler that will run it, beside what was planned."""
+"""`meshwright verify`: a step compiled by the compiler that will run it, beside what was planned.
+
+The step is that of training; with --serve, or of a serving plan's file, it is that of generation (`verify_serving`).
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, headline, show, table
-from meshwright.cli.text import folded, next_line
+from meshwright.cli.tables import headline
+from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
+from meshwright.cli.verify_screen import exit_code, print_verification, read_tolerance, verification_data
+from meshwright.cli.verify_serving import ServeArgs, verify_served, verify_serving_plan
 from meshwright.cli.waiting import waiting
-from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
-from meshwright.planner import Plan, plan_to_run
+from meshwright.planner import Plan, is_serving_plan_file, plan_to_run, read_serving_plan
 from meshwright.planner.plan import is_plan_file
 from meshwright.record import Record
-from meshwright.units import show_seconds
 
 if TYPE_CHECKING:
     from meshwright.verification import Verification
@@ -32,6 +34,7 @@ EXAMPLES = (
     "meshwright verify llama3-8b --num-layers 2 --on v5e:4x4 --mesh 1,4,4,1 --batch 16",
     "meshwright verify plan.yaml --run runs/tiny",
     "meshwright verify runs/tiny",
+    "meshwright verify llama3-8b --serve decode --on v5e:4x4",
 )
 
 
@@ -64,8 +67,27 @@ class Args:
     strategy: StrategyArgs = field(default_factory=StrategyArgs)
 
 
-def run(args: Args) -> int:
+KINDS: dict[str, type] = {"a train step": Args, "a decode step (--serve decode)": ServeArgs}
+"""The kinds of steps, as messages name them."""
+
+HINTS = {
+    ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len", "--param-dtype": "--weight-dtype"},
+    Args: {"--prompt-len": "--seq-len", "--weight-dtype": "--param-dtype"},
+}
+"""What a kind has instead of another's options."""
+
+
+def args_of(words: list[str]) -> type:
+    """The kind that some words ask for."""
+    return ServeArgs if any(word.split("=")[0] == "--serve" for word in words) else Args
+
+
+def run(args: Args | ServeArgs) -> int:
     """Compile, compare, print; 1 where a difference exceeds the tolerance."""
+    if isinstance(args, ServeArgs):
+        return verify_served(args)
+    if is_serving_plan_file(args.model):
+        return verify_serving_plan(args, read_serving_plan(Path(args.model)), args.compare)
     compare = args.compare
     if compare.html is not None:
         check_output(compare.html)
@@ -73,9 +95,7 @@ def run(args: Args) -> int:
     what: str | Plan = args.model
     if not Path(args.model).is_dir():
         what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
-    page, tolerance, as_json = compare.html, compare.tolerance, compare.json
-    if tolerance is not None and tolerance < 0:
-        raise MeshwrightError(f"--tolerance is {tolerance:g}; it is a share from 0, as 0.1")
+    page, tolerance, as_json = compare.html, read_tolerance(compare.tolerance), compare.json
     with waiting("loading JAX"):
         from meshwright.verification import plan_and_measured, verify_plan
 
@@ -88,28 +108,12 @@ def run(args: Args) -> int:
         with waiting(f"writing {page}"):
             _write_page(page, found, measured)
     if as_json:
-        print(json.dumps(_json(found, measured), indent=2))
+        print(json.dumps(verification_data(found, measured), indent=2))
     else:
-        _print(found)
+        print_verification(found, headline(plan.workload, plan.hardware))
         if is_plan_file(args.model):
             print(next_line(f"meshwright train {shlex.quote(args.model)}", note=f"on {plan.hardware}"))
-    beyond = [] if tolerance is None else [row for row in found.rows if row.exceeds(tolerance)]
-    if beyond and tolerance is not None:
-        names = ", ".join(row.quantity for row in beyond)
-        print(f"beyond --tolerance {tolerance:g}: {names}", file=sys.stderr)
-    return int(bool(beyond))
-
-
-def _json(found: Verification, measured: Record | None) -> dict[str, Any]:
-    """All of it as plain data."""
-    records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
-    if measured:
-        records["measured"] = measured.to_json()
-    from meshwright.viz.words import reason
-
-    rows = [row.to_json() | {"reason": reason(row)} for row in found.rows]
-    differences = [data for row, data in zip(found.rows, rows, strict=True) if not row.is_equal]
-    return records | {"rows": rows, "differences": differences}
+    return exit_code(found.rows, tolerance)
 
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
@@ -117,22 +121,3 @@ def _write_page(path: Path, found: Verification, measured: Record | None) -> Non
     from meshwright.viz.pages import verify_page
 
     write_file(path, verify_page(found, measured))
-
-
-def _print(found: Verification) -> None:
-    """The table, and one of what a run measured beside it."""
-    from meshwright.viz.words import row_tables
-
-    plan, program, rows = found.plan, found.program, found.rows
-    took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
-    show(console(), headline(plan.workload, plan.hardware))
-    show(console(), f"mesh {plan.mesh} · compiled by {program.compiler} {took}")
-    print()
-    for columns, cells, differs in row_tables(rows):
-        styles = ["yellow" if is_marked else "" for is_marked in differs]
-        show(console(), table(columns, cells, left=(0, -1), folds=-1, styles=styles))
-        print()
-    different = sum(not row.is_equal for row in rows)
-    print(f" {len(rows) - different} of {len(rows)} quantities are equal; {different} differ, each named above")
-    for note in dict.fromkeys((*plan.predicted.notes, *found.compiled.notes)):
-        print(folded(f"note: {note}"))

@@ -51,7 +51,7 @@ from meshwright.cost.roofline import (
     op_seconds,
 )
 from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
-from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
+from meshwright.cost.serving_bytes import most_sequences, serving_argument_bytes, serving_memory, weight_bytes
 from meshwright.cost.serving_seconds import (
     BOUNDS,
     ServingStep,
@@ -60,6 +60,7 @@ from meshwright.cost.serving_seconds import (
     prefill_servers,
     product_time,
     serving_collectives,
+    serving_device_flops,
     serving_flops,
     serving_step,
 )
@@ -123,7 +124,9 @@ __all__ = [
     "ring_work",
     "say_threshold",
     "sequence_cache_bytes",
+    "serving_argument_bytes",
     "serving_collectives",
+    "serving_device_flops",
     "serving_flops",
     "serving_memory",
     "serving_step",

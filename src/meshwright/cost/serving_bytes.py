@@ -34,6 +34,15 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
     return sizes | {"peak": sum(sizes.values())}
 
 
+def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
+    """The bytes per device of what a decode step reads: weights, cache, and the token and position of each sequence.
+
+    Each device has the positions of all sequences.
+    """
+    memory = serving_memory(serving, layout, batch)
+    return memory["weights"] + memory["cache"] + 4 * (batch // layout.num_groups) + 4 * batch
+
+
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
     """The bytes of the weights on one device; norms and biases stay in the activations' dtype."""
     matrices, vectors = _elements(serving.model, layout.mesh)

@@ -103,6 +103,14 @@ def serving_flops(serving: Serving, batch: int) -> float:
     )
 
 
+def serving_device_flops(serving: Serving, layout: ServingLayout, batch: int) -> float:
+    """The flops of a step on the fullest device: of products with weights, and of attention to all it holds."""
+    step = serve_step(serving, layout, batch)
+    return sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls) + sum(
+        step.repeats[op.region.name].mean * _attention_flops(op, step.extents) for op in step.ops.attention
+    )
+
+
 def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
     """The batch from which a device reads as many bytes of cache as of weights."""
     return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)

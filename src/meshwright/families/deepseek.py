@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from meshwright.errors import MeshwrightError
 from meshwright.families import llama
 from meshwright.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, Published, PublishedFamily, names_of
 from meshwright.families.fields import Fields
@@ -39,6 +40,9 @@ def read_v3(fields: Fields) -> Features:
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     fields.only("mlp_bias", False)
+    # transformers rotates as many dims as this says, where a file has it.
+    if fields.whole("head_dim", rotated := fields.whole("qk_rope_head_dim")) != rotated:
+        raise fields.refusal("head_dim", f"it takes qk_rope_head_dim={rotated}")
     routing = Routing(
         scores="sigmoid",
         has_choice_bias=True,
@@ -63,15 +67,26 @@ def _read(fields: Fields, routing: Routing) -> Features:
         is_interleaved=fields.flag("rope_interleave", True),
     )
     width = fields.whole("moe_intermediate_size")
-    experts = Experts(
-        count=fields.whole("n_routed_experts"),
-        num_active=fields.whole("num_experts_per_tok"),
-        mlp=width,
-        shared_mlp=width * fields.whole("n_shared_experts"),
-        num_dense_layers=fields.whole("first_k_dense_replace", 0, least=0),
-        routing=routing,
-    )
-    fields.only("num_key_value_heads", heads)
+    layers, num_dense = fields.whole("num_hidden_layers"), fields.whole("first_k_dense_replace", 0, least=0)
+    if num_dense >= layers:
+        raise fields.refusal("first_k_dense_replace", f"it leaves none of num_hidden_layers={layers} to experts")
+    count, num_chosen = fields.whole("n_routed_experts"), fields.whole("num_experts_per_tok")
+    try:
+        experts = Experts(
+            count=count,
+            num_active=num_chosen,
+            mlp=width,
+            shared_mlp=width * fields.whole("n_shared_experts"),
+            num_dense_layers=num_dense,
+            routing=routing,
+        )
+    except MeshwrightError as error:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has n_routed_experts={count}, num_experts_per_tok={num_chosen},"
+            f" n_group={routing.num_groups} and topk_group={routing.num_active_groups}: {error}"
+        ) from None
+    if fields.whole("num_key_value_heads", heads) != heads:
+        raise fields.refusal("num_key_value_heads", f"latent attention has as many as num_attention_heads={heads}")
     fields.only("moe_layer_freq", 1)
     fields.only("sliding_window")
     fields.only("layer_types")

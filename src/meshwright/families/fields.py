@@ -71,6 +71,7 @@ DEFAULTS: Mapping[str, Config] = {
     "gpt2": {"n_positions": 1024},
     "deepseek_v2": {**LATENT_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
     "deepseek_v3": {
+        "num_key_value_heads": 128,
         **LATENT_DEFAULTS,
         "n_routed_experts": 256,
         "n_shared_experts": 1,

@@ -23,6 +23,7 @@ from meshwright.families import (
 )
 from meshwright.families.family import PublishedFamily
 from meshwright.families.fields import Config, Fields
+from meshwright.families.quantization import check_quantization
 from meshwright.field_types import from_data
 from meshwright.step.model import Family, Model, ModelConfig
 from meshwright.step.serving import Serving
@@ -82,6 +83,7 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
         )
     published, config = _BY_TYPE[kind], Fields(data, name=name, family=kind)
     features: dict[str, Any] = published.readers[kind](config)
+    check_quantization(config)
     config.check_all_known()
     return ModelConfig(name=name, family=published.family, **features)
 

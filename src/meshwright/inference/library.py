@@ -106,6 +106,7 @@ class Found:
             tokenizer=tokenizer,
             source=_source(files) if files else {},
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
+            sp_method=self.run.strategy.sp_method if self.run else "gather",
         )
 
 

@@ -63,7 +63,10 @@ def model_files(
     changes: dict[str, Any] = dict.fromkeys(said, _NAMES[dtype])
     if model_from_hugging_face(config, name=model.name) != model:
         changes |= hugging_face_config(model)  # Cut to fewer layers, say.
-    return {**source, "config.json": _json(config | changes)} if changes else dict(source)
+    # Weights that were read from blocks in fp8 are written whole.
+    kept = {name: value for name, value in config.items() if name != "quantization_config"}
+    is_same = not changes and len(kept) == len(config)
+    return dict(source) if is_same else {**source, "config.json": _json(kept | changes)}
 
 
 def write_model(

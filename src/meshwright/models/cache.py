@@ -23,9 +23,11 @@ from meshwright.step.serve import cache_slots, layers_by_window
 
 
 class Cache(NamedTuple):
-    """Keys and values [layers, batch, slots, kv_heads, head_dim]; of one layer without the first dim.
+    """Keys and values [layers, batch, kv_heads, slots, head_dim]; those of tokens [batch, seq, kv_heads, head_dim].
 
-    Of latent attention the latent [layers, batch, slots, 1, rank] stands in place of keys, for both, and the rotary
+    With slots beside the dims of a head, TPUs write a token and read a layer without a copy of the whole cache.
+
+    Of latent attention the latent [layers, batch, 1, slots, rank] stands in place of keys, for both, and the rotary
     part of keys in place of values: one head that all queries share.
     """
 
@@ -52,7 +54,7 @@ def abstract_caches(
     sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
 
     def of(window: int | None, count: int) -> Cache:
-        rows = (count, num_rows, cache_slots(window, length, split), heads)
+        rows = (count, num_rows, heads, cache_slots(window, length, split))
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), cache_spec(layout, latent is not None))
         return Cache(*(jax.ShapeDtypeStruct((*rows, size), dtype, sharding=sharding) for size in sizes))  # type: ignore
 
@@ -74,7 +76,7 @@ def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
     parts = split_axes(layout, is_latent)
     rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
     slots = parts if layout.cache_split == "sequence" else ()
-    return P(None, rows or None, slots or None, None if is_latent else layout.axes("kv_heads") or None, None)
+    return P(None, rows or None, None if is_latent else layout.axes("kv_heads") or None, slots or None, None)
 
 
 def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -> Cache:
@@ -85,14 +87,14 @@ def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -
 
     def put(whole: Array, new: Array) -> Array:
         spec: Any = jax.typeof(whole).sharding.spec
-        rows, slots = whole.shape[1:3]
+        rows, slots = whole.shape[1], whole.shape[3]
         new = new.astype(whole.dtype)
-        fitted = _last_tokens(new, lengths, slots) if slots < new.shape[1] else new
-        if rows < new.shape[0]:
+        fitted = jnp.moveaxis(_last_tokens(new, lengths, slots) if slots < new.shape[1] else new, 2, 1)
+        if rows < fitted.shape[0]:
             fitted = jax.reshard(fitted, P(None, *jax.typeof(fitted).sharding.spec[1:]))[:rows]
         # Slots are padded before they are split.
-        fitted = jax.reshard(fitted, P(spec[1], None, *spec[3:]))
-        padded = jnp.pad(fitted, ((0, 0), (0, slots - fitted.shape[1]), (0, 0), (0, 0)))
+        fitted = jax.reshard(fitted, P(spec[1], spec[2], None, None))
+        padded = jnp.pad(fitted, ((0, 0), (0, 0), (0, slots - fitted.shape[2]), (0, 0)))
         return lax.dynamic_update_index_in_dim(whole, jax.reshard(padded, P(*spec[1:])), layer, 0)
 
     return Cache(*map(put, cache, new))
@@ -128,17 +130,19 @@ def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) 
 
     def put(whole: Array, new: Array) -> Array:
         spec: Any = jax.typeof(whole).sharding.spec
-        new = jax.reshard(new.astype(whole.dtype), P(spec[1], None, *spec[3:]))
+        new = jax.reshard(new.astype(whole.dtype), P(spec[1], None, spec[2], None))
 
         def local(whole: Array, new: Array, layer: Array, positions: Array) -> Array:
-            rows, length = whole.shape[1:3]
             slots = positions[:, 0] % num_slots
-            if spec[2]:
-                slots -= lax.axis_index(spec[2]) * length
+            if spec[3]:
+                length = whole.shape[3]
+                slots -= lax.axis_index(spec[3]) * length
                 slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Other devices' are dropped.
-            return whole.at[layer, jnp.arange(rows), slots].set(new[:, 0], mode="drop")
+            return whole.at[layer, jnp.arange(whole.shape[1]), :, slots].set(
+                new[:, 0], mode="drop", unique_indices=True, indices_are_sorted=True
+            )
 
-        num_slots = whole.shape[2]
+        num_slots = whole.shape[3]
         specs = (spec, jax.typeof(new).sharding.spec, P(), P(spec[1], None))
         own = jax.reshard(positions, P(spec[1], None))
         return jax.shard_map(local, in_specs=specs, out_specs=spec)(whole, new, jnp.asarray(layer), own)
@@ -177,7 +181,7 @@ def attend_to_cache(
         there = P(stored[0], None, heads, None, None)
     local = partial(
         _attend_on_device,
-        slots=key.shape[1],
+        slots=key.shape[2],
         parts=parts,
         across=across,
         scoring=scoring,
@@ -210,7 +214,7 @@ def _attend_on_device(
 ) -> Array:
     """`attend_to_cache` on one device. slots: of all devices. parts: the axes that split them, across: of these, those
     that split the query heads of a result."""
-    scored = partial(jnp.einsum, "bskgh,btkh->bskgt", preferred_element_type=jnp.float32)
+    scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)
     if is_latent:
         rank = key.shape[-1]
         scores, value = scored(query[..., :rank], key) + scored(query[..., rank:], value), key
@@ -219,7 +223,7 @@ def _attend_on_device(
     scores /= scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-    own = jnp.arange(key.shape[1]) + (lax.axis_index(parts) * key.shape[1] if parts else 0)
+    own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
     # How long ago a slot was written: the newest position that falls into it is at most the query's.
     distance = (positions[:, :, None] - own[None, None]) % slots
     visible = distance <= positions[:, :, None]
@@ -230,7 +234,7 @@ def _attend_on_device(
     largest = lax.pmax(largest, parts) if parts else largest
     weights = jnp.exp(scores - largest)
     sums = jnp.sum(weights, axis=-1, keepdims=True)
-    product = jnp.einsum("bskgt,btkh->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
     if parts:
         rest = tuple(axis for axis in parts if axis not in (across or ()))
 

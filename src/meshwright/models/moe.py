@@ -124,10 +124,20 @@ def _moe_on_device(
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
-    opened = [jax.lax.psum(array, sums) if sums else array for array in opened]
+    hidden = _summed_hidden(ops.hidden, opened, sums)
     # Scaled before `down` and not after, so that backward does not need the output of `down`.
-    hidden = (activate(ops.hidden, *opened).astype(here.shares.dtype) * here.shares).astype(h.dtype)
+    hidden = (hidden.astype(here.shares.dtype) * here.shares).astype(h.dtype)
     added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
     return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing)])[None]
+
+
+def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
+    """The hidden values of first products that are partial sums over some axes: each device activates its part."""
+    if not sums:
+        return activate(op, *opened)
+    if opened[0].shape[-1] % jax.lax.axis_size(sums):
+        return activate(op, *(jax.lax.psum(array, sums) for array in opened))
+    own = (jax.lax.psum_scatter(array, sums, scatter_dimension=1, tiled=True) for array in opened)
+    return jax.lax.all_gather(activate(op, *own), sums, axis=1, tiled=True)

@@ -8,7 +8,9 @@ from meshwright.planner.neighbours import chips_that_fit, nearby
 from meshwright.planner.options import (
     IMAGE_OPTIONS,
     Count,
+    MeshLike,
     PlanOptions,
+    ServingOptions,
     given,
     read_count,
     read_images,
@@ -28,13 +30,20 @@ from meshwright.planner.sentences import fact_data, how, say
 from meshwright.planner.serving.explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
 from meshwright.planner.serving.plan import (
     ServingPlan,
+    is_serving_plan_file,
     make_serving_plan,
     read_serving_plan,
     serving_plan_from_data,
     serving_plan_to_data,
     write_serving_plan,
 )
-from meshwright.planner.serving.search import ServingPoint, ServingRanking, best_prefill, rank_serving
+from meshwright.planner.serving.search import (
+    ServingPoint,
+    ServingRanking,
+    best_prefill,
+    best_serving_plan,
+    rank_serving,
+)
 from meshwright.planner.serving.sentences import TERMS
 from meshwright.planner.space import runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep
@@ -44,16 +53,19 @@ __all__ = [
     "TERMS",
     "Count",
     "Fix",
+    "MeshLike",
     "Plan",
     "PlanLike",
     "PlanOptions",
     "Point",
     "Ranking",
+    "ServingOptions",
     "ServingPlan",
     "ServingPoint",
     "ServingRanking",
     "as_run",
     "best_prefill",
+    "best_serving_plan",
     "check_data_file",
     "chips_that_fit",
     "fact_data",
@@ -63,6 +75,7 @@ __all__ = [
     "gap_to",
     "given",
     "how",
+    "is_serving_plan_file",
     "longest_term",
     "make_plan",
     "make_serving_plan",

@@ -96,6 +96,27 @@ class WorkloadOptions(TypedDict, total=False):
     memory_headroom: float | str | None
 
 
+class ServingOptions(TypedDict, total=False):
+    """What is served, and on what.
+
+    on: the hardware. batch: sequences at once. latency: what a step may take, as `30ms` or in seconds. prompt_len,
+    output_len: tokens of a prompt and of an answer. dtype: of products; weight_dtype, kv_dtype: of weights and of the
+    cache. num_layers, hardware, memory_headroom: as in `WorkloadOptions`.
+    """
+
+    on: SystemLike
+    batch: Count | None
+    latency: str | float | None
+    prompt_len: Count | None
+    output_len: Count | None
+    dtype: str | None
+    weight_dtype: str | None
+    kv_dtype: str | None
+    num_layers: Count | None
+    hardware: str | Path | None
+    memory_headroom: float | str | None
+
+
 class MoreOptions(StrategyOptions, total=False):
     """How a step is run, the dtype of parameters, and what else `meshwright.plan` has no parameter of its own for."""
 
@@ -261,17 +282,7 @@ def read_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
 PROMPT_LEN, OUTPUT_LEN = 1024, 256
 """The tokens of a prompt and of an answer where none are said."""
 
-SERVING_OPTIONS = (
-    *_OF_SYSTEM,
-    "batch",
-    "latency",
-    "prompt_len",
-    "output_len",
-    "num_layers",
-    "dtype",
-    "weight_dtype",
-    "kv_dtype",
-)
+SERVING_OPTIONS = tuple(ServingOptions.__annotations__)
 IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 
 

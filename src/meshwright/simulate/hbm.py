@@ -57,9 +57,9 @@ def _fusion_bytes(module: Module, fusion: Instruction) -> int:
     in_place, total = set(), 0
     for number, (result, value) in enumerate(zip(results, made, strict=False)):
         update = _origin(module, value)
-        if update.opcode == "dynamic-update-slice":
+        if update.opcode in ("dynamic-update-slice", "scatter"):
             in_place.add(_origin(module, module.operand(update)).name)
-            result = module.operands(update)[1].shape
+            result = module.operands(update)[1 if update.opcode == "dynamic-update-slice" else -1].shape
         total += result.hbm_bytes if number not in shared else 0
     parameters = module.computations[body].parameters
     for index, operand in enumerate(module.operands(fusion)):

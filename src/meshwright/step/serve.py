@@ -25,11 +25,11 @@ from meshwright.step.serving import SERVING_RULES, Serving, ServingLayout, cache
 class ServeStep(Step):
     """The step of a server. live: by region, the activations that a device has at once.
 
-    paged_tokens: the tokens that the pages of one sequence on the fullest device have room for.
+    paged_tokens: the tokens that the pages of one sequence on a device have room for, the mean over layers.
     """
 
     live: Mapping[str, tuple[Array, ...]]
-    paged_tokens: int
+    paged_tokens: float
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
@@ -59,10 +59,9 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
     mesh, found = layout.mesh, program(serving.model)
     live = frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
     ops, arrays = serving_ops(serving.model, serving.phase, layout.cache, live)
-    kept, pages = kept_tokens(serving), paged_tokens(serving) // serving.page_size
-    if layout.cache == "sequence":
-        pages = math.ceil(pages / mesh.degree(cache_axes(serving.model)))
-        kept = min(kept, pages * serving.page_size)
+    parts = mesh.degree(cache_axes(serving.model)) if layout.cache == "sequence" else 1
+    paged = paged_tokens(serving, parts)
+    kept = min(kept_tokens(serving), math.ceil(paged)) if parts > 1 else kept_tokens(serving)
     sizes = {
         "S": step_length(serving),
         "P": mesh.degree(SERVING_RULES["vocab"]),
@@ -74,7 +73,7 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
         live=arrays,
         repeats=_repeats(found),
         extents=Extents(sizes=sizes, mesh=mesh),
-        paged_tokens=pages * serving.page_size,
+        paged_tokens=paged,
     )
     return step, _dispatch(found)
 
@@ -140,9 +139,13 @@ def keys_of_query(serving: Serving) -> float:
     return mean_over_layers(serving.model, pairs) / length
 
 
-def paged_tokens(serving: Serving) -> int:
-    """The tokens that the pages of a sequence at its end have room for."""
-    return math.ceil(kept_tokens(serving) / serving.page_size) * serving.page_size
+def paged_tokens(serving: Serving, parts: int = 1) -> float:
+    """The tokens that the pages of a sequence at its end have room for, the mean over layers.
+
+    parts: the devices over which its pages are split, each with as many; the result is that of one.
+    """
+    unit = serving.page_size * parts
+    return mean_over_layers(serving.model, lambda window: cache_slots(window, serving.context, unit)) / parts
 
 
 def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:

@@ -108,13 +108,16 @@ class _BlockWalk:
         stream = Array(STREAM, (*self.layout.tokens, self.width))
         # The norm, once for all that read it; of the block's output where there is none before.
         yield self._pass("norm", residual)
-        squares = Array("squares", self.layout.tokens, self.fsdp, width="float32")
-        yield from self._move(f"{self.block.name} norm", (squares, _reduced(squares)))
+        for op in self.block.ops:
+            if isinstance(op, Norm) and op.source == STREAM:
+                yield from self._norm_sums(op)
         yield from self._move(f"{self.block.name} input", (residual, stream))
         for op in self.block.ops:
             match op:
                 case Linear():
                     yield from self._linear(op)
+                case Norm() if op.source in self.linears and self.linears[op.source].outputs[0][0] == "embed":
+                    yield from self._norm_sums(op)
                 case Norm() if op.dims:
                     of_heads = Array("squares", self.layout.tokens, self.tensor, width="float32")
                     yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
@@ -139,6 +142,10 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
+
+    def _norm_sums(self, op: Norm) -> Iterator[Op]:
+        """The sums over parts of the stream's width in a norm of it."""
+        yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
         """A product with a weight that stays where it is."""
@@ -299,6 +306,8 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
     """The logits of each sequence's last token, and the best of each part of them."""
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
+        if isinstance(op, Norm):
+            yield from _norm_sums(op, "final norm", LOGITS, (batch,), layout.axes("embed"))
         if isinstance(op, Linear):
             inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
             if layout.tp_stream == "split" and vocab:
@@ -323,6 +332,13 @@ def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
     for op in ops:
         if isinstance(op, Linear):
             yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
+
+
+def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
+    """The sums of a norm over a width that some axes split: of squares, and of a LayerNorm the mean before it."""
+    for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
+        sums = Array(what, tokens, axes, width="float32")
+        yield from _moved(name, region, (sums, _reduced(sums)))
 
 
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:

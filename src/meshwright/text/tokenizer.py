@@ -10,12 +10,16 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from meshwright.errors import MeshwrightError
+from meshwright.text.sentencepiece import read_sentencepiece
+
+PIECES = ("tokenizer.model", "spiece.model")
+"""The names of a SentencePiece model, which is read where there is no tokenizer.json."""
 
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "tokenizer.model",
+    *PIECES,
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
@@ -119,24 +123,23 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     """The tokenizer of a Hugging Face directory; None where it has none.
 
     Raises:
-        MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json`, or one with
-            tokens beyond `vocab`, the rows of the model's table.
+        MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json` and
+            SentencePiece models, or one with tokens beyond `vocab`, the rows of the model's table.
     """
+    config = read_json(directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
-    if not path.is_file():
-        for name in ("tokenizer.model", "vocab.json", "spiece.model"):
-            if (directory / name).is_file():
-                raise MeshwrightError(
-                    f"{directory} has {name} and no tokenizer.json; transformers writes one:"
-                    f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
-                )
+    pieces = next((directory / name for name in PIECES if (directory / name).is_file()), None)
+    if path.is_file():
+        of = _read_file(path)
+    elif pieces:
+        of = read_sentencepiece(pieces, config)
+    elif (directory / "vocab.json").is_file():
+        raise MeshwrightError(
+            f"{directory} has vocab.json and no tokenizer.json; transformers writes one:"
+            f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
+        )
+    else:
         return None
-    try:
-        of = HuggingFaceTokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
-    except Exception as error:  # The library raises bare exceptions.
-        raise MeshwrightError(f"{path} is no tokenizer: {str(error).splitlines()[0]}") from None
     of.no_padding()
     of.no_truncation()
     num_tokens = max(of.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -145,13 +148,22 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
             f"the tokenizer of {directory} has tokens up to {num_tokens - 1}; config.json has a vocab_size of {vocab}:"
             f" they are of different models"
         )
-    config = read_json(directory / "tokenizer_config.json")
     template = directory / "chat_template.jinja"
     if template.is_file():
         config |= {"chat_template": template.read_text(encoding="utf-8")}
     return Tokenizer(
         codec=_FromFile(of), num_tokens=num_tokens, stop_tokens=_stop_tokens(directory, of, config), config=config
     )
+
+
+def _read_file(path: Path) -> HuggingFaceTokenizer:
+    """The tokenizer of a `tokenizer.json`."""
+    try:
+        return HuggingFaceTokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except Exception as error:  # The library raises bare exceptions.
+        raise MeshwrightError(f"{path} is no tokenizer: {str(error).splitlines()[0]}") from None
 
 
 def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any]) -> tuple[int, ...]:

@@ -4,11 +4,13 @@ from meshwright.verification.comparison import Row, StaticOverhead, compare, in_
 from meshwright.verification.differences import Cause, Difference
 from meshwright.verification.library import plan_and_measured, verify
 from meshwright.verification.plans import Verification, static_overhead, verify_all, verify_plan
+from meshwright.verification.serving import ServingVerification, verify_serving
 
 __all__ = [
     "Cause",
     "Difference",
     "Row",
+    "ServingVerification",
     "StaticOverhead",
     "Verification",
     "compare",
@@ -18,4 +20,5 @@ __all__ = [
     "verify",
     "verify_all",
     "verify_plan",
+    "verify_serving",
 ]

@@ -32,6 +32,12 @@ class Difference(StrEnum):
     GATHERED_EACH_LAYER = "gathered each layer"
     """XLA:GPU and XLA:TPU gather positions with the keys of each layer, not once for all layers of a stage."""
 
+    EXPERT_BUFFERS = "expert buffers"
+    """Generation sends whole tokens to experts, in buffers for any routing; the plan parts of them, in balance."""
+
+    SINGLE_ROWS = "single rows"
+    """Products of one row, which compilers run as multiplications and sums that no count of flops has."""
+
     # What a compiler does otherwise; found by exact identities of bytes.
     OTHER_PHASE = "other phase"
     PADDED_SHARDS = "padded shards"
@@ -46,6 +52,8 @@ class Difference(StrEnum):
     COMBINED_SUMS_ACROSS_PHASES = "combined sums across phases"
     JOINED_AXES = "joined axes"
     """One all-reduce over several axes, planned over each set (`Cause.axes`) in turn."""
+    SLICED_FURTHER = "sliced further"
+    """XLA:CPU sums whole arrays of which a reduce-scatter and a slice after it leave each device a part."""
     LOWERED = "lowered"
     """The compiler lowered a collective as another (`Cause.lowering`)."""
 

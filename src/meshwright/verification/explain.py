@@ -50,6 +50,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
       share a tile.
     - Combined across phases: small sums of several phases, as a loss and gradients of norms, are one over all their
       axes.
+    - Sliced further: a reduce-scatter whose result is sliced by other axes is an all-reduce of as many bytes.
     - Register rows: a few numbers are padded to whole rows.
 
     Args:
@@ -63,6 +64,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
         _other_phase(difference),
         _padded_shards(difference, mesh),
         _ring_steps(difference, mesh),
+        _sliced_further(difference),
         _combined_across_phases(difference),
         _within_and_between_slices(difference),
     )
@@ -111,6 +113,14 @@ def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expla
                 kinds = tuple(dict.fromkeys(key[0] for key in others))
                 yield from ((key, Cause(difference=Difference.RING_STEPS, collectives=kinds)) for key in permutes)
                 yield from ((key, Cause(difference=Difference.RING_REMAINDER)) for key in others)
+
+
+def _sliced_further(difference: Mapping[Key, int]) -> Explained:
+    """All-reduces with as many bytes more as reduce-scatters over the same axes have less."""
+    for key, more in difference.items():
+        scatter: Key = ("reduce-scatter", *key[1:])
+        if key[0] == "all-reduce" and more > 0 and difference.get(scatter) == -more:
+            yield from ((each, Cause(difference=Difference.SLICED_FURTHER)) for each in (key, scatter))
 
 
 def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:

@@ -5,16 +5,32 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from meshwright.compiler import Effort
 from meshwright.errors import MeshwrightError
-from meshwright.planner import Plan, PlanLike, PlanOptions, given, make_plan, plan_to_run
+from meshwright.planner import (
+    MeshLike,
+    Plan,
+    PlanLike,
+    PlanOptions,
+    ServingOptions,
+    ServingPlan,
+    best_serving_plan,
+    given,
+    is_serving_plan_file,
+    make_plan,
+    plan_to_run,
+    read_serving_plan,
+)
 from meshwright.record import Record
+from meshwright.step import CacheSplit, ModelConfig, ServingPhase
 from meshwright.training import measured, read_config, read_metrics
 from meshwright.verification.plans import Verification, verify_plan
+from meshwright.verification.serving import ServingVerification, verify_serving
 
 
+@overload
 def verify(
     what: PlanLike,
     *,
@@ -22,22 +38,69 @@ def verify(
     run: str | Path | None = None,
     measured: Record | None = None,
     **options: Unpack[PlanOptions],
-) -> Verification:
-    """Compile the train step of a plan with the compiler of its hardware, and compare it with the plan.
+) -> Verification: ...
+
+
+@overload
+def verify(
+    what: ServingPlan | str | Path | ModelConfig,
+    *,
+    serve: ServingPhase,
+    effort: Effort = "fast",
+    mesh: MeshLike | None = None,
+    cache: CacheSplit | None = None,
+    **options: Unpack[ServingOptions],
+) -> ServingVerification: ...
+
+
+def verify(
+    what: Any,
+    *,
+    serve: ServingPhase | None = None,
+    effort: Effort = "fast",
+    run: str | Path | None = None,
+    measured: Record | None = None,
+    **options: Any,
+) -> Verification | ServingVerification:
+    """Compile a step with the compiler of its hardware, and compare it with its plan.
 
     Args:
         what: a plan or its file; a model's name or a ModelConfig, with at least `on` and `batch` among the options; or
             the directory of a run, whose measured record is then compared too.
+        serve: the phase of a server, `decode`, whose step generation runs, instead of a train step.
         effort: `fast` gives counts and bytes, `default` the schedule that will run (TPUs).
         run: the directory of a run of the same step.
         measured: the record of a run, instead of its directory.
-        options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
+        options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`); of a
+            server `ServingOptions`, and the mesh and the split of the cache, which the planner chooses if left out.
 
     Raises:
         MeshwrightError: where the compiler is not installed, the step cannot be run, or does not fit.
     """
+    if serve is not None or isinstance(what, ServingPlan) or _is_serving_file(what):
+        beside = {name: value for name, value in (("run", run), ("measured", measured)) if value is not None}
+        return verify_serving(_serving_plan(what, serve, options | beside), effort=effort)
     plan, found = plan_and_measured(what, run, options)
     return verify_plan(plan, effort=effort, measured=measured or found)
+
+
+def _is_serving_file(what: Any) -> bool:
+    return isinstance(what, (str, Path)) and is_serving_plan_file(what)
+
+
+def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, Any]) -> ServingPlan:
+    """The serving plan to verify."""
+    layout = ("mesh", "cache")
+    said = given(options, (*ServingOptions.__annotations__, *layout))
+    if not isinstance(what, ServingPlan) and not _is_serving_file(what):
+        assert serve is not None
+        own = {name: value for name, value in said.items() if name not in layout}
+        return best_serving_plan(what, serve, own, mesh=said.get("mesh"), cache=said.get("cache"))
+    plan = what if isinstance(what, ServingPlan) else read_serving_plan(Path(what))
+    if said or serve not in (None, plan.serving.phase):
+        name = next(iter(said), "serve")
+        raise MeshwrightError(f"a serving plan says its {name} itself; leave {name} out")
+    return plan
 
 
 def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:

@@ -26,6 +26,8 @@ from meshwright.cost import (
 )
 from meshwright.cost.rates.attention import BACKWARD_FLOPS, TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
+from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
 from meshwright.simulate import Schedule, simulate
@@ -162,22 +164,33 @@ def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
 
 
 def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured: Record | None) -> Verification:
-    compiled = in_plans_terms(read_program(program, plan.mesh, plan.hardware))
-    is_final = plan.system.chip.kind != "tpu" or effort == "default"
-    schedule = simulate(read_optimized(program), plan.mesh.layout, plan.system) if is_final else None
-    if schedule is not None:
-        compiled = replace(
-            compiled,
-            step_seconds=schedule.step_seconds,
-            mfu=schedule.mfu(model_flops(plan.workload)),
-            tokens_per_second=plan.workload.tokens / schedule.step_seconds,
-            breakdown_seconds=dict(schedule.breakdown_seconds),
-            notes=(*compiled.notes, *schedule.notes),
-        )
-    else:
-        compiled = replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL))
+    compiled, schedule = compiled_record(
+        program, plan.mesh, plan.system, effort, flops=model_flops(plan.workload), tokens=plan.workload.tokens
+    )
     arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
     rows = compare(
         plan.predicted, compiled, argument_bytes=arguments, measured=measured, overhead=static_overhead(plan)
     )
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)
+
+
+def compiled_record(
+    program: CompiledProgram, mesh: MeshShape, system: System, effort: Effort, *, flops: float, tokens: int
+) -> tuple[Record, Schedule | None]:
+    """What a compiled program has, in the plan's terms, and its simulated step where its schedule is final.
+
+    flops: what its model needs for a step of `tokens` tokens.
+    """
+    compiled = in_plans_terms(read_program(program, mesh, str(system)))
+    if system.chip.kind == "tpu" and effort != "default":
+        return replace(compiled, notes=(*compiled.notes, ORDER_NOT_FINAL)), None
+    schedule = simulate(read_optimized(program), mesh.layout, system)
+    found = replace(
+        compiled,
+        step_seconds=schedule.step_seconds,
+        mfu=schedule.mfu(flops),
+        tokens_per_second=tokens / schedule.step_seconds,
+        breakdown_seconds=dict(schedule.breakdown_seconds),
+        notes=(*compiled.notes, *schedule.notes),
+    )
+    return found, schedule

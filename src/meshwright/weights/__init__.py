@@ -1,6 +1,7 @@
 """Published weights: safetensors of a Hugging Face directory into sharded parameters, and back."""
 
-from meshwright.weights.directory import Tensor, read_tensors, tensor_dtype
+from meshwright.weights.directory import Tensor, tensor_dtype
+from meshwright.weights.fp8 import read_tensors
 from meshwright.weights.load import load_weights
 from meshwright.weights.save import MAX_FILE_BYTES, save_weights
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -31,28 +31,49 @@ DTYPES: Mapping[str, Any] = {
 }
 """The dtypes that weights are read in, by their names in a header."""
 
+SCALED_DTYPES: Mapping[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn}
+"""Those of weights that have a `Scale`."""
+
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file: `start` is where its data begins, in bytes."""
+    """One tensor of a file: `start` is where its data begins, in bytes. scale: of a quantised one."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
+    scale: Scale | None = None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is of a dtype that is read, or quantised with its scale."""
+        return self.dtype in (DTYPES if self.scale is None else SCALED_DTYPES)
+
+    @property
+    def numpy_dtype(self) -> Any:
+        """The dtype of its data; of none that is read a KeyError."""
+        return DTYPES[self.dtype] if self.scale is None else SCALED_DTYPES[self.dtype]
 
     @property
     def nbytes(self) -> int:
         """The bytes of its data."""
-        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+        return math.prod(self.shape) * np.dtype(self.numpy_dtype).itemsize
 
     def open(self) -> np.ndarray:
         """The tensor as a read-only memory map, which is closed when nothing refers to it."""
         if not self.nbytes:
-            return np.zeros(self.shape, DTYPES[self.dtype])
+            return np.zeros(self.shape, self.numpy_dtype)
         data = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.nbytes,))
-        return data.view(DTYPES[self.dtype]).reshape(self.shape)
+        return data.view(self.numpy_dtype).reshape(self.shape)
+
+
+class Scale(NamedTuple):
+    """What the values of a quantised tensor are multiplied by: one number for a block of rows and columns."""
+
+    tensor: Tensor
+    block: tuple[int, int]
 
 
 def tensor_dtype(tensors: Mapping[str, Tensor]) -> str:
@@ -65,7 +86,7 @@ def tensor_dtype(tensors: Mapping[str, Tensor]) -> str:
     return max(sizes, key=lambda name: sizes[name], default="F32").lower()
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
+def read_files(directory: Path) -> dict[str, Tensor]:
     """Every tensor of a directory by name.
 
     Raises:

@@ -13,7 +13,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.step import ModelConfig, Tree
 from meshwright.step.parameter_tree import map_leaves
 from meshwright.weights.aliases import with_known_names
-from meshwright.weights.directory import DTYPES, Tensor
+from meshwright.weights.directory import DTYPES, SCALED_DTYPES, Tensor
+from meshwright.weights.fp8 import SUFFIX
 from meshwright.weights.places import Place, places, published_family
 from meshwright.weights.slices import Bounds, read_slice
 
@@ -68,10 +69,10 @@ def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model:
             if name not in tensors:
                 raise MeshwrightError(f"the weights of {model.name} have no {name} {list(place.tensor_shape)} ({path})")
             found = tensors[name]
-            if found.dtype not in DTYPES:
+            if not found.is_readable:
                 raise MeshwrightError(
-                    f"{name} in {found.file} has dtype {found.dtype}; weights are read in {', '.join(DTYPES)}, not"
-                    f" quantised"
+                    f"{name} in {found.file} has dtype {found.dtype}; weights are read in {', '.join(DTYPES)}, and in"
+                    f" {', '.join(SCALED_DTYPES)} with a {name}{SUFFIX} beside them"
                 )
             if found.shape != place.tensor_shape:
                 raise MeshwrightError(

@@ -80,6 +80,14 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
     source, target = place.view(tensor.open())[within][part], target[part]
     order = sorted(range(source.ndim), key=lambda dim: -source.strides[dim])
     source, bits = source.transpose(order), target.transpose(order)
+    if tensor.scale is not None:
+        scales = tensor.scale.tensor.open().astype(np.float32)
+        # Of each value of the slice, the row and the column of its scale, as views that take no memory.
+        numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
+        places = tuple(
+            place.view(np.broadcast_to(each // step, tensor.shape))[within][part].transpose(order)
+            for each, step in zip(numbers, tensor.scale.block, strict=True)
+        )
     exponent = _EXPONENT[target.dtype]
     bits = bits.view(exponent[0])
     # One block a row, where the file's last dims are those of the block.
@@ -90,9 +98,12 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
             slice(start := steps[dim][number], start + size)
             for dim, (number, size) in enumerate(zip(corner, sizes, strict=True))
         )
-        block = _cast(source[at], target.dtype).view(exponent[0])
+        values = source[at]
+        if tensor.scale is not None:
+            values = values.astype(np.float32) * scales[places[0][at], places[1][at]]
+        block = _cast(values, target.dtype).view(exponent[0])
         if (block & exponent[1]).max() == exponent[1]:
-            raise _not_finite(tensor, source[at], target.dtype)
+            raise _not_finite(tensor, values, target.dtype)
         bits[at] = block
 
 

@@ -84,7 +84,7 @@ class ServedArgs:
     """What is served, and on what."""
 
     serve: Annotated[Literal["decode", "prefill"], option("decode|prefill")] = "decode"
-    """Plan tokens that a server writes (decode), or prompts that it reads (prefill)."""
+    """Tokens that a server writes (decode), or prompts that it reads (prefill)."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: Annotated[str | None, option("N")] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from meshwright.cost import (
@@ -112,7 +113,7 @@ def _cache(plan: ServingPlan) -> SequenceCache:
     return SequenceCache(
         tokens=kept_tokens(serving),
         context=serving.context,
-        pages=paged_tokens(serving) // serving.page_size,
+        pages=math.ceil(paged_tokens(serving) / serving.page_size),
         page_size=serving.page_size,
         empty_share=wasted_share(serving),
         bytes=sequence_cache_bytes(serving),

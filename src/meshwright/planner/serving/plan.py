@@ -14,6 +14,7 @@ from meshwright.field_types import from_data
 from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import has_fields, read_data, write_data
+from meshwright.planner.plan import is_plan_file
 from meshwright.record import Record, merge
 from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
@@ -146,6 +147,14 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
 def write_serving_plan(plan: ServingPlan, path: Path) -> None:
     """Write the plan, whole or not at all: as JSON to a .json, else as YAML."""
     write_data(serving_plan_to_data(plan), path)
+
+
+def is_serving_plan_file(path: str | Path) -> bool:
+    """Whether a path names a file with a serving plan."""
+    if not is_plan_file(path) or not Path(path).is_file():
+        return False
+    data = read_data(Path(path))
+    return has_fields(data) and "meshwright_serving_plan" in data
 
 
 def read_serving_plan(path: Path) -> ServingPlan:

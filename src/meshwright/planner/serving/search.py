@@ -5,16 +5,30 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from meshwright.cost import most_sequences, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape
+from meshwright.planner.options import MeshLike, read_mesh, read_serving
 from meshwright.planner.serving.plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
-from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, cache_axes, check_serving, leaves, parameters
+from meshwright.step import (
+    CACHE_SPLITS,
+    CacheSplit,
+    ModelConfig,
+    Serving,
+    ServingLayout,
+    ServingPhase,
+    cache_axes,
+    check_serving,
+    leaves,
+    parameters,
+)
 
 AXES = ("dp", "ep", "fsdp", "sp", "tp")
 """The mesh axes of a server; ep is for experts."""
@@ -70,6 +84,28 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
         chosen.append(priced.plan(best))
         points += [priced.point(sequences) for sequences in {*priced.ladder(), best} if priced.fits(sequences)]
     return ServingRanking(tuple(sorted(chosen, key=_order)), pareto(points), num_layouts)
+
+
+def best_serving_plan(
+    model: str | Path | ModelConfig,
+    phase: ServingPhase,
+    options: Mapping[str, Any],
+    *,
+    mesh: MeshLike | None = None,
+    cache: CacheSplit | None = None,
+) -> ServingPlan:
+    """The best plan to serve a model with the options of `read_serving`.
+
+    mesh, cache: that mesh and split of the cache alone, instead of all.
+    """
+    serving, system = read_serving(model, phase, options)
+    shape = None if mesh is None else read_mesh(mesh, system.num_devices)
+    candidates = rank_serving(serving, system, shape).candidates
+    found = next((plan for plan in candidates if cache in (None, plan.cache)), None)
+    if found is None:
+        splits = ", ".join(dict.fromkeys(plan.cache for plan in candidates))
+        raise MeshwrightError(f"cache is {cache!r}, which splits nothing on {mesh or system}; it can be {splits}")
+    return found
 
 
 def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:

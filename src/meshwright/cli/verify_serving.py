@@ -1,0 +1,84 @@
+"""`meshwright verify … --serve decode`: the step of generation compiled, beside a serving plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Protocol
+
+import tyro
+
+from meshwright.cli.arguments import Json, Mesh, given_options, option, positional
+from meshwright.cli.plan.args import FormatArgs, ServedArgs
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.verify_screen import exit_code, print_verification, read_tolerance, verification_data
+from meshwright.cli.waiting import waiting
+from meshwright.planner import ServingPlan, best_serving_plan
+from meshwright.step import CacheSplit
+
+
+@dataclass(frozen=True)
+class ServedCompareArgs:
+    """What to compare, and how."""
+
+    mesh: Mesh = None
+    """tp=8,sp=2, or dp,fsdp,tp,sp as 1,1,8,2. One degree may be -1. Default: the planner chooses."""
+    cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
+    """What of the cache is split beside its heads: nothing, its rows or its tokens. Default: the planner chooses."""
+    effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
+    """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
+    tolerance: Annotated[float | None, option("SHARE")] = None
+    """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
+    json: Json = False
+    """Print {"predicted", "compiled", "rows", "differences"} instead of the table."""
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """Compile the step of generation for a mesh and compare predicted | compiled; no accelerator is needed."""
+
+    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    """A preset (llama3-8b, …), a Hugging Face directory, or the path of its config.json."""
+    served: ServedArgs = field(default_factory=ServedArgs)
+    formats: FormatArgs = field(default_factory=FormatArgs)
+    compare: ServedCompareArgs = field(default_factory=ServedCompareArgs)
+
+
+class _Compare(Protocol):
+    """The options of a comparison that every kind has."""
+
+    @property
+    def effort(self) -> Literal["fast", "default"]: ...
+    @property
+    def tolerance(self) -> float | None: ...
+    @property
+    def json(self) -> bool: ...
+
+
+def verify_served(args: ServeArgs) -> int:
+    """Plan, compile, compare, print; 1 where a difference exceeds the tolerance."""
+    options = given_options(args.served, args.formats)
+    phase = options.pop("serve")
+    plan = best_serving_plan(args.model, phase, options, mesh=args.compare.mesh, cache=args.compare.cache)
+    return verify_serving_plan(args, plan, args.compare)
+
+
+def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
+    """Compile the step of a plan, compare, print; 1 where a difference exceeds the tolerance."""
+    tolerance, as_json = read_tolerance(compare.tolerance), compare.json
+    effort = compare.effort if plan.system.chip.kind == "tpu" else "fast"
+    check_all_read(args, f"on {plan.hardware}")
+    with waiting("loading JAX"):
+        from meshwright.verification import verify_serving
+
+    serving = plan.serving
+    with waiting(f"compiling {serving.model.name} on {plan.layout} for {plan.hardware}"):
+        found = verify_serving(plan, effort=effort)
+    if as_json:
+        print(json.dumps(verification_data(found), indent=2))
+    else:
+        answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
+        tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens"
+        kept = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
+        print_verification(found, f"{serving.model.name} · {serving.phase} · {tokens} · {kept} · {plan.hardware}")
+    return exit_code(found.rows, tolerance)

@@ -1,0 +1,31 @@
+"""Quantised weights in a config.json: fp8 in blocks, which is dequantised as it is read; others are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.families.fields import Fields
+
+
+def check_quantization(fields: Fields) -> None:
+    """Raise where weights are quantised in a way that is not read."""
+    found = fields.mapping("quantization_config")
+    if not found:
+        return
+    if (method := found.get("quant_method")) != "fp8":
+        raise fields.refusal(
+            "quantization_config", f"weights of quant_method {method!r} are not read; those of 'fp8' in blocks are"
+        )
+    if found.get("fmt", "e4m3") != "e4m3" or fp8_block(found) is None:
+        raise fields.refusal(
+            "quantization_config", "fp8 is read as fmt 'e4m3' with a weight_block_size of two whole numbers from 1"
+        )
+
+
+def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The outputs and inputs of a weight that share a scale; None where the file does not say them."""
+    match quantization.get("weight_block_size"):
+        case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
+            return rows, columns
+    return None

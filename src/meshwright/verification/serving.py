@@ -1,0 +1,85 @@
+"""Verify a serving plan: compile the step that generation runs for its hardware and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from meshwright.compiler import CompiledProgram, CompileRequest, Effort, compile_in_child
+from meshwright.cost import serving_argument_bytes, serving_device_flops, serving_flops
+from meshwright.errors import MeshwrightError
+from meshwright.models.serving_step import check_served
+from meshwright.planner import ServingPlan
+from meshwright.planner.serving.plan import step_tokens
+from meshwright.record import Record
+from meshwright.simulate import Schedule
+from meshwright.verification.comparison import Row, compare
+from meshwright.verification.differences import UNNAMED, Cause, Difference
+from meshwright.verification.plans import compiled_record
+
+STEPS = {"decode": "meshwright.models.serving_step:lower_decode_step"}
+"""The functions that lower each phase, called by name in the process that compiles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingVerification:
+    """A serving plan and the compiled step of generation, side by side.
+
+    compiled: with canonical collectives. schedule: the simulated step; None where the program's schedule is not final,
+    as at the TPU compiler's fast effort.
+    """
+
+    plan: ServingPlan
+    program: CompiledProgram
+    compiled: Record
+    rows: tuple[Row, ...]
+    schedule: Schedule | None
+
+
+def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVerification:
+    """Compile the step of a serving plan for its hardware, which need not be present, and compare it with the plan.
+
+    effort: `fast` for counts and bytes, `default` for the schedule that will run. Raises where the compiler is not
+    installed, or generation does not run what is planned, or it does not fit.
+    """
+    if plan.serving.phase not in STEPS:
+        raise MeshwrightError(f"{plan.serving.phase} is planned otherwise than generate runs it; verify decode")
+    check_served(plan.serving, plan.mesh)
+    request = CompileRequest(
+        function=STEPS[plan.serving.phase],
+        hardware=plan.hardware,
+        mesh=plan.mesh.layout,
+        arguments={"serving": asdict(plan.serving), "cache": plan.cache},
+        effort=effort,
+    )
+    program = compile_in_child(request)
+    compiled, schedule = compiled_record(
+        program,
+        plan.mesh,
+        plan.system,
+        effort,
+        flops=serving_flops(plan.serving, plan.batch),
+        tokens=step_tokens(plan.serving, plan.batch),
+    )
+    predicted = replace(plan.predicted, flops=serving_device_flops(plan.serving, plan.layout, plan.batch))
+    arguments = serving_argument_bytes(plan.serving, plan.layout, plan.batch)
+    rows = _named(compare(predicted, compiled, argument_bytes=arguments), plan)
+    return ServingVerification(plan=plan, program=program, compiled=compiled, rows=tuple(rows), schedule=schedule)
+
+
+def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
+    """The rows, with the causes of differences that a server has and a train step has not."""
+    known = {
+        Difference.EXPERT_BUFFERS: plan.mesh.ep > 1,
+        Difference.SINGLE_ROWS: plan.batch == plan.layout.num_groups,
+    }
+    for row in rows:
+        is_unnamed = any(cause.difference in UNNAMED for cause in row.causes)
+        if is_unnamed and row.unit == "B" and known[Difference.EXPERT_BUFFERS]:
+            yield replace(row, causes=(Cause(difference=Difference.EXPERT_BUFFERS),))
+        elif is_unnamed and row.unit == "flop":
+            yield replace(
+                row, causes=tuple(Cause(difference=one) for one, holds in known.items() if holds) or row.causes
+            )
+        else:
+            yield row

@@ -1,0 +1,50 @@
+"""The decode step that generation runs, beside the serving plan."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.planner import best_serving_plan, write_serving_plan
+
+
+def collectives(found):
+    return [row for row in found.rows if row.unit == "B" and not row.quantity.startswith("memory")]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("tiny", {"mesh": "dp=2,fsdp=2,tp=2", "cache": "batch"}),
+        pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2", "cache": "heads"}, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_decode_step_is_as_planned_or_differs_by_name(model, options):
+    found = mw.verify(model, serve="decode", on="cpu:8", batch=8, prompt_len=48, output_len=16, **options)
+    assert collectives(found)
+    assert all(row.is_explained for row in found.rows)
+    assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
+    assert found.compiled.step_seconds == found.schedule.step_seconds > 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_decode_step_for_a_tpu_moves_what_is_planned_and_copies_no_cache(batch):
+    pytest.importorskip("libtpu")
+    found = mw.verify("llama3-8b", serve="decode", on="v5e:4x4", batch=batch, effort="default")
+    assert all(row.is_equal for row in collectives(found))
+    assert all(row.is_explained for row in found.rows)
+    cache = found.plan.predicted.memory_bytes["cache"]
+    temporaries = next(row.compiled for row in found.rows if row.quantity == "memory temporaries")
+    assert temporaries < cache / 2
+
+
+def test_a_serving_plan_says_its_layout_itself(tmp_path):
+    plan = best_serving_plan("tiny", "decode", {"on": "cpu:8", "batch": 8, "prompt_len": 48, "output_len": 16})
+    path = tmp_path / "served.yaml"
+    write_serving_plan(plan, path)
+    found = mw.verify(path)
+    assert found.plan == plan
+    with pytest.raises(mw.MeshwrightError, match="says its batch itself; leave batch out"):
+        mw.verify(path, serve="decode", batch=4)
+    with pytest.raises(mw.MeshwrightError, match="weight_dtype is int8, in which generate does not run"):
+        mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="int8")
