@@ -263,9 +263,10 @@ class LoadedModel:
         )
         if "sp_method" in said and self.mesh_shape.sp == 1:
             raise MeshwrightError(f"sp_method changes nothing on mesh {self.mesh_shape}, which has sp=1; leave it out")
-        if self.config.attention_softcap and how.sp_method != "gather":
+        if self.config.needs_scores and how.sp_method != "gather":
             raise MeshwrightError(
-                f"sp_method is {how.sp_method!r}, and {self.config.name} caps its scores, which only 'gather' does"
+                f"sp_method is {how.sp_method!r}, and {self.config.name} caps its scores or has sinks, which only"
+                f" 'gather' does"
             )
         if how.stop and self.tokenizer is None:
             raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")

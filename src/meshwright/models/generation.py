@@ -214,7 +214,7 @@ def _prefill(
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
-    strategy = DEFAULT if model.attention_softcap else replace(DEFAULT, attention="flash", sp_method=sp_method)
+    strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)
 
