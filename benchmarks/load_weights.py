@@ -4,7 +4,8 @@
 
 Devices of XLA:CPU hold their shards in the host's memory, so what loading takes beyond them is the peak of the
 process's own pages (RssAnon, which leaves out memory maps of files) less what it had before and the shards. Each figure
-is of a process of its own. Cold: after the kernel was told to forget the files (POSIX_FADV_DONTNEED).
+is of a process of its own. New memory costs its own time, in virtual machines most of all: so an array of as many bytes
+is filled beside it. Cold: after the kernel was told to forget the files (POSIX_FADV_DONTNEED).
 """
 
 from __future__ import annotations
@@ -91,19 +92,27 @@ def report(directory: Path, mesh: str) -> None:
     size = sum(path.stat().st_size for path in files)
     print(f"{size / 1e9:.2f} GB of bf16 in {len(files)} files, onto {mesh} of cpu:8, {os.cpu_count()} cores")
     for state in ("cold", "warm"):
-        if state == "cold":
-            forget(files)
-        began = time.perf_counter()
-        with open(os.devnull, "wb") as sink:
-            subprocess.run(["cat", *map(str, files)], stdout=sink, check=True)
-        seconds = time.perf_counter() - began
-        if state == "cold":
-            forget(files)
-        command = [sys.executable, __file__, "--child", str(directory), "--mesh", mesh]
-        found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-        beyond, largest = found["beyond"] / 1e6, found["largest"] / 1e6
-        print(f"{state}: cat {seconds:.1f} s, load {found['seconds']:.1f} s, {beyond:,.0f} MB held beyond the shards")
-    print(f"the largest tensor has {largest:,.0f} MB, the shards {found['shards'] / 1e9:.2f} GB")
+        seconds = {}
+        for name, command in {
+            "cat": ["cat", *map(str, files)],
+            "fill": [sys.executable, "-c", f"import numpy; numpy.empty({size}, numpy.uint8).fill(1)"],
+            "load": [sys.executable, __file__, "--child", str(directory), "--mesh", mesh],
+        }.items():
+            if state == "cold":
+                forget(files)
+            began = time.perf_counter()
+            # Into a file: a pipe would be another copy of what `cat` reads.
+            with (Path(os.devnull) if name == "cat" else directory / "printed").open("wb") as sink:
+                subprocess.run(command, stdout=sink, check=True)
+            seconds[name] = time.perf_counter() - began
+        found = json.loads((directory / "printed").read_text())
+        (directory / "printed").unlink()
+        print(
+            f"{state}: cat {seconds['cat']:.1f} s, filling as much new memory {seconds['fill']:.1f} s, load"
+            f" {found['seconds']:.1f} s ({found['processor']:.1f} s of processors)"
+        )
+    beyond, shards, largest = (found[name] / 1e6 for name in ("beyond", "shards", "largest"))
+    print(f"held beyond {shards:,.0f} MB of shards: {beyond:,.0f} MB; the largest tensor has {largest:,.0f} MB")
 
 
 def forget(files: list[Path]) -> None:
@@ -126,15 +135,21 @@ def load(directory: Path, mesh: str) -> dict[str, float]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     model = mw.load(directory, on="cpu:8", mesh=mesh)
     jax.block_until_ready(model.params)
-    seconds = time.perf_counter() - began
+    seconds, spent = time.perf_counter() - began, time.process_time() - spent
     done.set()
     watcher.join()
     shards = sum(shard.data.nbytes for array in jax.tree.leaves(model.params) for shard in array.addressable_shards)
     largest = max(tensor.nbytes for tensor in read_tensors(directory).values())
-    return {"seconds": seconds, "shards": shards, "beyond": peak - before - shards, "largest": largest}
+    return {
+        "seconds": seconds,
+        "processor": spent,
+        "shards": shards,
+        "beyond": peak - before - shards,
+        "largest": largest,
+    }
 
 
 def anonymous_bytes() -> int:

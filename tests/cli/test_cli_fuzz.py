@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
-from meshwright.cli.main import EXIT_CODES, main
+from meshwright.cli.main import EXIT_CODES, SEVERAL_KINDS, main
 from meshwright.cli.words import declared_options
 
 
@@ -25,6 +25,7 @@ def reach(*args, **options):
 
 LONG = [
     "meshwright.verification.verify_plan",
+    "meshwright.verification.verify_serving",
     "meshwright.training.run_steps",
     "meshwright.inference.Found.load",
     "meshwright.inspection.inspect",
@@ -112,13 +113,11 @@ JSON = st.recursive(
 
 
 def options_of(command):
-    """Every option of a command, of `plan` of all its kinds, by its first name."""
+    """Every option of a command, of all its kinds, by its first name."""
     import importlib
 
-    from meshwright.cli.plan.args import KINDS
-
-    kinds = KINDS.values() if command == "plan" else ()
     module = importlib.import_module(f"meshwright.cli.{command.replace(' ', '_')}")
+    kinds = module.KINDS.values() if command in SEVERAL_KINDS else ()
     found = {}
     for args in kinds or (module.Args,):
         found |= {option.name: option for option in declared_options(args).values()}

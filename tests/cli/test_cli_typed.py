@@ -14,6 +14,7 @@ from meshwright.cli.main import COMMANDS, main
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.train import Args as TrainArgs
 from meshwright.cli.typed import check_all_read, watch
+from meshwright.cli.verify_serving import ServeArgs as VerifyServeArgs
 from meshwright.cli.words import declared_options
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
@@ -40,7 +41,7 @@ WORK = {
         "meshwright.cli.plan.images.rank_images",
         "meshwright.cli.plan.images.plan_image_mesh",
     ],
-    "verify": ["meshwright.verification.verify_plan"],
+    "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
     "train": ["meshwright.cli.train.TrainScreen"],
     "generate": ["meshwright.inference.Found.load"],
     "export": ["meshwright.inference.Found.load"],
@@ -59,6 +60,7 @@ CALLS = {
     "plan serve": (ServeArgs, ["plan", "tiny", "--on", "cpu:8", "--serve", "decode"]),
     "plan images": (ImageArgs, ["plan", "resnet50", "--on", "cpu:8", "--batch", "16"]),
     "verify": (None, ["verify", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
+    "verify serve": (VerifyServeArgs, ["verify", "tiny", "--on", "cpu:8", "--serve", "decode"]),
     "train": (None, ["train", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "train resume": (TrainArgs, ["train", "runs/begun", "--resume"]),
     "generate": (None, ["generate", "runs/begun"]),
@@ -76,10 +78,11 @@ CALLS = {
 """The arguments of each command, where they are not those of its file, and the shortest call that works."""
 
 VALUES = {
-    "--attention": "flash", "--axis": "X", "--batch": "32", "--batch-tokens": "4096", "--bytes": "2M",
-    "--compare": "dp=8", "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16", "--gradient-dtype": "bf16",
-    "--kv-dtype": "int8", "--latency": "1s", "--layers": "4", "--matmul-dtype": "int8", "--mesh": "dp=8",
-    "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1", "--num-microbatches": "2", "--on": "cpu:4",
+    "--cache": "heads", "--attention": "flash", "--axis": "X", "--batch": "32", "--batch-tokens": "4096",
+    "--bytes": "2M", "--compare": "dp=8", "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16",
+    "--gradient-dtype": "bf16", "--kv-dtype": "int8", "--latency": "1s", "--layers": "4",
+    "--matmul-dtype": "int8", "--mesh": "dp=8", "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1",
+    "--num-microbatches": "2", "--on": "cpu:4",
     "--optimizer": "lion", "--output-len": "8", "--param-dtype": "bf16", "--prompt-len": "8", "--remat": "none",
     "--run": "runs/none", "--schedule": "gpipe", "--seq-len": "128", "--serve": "prefill", "--sp-method": "ring",
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
@@ -169,7 +172,7 @@ def test_every_pair_of_options_is_read_or_refused_by_name(name, stubbed, capsys)
 
 
 def test_every_command_is_tried_here_or_with_its_files():
-    assert {*CALLS} - {"plan serve", "plan images", "train resume"} | {"demo"} == {*COMMANDS}
+    assert {*CALLS} - {"plan serve", "plan images", "verify serve", "train resume"} | {"demo"} == {*COMMANDS}
 
 
 def test_an_option_that_is_not_read_is_refused_before_any_work():

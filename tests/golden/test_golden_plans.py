@@ -23,6 +23,8 @@ from records import PLANS, read, write
 LATER = {"phi3-mini", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-gpt2", "gemma3-1b"} | {
     "tiny-deepseek",
     "tiny-qwen2-moe",
+    "tiny-gpt-oss",
+    "gpt-oss-20b",
     "tiny-olmo2",
     "olmo2-7b",
 }

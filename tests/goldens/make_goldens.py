@@ -88,6 +88,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
             FULL: {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
         },
     },
+    "gpt_oss": SIZES
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "sliding_window": 6,
+        "swiglu_limit": 0.5,
+    }
+    | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, **YARN, "truncate": False}},
     "phi3": SIZES | {"head_dim": 8, "partial_rotary_factor": 0.5, "pad_token_id": None, "sliding_window": 6},
     "phi3_longrope": SIZES
     | {"head_dim": 4, "pad_token_id": None, "original_max_position_embeddings": 16}

@@ -57,6 +57,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), (0.2,)),
     "sliding_window": (3, 12, 64, None),
     "query_pre_attn_scalar": (4, 100),
+    "swiglu_alpha": (1.0,),
+    "swiglu_limit": (1.0,),
     "attn_logit_softcapping": (1.0, None),
     "final_logit_softcapping": (1.0, None),
     "shared_expert_intermediate_size": (32,),

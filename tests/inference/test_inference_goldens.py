@@ -47,7 +47,7 @@ def cases():
         marks = () if (family, mesh) in CORE else (pytest.mark.matrix,)
         yield pytest.param(family, mesh, marks=marks, id=f"{family}-{mesh}")
     yield pytest.param("mixtral", "ep=2,fsdp=4", id="mixtral-ep")
-    for family in ("qwen3_moe", "deepseek_v2", "deepseek_v3"):
+    for family in ("qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"):
         yield pytest.param(family, "ep=2,fsdp=4", marks=pytest.mark.matrix, id=f"{family}-ep")
 
 

@@ -57,6 +57,20 @@ def test_a_dtype_changes_the_weights_and_what_config_json_says_of_them(tmp_path)
     assert all((one[name].open() == other[name].open()).all() for name in one)
 
 
+def test_a_bias_that_chooses_experts_stays_in_float32_in_any_dtype(tmp_path):
+    """As transformers keeps it: rounded to bf16 it would choose others."""
+    golden, name = GOLDEN.parent / "deepseek_v3", "model.layers.1.mlp.gate.e_score_correction_bias"
+    model = mw.load(golden, on="cpu:1", dtype="bf16")
+    assert {str(array.dtype) for array in jax.tree.leaves(model.params)} == {"bfloat16", "float32"}
+    model.save(tmp_path / "out")
+    before, after = read_tensors(golden), read_tensors(tmp_path / "out")
+    assert {each for each, tensor in after.items() if tensor.dtype != "BF16"} == {name, name.replace(".1.", ".2.")}
+    np.testing.assert_array_equal(after[name].open(), before[name].open())
+    again = mw.load(tmp_path / "out", on="cpu:1")
+    assert again.dtype == "bf16"
+    assert jax.tree.all(jax.tree.map(lambda x, y: (np.asarray(x) == np.asarray(y)).all(), model.params, again.params))
+
+
 def test_weights_that_an_export_would_overwrite_stay(run, tmp_path, capsys):
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -57,3 +57,20 @@ def test_a_cache_of_latents_has_what_the_plan_counts_of_a_token():
         (cache,) = abstract_caches(model, decode_layout(model, shape, "batch"), 4, 64, jnp.float32)
     assert sum(leaf.size * 4 for leaf in cache) == 4 * 64 * token_cache_bytes(serving)
     assert cache.key.sharding.spec[1] == ("fsdp", "tp")
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("mistral", "ring"), *(pytest.param("llama", one, marks=pytest.mark.matrix) for one in ("ring", "ulysses"))],
+)
+def test_prompts_are_read_by_the_sequence_method_that_is_said(family, method):
+    """The continuations are transformers'; with a ring, no device has the keys of a whole prompt."""
+    model, golden = (
+        mw.load(GOLDENS / family, on="cpu:8", mesh="tp=2,sp=2,fsdp=2"),
+        np.load(GOLDENS / family / "golden.npz"),
+    )
+    prompts = [golden["tokens"][row, :length].tolist() for row, length in enumerate(golden["lengths"])]
+    texts = model.generate(prompts, max_tokens=golden["continuations"].shape[1], sp_method=method)
+    assert [text.tokens for text in texts] == [tuple(row) for row in golden["continuations"].tolist()]
+    with pytest.raises(mw.MeshwrightError, match="sp_method changes nothing"):
+        mw.load(GOLDENS / family, on="cpu:8", mesh="fsdp=8").generate(prompts, sp_method=method)

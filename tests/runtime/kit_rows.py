@@ -240,6 +240,7 @@ QWEN2_MOE = narrow(
     "tiny-qwen2-moe", num_layers=3, experts=replace(PRESETS["tiny-qwen2-moe"].experts, mlp=32, shared_mlp=64)
 )
 OLMO2 = narrow("tiny-olmo2")
+GPT_OSS = narrow("tiny-gpt-oss", sliding_window=12, experts=replace(PRESETS["tiny-gpt-oss"].experts, mlp=32))
 GPT2 = narrow("tiny-gpt2", max_positions=64)
 
 FAMILIES = [
@@ -253,6 +254,11 @@ FAMILIES = [
     Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(OLMO2, MeshShape(tp=4), Strategy(collective_matmul=True), "none"),
     Row(OLMO2, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(GPT_OSS, MeshShape(ep=2, fsdp=2, tp=2), core=True),
+    Row(GPT_OSS, MeshShape(fsdp=2, sp=2, tp=2), remat="none"),
+    Row(GPT_OSS, MeshShape(tp=4), WHOLE_STREAM),
+    Row(GPT_OSS, MeshShape(dp=2, sp=4), parts(2)),
+    Row(GPT_OSS, MeshShape(ep=2, tp=2, pp=2), parts(4)),
     Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),

@@ -25,14 +25,16 @@ class Published:
     """Where a parameter is in a published checkpoint: the tensor `name`, with {layer} and {expert} to be filled in.
 
     is_transposed: stored [out, in], as PyTorch's Linear has it; ours is [in, out]. part: (index, count) where the
-    tensor holds several of our parameters along its output. by_head: whether these alternate head by head (GPT-NeoX),
-    and do not follow one another (GPT-2).
+    tensor holds several of our parameters along its output. by_head, is_interleaved: whether these alternate head by
+    head (GPT-NeoX) or column by column (gpt-oss), and do not follow one another (GPT-2). A name without {expert} is of
+    a tensor that has all experts of a layer, its first dim.
     """
 
     name: str
     is_transposed: bool = False
     part: tuple[int, int] = (0, 1)
     by_head: bool = False
+    is_interleaved: bool = False
 
 
 Names = Mapping[str, Published]

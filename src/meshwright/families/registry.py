@@ -14,6 +14,7 @@ from meshwright.families import (
     gemma3,
     gpt2,
     gpt_neox,
+    gpt_oss,
     llama,
     mixtral,
     olmo2,
@@ -31,7 +32,10 @@ from meshwright.step.workload import Workload
 
 PUBLISHED: tuple[PublishedFamily, ...] = tuple(
     module.FAMILY
-    for module in (llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2, gpt2, gpt_neox, deepseek)
+    for module in (
+        *(llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2),
+        *(gpt2, gpt_neox, gpt_oss, deepseek),
+    )
 )
 
 FAMILIES: Mapping[str, Family] = {published.family.name: published.family for published in PUBLISHED}

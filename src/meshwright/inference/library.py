@@ -18,7 +18,7 @@ from meshwright.inference.loaded import LoadedModel, check_dtype
 from meshwright.inference.save import StoredDtype
 from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh, read_system
-from meshwright.runtime import ShardingContext, abstract, build_mesh, claim_devices
+from meshwright.runtime import ShardingContext, abstract_for_inference, build_mesh, claim_devices
 from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
 from meshwright.text import byte_tokenizer, read_json, read_tokenizer
 from meshwright.training import (
@@ -91,7 +91,9 @@ class Found:
             tokenizer = byte_tokenizer()
         with jax.set_mesh(mesh):
             if self.run is None:
-                wanted: Any = abstract(parameters(self.model), mesh, ShardingContext(self.mesh), self.params_dtype)
+                wanted: Any = abstract_for_inference(
+                    parameters(self.model), mesh, ShardingContext(self.mesh), self.params_dtype
+                )
                 params = load_weights(self.tensors, self.model, wanted, on_bytes)
             else:
                 params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
@@ -106,6 +108,7 @@ class Found:
             tokenizer=tokenizer,
             source=_source(files) if files else {},
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
+            sp_method=self.run.strategy.sp_method if self.run else "gather",
         )
 
 

@@ -25,7 +25,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models import Sampling, all_logits, all_losses, generate_tokens
 from meshwright.planner import given
 from meshwright.runtime import DTYPES
-from meshwright.step import RULES, Dtype, ModelConfig, Tree, check_positions
+from meshwright.step import RULES, Dtype, ModelConfig, SequenceMethod, Tree, check_positions
 from meshwright.text import REPLACEMENT, Tokenizer, apply_chat_template
 from meshwright.weights import MAX_FILE_BYTES
 
@@ -48,7 +48,7 @@ class LoadedModel:
         dtype: of products. stored_dtype: of the weights that it came from.
         source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
             whose config.json is made when it is saved.
-        seq_len: of the sequences that it was trained on.
+        seq_len: of the sequences that it was trained on. sp_method: with which it was trained.
     """
 
     config: ModelConfig
@@ -61,6 +61,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     source: Mapping[str, bytes]
     seq_len: int | None = None
+    sp_method: SequenceMethod = "gather"
 
     def logits(self, tokens: Any, lengths: Sequence[int] | None = None) -> Array:
         """The float32 logits [batch, seq, vocab] of tokens [batch, seq], each row a text from its first position.
@@ -258,7 +259,15 @@ class LoadedModel:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
             sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else tuple(sampling),
+            sp_method=said.get("sp_method", self.sp_method if self.mesh_shape.sp > 1 else "gather"),
         )
+        if "sp_method" in said and self.mesh_shape.sp == 1:
+            raise MeshwrightError(f"sp_method changes nothing on mesh {self.mesh_shape}, which has sp=1; leave it out")
+        if self.config.needs_scores and how.sp_method != "gather":
+            raise MeshwrightError(
+                f"sp_method is {how.sp_method!r}, and {self.config.name} caps its scores or has sinks, which only"
+                f" 'gather' does"
+            )
         if how.stop and self.tokenizer is None:
             raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
         if "stop_tokens" in said and how.stop_tokens:
@@ -275,7 +284,7 @@ class LoadedModel:
         """The next token of every row, [rows] each."""
         steps = generate_tokens(
             self.params, rows, self.config, self.mesh_shape,
-            num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype],
+            num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype], sp_method=how.sp_method,
         )  # fmt: skip
         while True:
             # Whoever reads the steps is left with the mesh of their own.

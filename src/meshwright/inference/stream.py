@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.models import Sampling
+from meshwright.step import SequenceMethod
 from meshwright.text import Tokenizer, TokenStream
 
 StoppedBy = Literal["length", "token", "text"]
@@ -20,13 +21,16 @@ class GenerateOptions(TypedDict, total=False):
     """How texts are made.
 
     max_tokens: the most tokens of each (200). stop: texts that end it. stop_tokens: tokens that do; by default those of
-    the model's own files. sampling: of all, or of each prompt (always the likeliest token).
+    the model's own files. sampling: of all, or of each prompt (always the likeliest token). sp_method: how the queries
+    of prompts meet the keys that sp splits: gathered, or sent round a ring, with which no device has all keys of a long
+    prompt (as the run was trained, else gather).
     """
 
     max_tokens: int
     stop: Sequence[str]
     stop_tokens: Sequence[int] | None
     sampling: Sampling | Sequence[Sampling]
+    sp_method: SequenceMethod
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class ReadOptions:
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
     sampling: tuple[Sampling, ...]
+    sp_method: SequenceMethod
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from meshwright.step.layer import Activation, Gated
@@ -19,7 +20,11 @@ FUNCTIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def activate(op: Gated, *sources: Array) -> Array:
-    """function(gate) * up, or function(source) of one source."""
+    """function(gate) * up, or function(source) of one source; or as `op.clamped` says."""
     first, *rest = sources
+    if op.clamped:
+        limit = op.clamped.limit
+        gate, up = jnp.minimum(first, limit), jnp.clip(rest[0], -limit, limit)
+        return gate * jax.nn.sigmoid(op.clamped.alpha * gate) * (up + 1)
     made = FUNCTIONS[op.function](first)
     return made * rest[0] if rest else made

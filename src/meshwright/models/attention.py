@@ -30,12 +30,13 @@ class Scoring(NamedTuple):
 class Chunks(NamedTuple):
     """Chunks of queries [n, b, c, k, g, h] and their positions [n, c]; inside a loop over chunks, one of them.
 
-    tokens: numbers of the tokens [n, b, c] for dropout, or None.
+    tokens: numbers of the tokens [n, b, c] for dropout, or None. sinks: of each query [n, b, c, k, g], or None.
     """
 
     query: Array
     positions: Array
     tokens: Array | None
+    sinks: Array | None
 
     def rng(self, rng: DropoutRng | None) -> DropoutRng | None:
         """The dropout of one chunk, from that of all."""
@@ -45,7 +46,8 @@ class Chunks(NamedTuple):
 class ForwardResults(NamedTuple):
     """Results of forward that backward reads. weights: exp(score - max_score) [b, k, g, s, t], not normalized.
 
-    max_score: None without a softcap, whose gradient needs the scores.
+    max_score: None without a softcap, whose gradient needs the scores. sink_weights: exp(sink - max_score)
+    [b, k, g, s, 1].
     """
 
     query: Array
@@ -53,6 +55,7 @@ class ForwardResults(NamedTuple):
     normalizer: Array
     output: Array
     max_score: Array | None
+    sink_weights: Array | None
 
 
 def attend(
@@ -64,6 +67,7 @@ def attend(
     *,
     scoring: Scoring | None = None,
     window: Array | int | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Causal attention that materializes its scores in memory. Scores and softmax are float32.
 
@@ -74,20 +78,26 @@ def attend(
         rng: dropout of the weights, if any.
         scoring: default: a divisor of sqrt(head_dim), no softcap.
         window: the number of keys a query attends to, including its own; None for all before it.
+        sinks: logits [kv_heads, group] that take a share of each softmax, and add no value.
 
     Returns the output [b, s, kv_heads, group, value_dim] in the query's dtype, named `INTERMEDIATE`.
     """
     scoring = scoring or Scoring(math.sqrt(query.shape[-1]))
     width = None if window is None else jnp.int32(window)
     num_chunks = num_query_chunks(query.shape[1])
+    if sinks is not None:
+        # One for each query, so that their gradients are summed over tokens at once, whatever parts attention has.
+        spec = P(*jax.typeof(query).sharding.spec[:-1])
+        sinks = lax.broadcast_in_dim(sinks.astype(jnp.float32), query.shape[:-1], (2, 3), out_sharding=spec)
     if num_chunks == 1:
-        return _attention_by_halves(scoring, query, key, value, positions, width, rng)
+        return _attention_by_halves(scoring, query, key, value, positions, width, rng, sinks)
     # Chunk j takes every num_chunks-th query from j, so that each chunk of a sharded sequence is sharded evenly.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
     places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
     tokens = rng and jnp.moveaxis(rng.tokens.reshape(b, s // num_chunks, num_chunks), 2, 0)
-    output: Any = _attention_by_chunks(scoring, Chunks(chunks, places, tokens), key, value, width, rng)
+    own = None if sinks is None else jnp.moveaxis(sinks.reshape(b, s // num_chunks, num_chunks, *heads[:-1]), 2, 0)
+    output: Any = _attention_by_chunks(scoring, Chunks(chunks, places, tokens, own), key, value, width, rng)
     return checkpoint_name(jnp.moveaxis(output, 0, 2).reshape(b, s, *output.shape[3:]), INTERMEDIATE)
 
 
@@ -99,6 +109,7 @@ def _attention_by_halves(
     positions: Array,
     window: Array | None,
     rng: DropoutRng | None,
+    sinks: Array | None,
 ) -> Array:
     """`_attention` of each half of a whole sequence by itself, which skips the masked quarter of the scores.
 
@@ -109,13 +120,15 @@ def _attention_by_halves(
     is_whole = length == key.shape[1] and jax.typeof(query).sharding.spec[1] is None
 
     def attend_part(start: int, stop: int) -> Array:
-        own = rng and replace(rng, tokens=rng.tokens[:, start:stop])
+        part = slice(start, stop)
+        own = rng and replace(rng, tokens=rng.tokens[:, part])
+        of_part = None if sinks is None else sinks[:, part]
         return _attention(
-            scoring, query[:, start:stop], key[:, :stop], value[:, :stop], positions[start:stop], window, own
+            scoring, query[:, part], key[:, :stop], value[:, :stop], positions[part], window, own, of_part
         )
 
     if not (is_whole and can_halve_queries(length)):
-        return _attention(scoring, query, key, value, positions, window, rng)
+        return _attention(scoring, query, key, value, positions, window, rng, sinks)
     return jnp.concatenate([attend_part(0, length // 2), attend_part(length // 2, length)], axis=1)
 
 
@@ -128,6 +141,7 @@ def _attention(
     positions: Array,
     window: Array | None,
     rng: DropoutRng | None,
+    sinks: Array | None,
 ) -> Array:
     """Attention [b, s, k, g, h], with a backward that reads the scores half as often as JAX's own.
 
@@ -135,7 +149,7 @@ def _attention(
     the softmax's gradient is that of the output with its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); and
     no product transposes the scores.
     """
-    return _forward(scoring, query, key, value, positions, window, rng)[0]
+    return _forward(scoring, query, key, value, positions, window, rng, sinks)[0]
 
 
 def _forward(
@@ -146,14 +160,15 @@ def _forward(
     positions: Array,
     window: Array | None,
     rng: DropoutRng | None,
+    sinks: Array | None,
 ) -> tuple[Array, tuple[Any, ...]]:
     scores = _scores(scoring, query, key, positions, window)
-    max_score = jnp.max(scores, axis=-1, keepdims=True)
+    max_score = _largest(scores, sinks)
     weights = checkpoint_name(jnp.exp(scores - max_score), SCORES)
-    normalizer = jnp.sum(weights, axis=-1, keepdims=True)
+    normalizer, of_sinks = _sum_of_weights(weights, max_score, sinks)
     output = checkpoint_name(_average(weights, normalizer, value, rng, query.dtype), INTERMEDIATE)
     return output, (
-        ForwardResults(query, weights, normalizer, output, max_score if scoring.softcap else None),
+        ForwardResults(query, weights, normalizer, output, max_score if scoring.softcap else None, of_sinks),
         key,
         value,
         rng,
@@ -162,9 +177,10 @@ def _forward(
 
 def _backward(
     scoring: Scoring, saved: tuple[Any, ...], gradient: Array
-) -> tuple[Array, Array, Array, None, None, None]:
+) -> tuple[Array, Array, Array, None, None, None, Array | None]:
     results, key, value, rng = saved
-    return *_gradients(scoring, results, key, value, rng, gradient), None, None, None
+    *others, of_sinks = _gradients(scoring, results, key, value, rng, gradient)
+    return *others, None, None, None, of_sinks  # type: ignore[return-value]
 
 
 _attention.defvjp(_forward, _backward)
@@ -185,9 +201,9 @@ def _forward_by_chunk(
 
     def mix(chunk: Chunks) -> tuple[Array, Array]:
         scores = _scores(scoring, chunk.query, key, chunk.positions, window)
-        max_score = jnp.max(scores, axis=-1, keepdims=True)
+        max_score = _largest(scores, chunk.sinks)
         weights = jnp.exp(scores - max_score)
-        normalizer = jnp.sum(weights, axis=-1, keepdims=True)
+        normalizer, _ = _sum_of_weights(weights, max_score, chunk.sinks)
         return _average(weights, normalizer, value, chunk.rng(rng), chunk.query.dtype), max_score + jnp.log(normalizer)
 
     output, log_normalizer = checkpoint_name(jax.lax.map(mix, chunks), ATTENTION_RESIDUALS)
@@ -200,16 +216,17 @@ def _backward_by_chunk(
     """The gradients of keys and values are summed chunk by chunk."""
     chunks, key, value, window, rng, output, log_normalizer = saved
 
-    def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+    def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Any]:
         chunk, output, log_normalizer, gradient = each
         weights = jnp.exp(_scores(scoring, chunk.query, key, chunk.positions, window) - log_normalizer)
-        results = ForwardResults(chunk.query, weights, jnp.ones_like(log_normalizer), output, log_normalizer)
-        of_query, of_key, of_value = _gradients(scoring, results, key, value, chunk.rng(rng), gradient)
-        return (sums[0] + of_key, sums[1] + of_value), of_query
+        share = None if chunk.sinks is None else jnp.exp(_by_head(chunk.sinks[..., None]) - log_normalizer)
+        results = ForwardResults(chunk.query, weights, jnp.ones_like(log_normalizer), output, log_normalizer, share)
+        of_query, of_key, of_value, of_sinks = _gradients(scoring, results, key, value, chunk.rng(rng), gradient)
+        return (sums[0] + of_key, sums[1] + of_value), (of_query, of_sinks)
 
     zeros = [jnp.zeros(x.shape, x.dtype, out_sharding=cotangent_spec(x)) for x in (key, value)]
-    sums, of_queries = jax.lax.scan(back, (zeros[0], zeros[1]), (chunks, output, log_normalizer, gradient))
-    return Chunks(of_queries, None, None), *sums, None, None  # type: ignore[arg-type]
+    sums, (of_queries, of_sinks) = jax.lax.scan(back, (zeros[0], zeros[1]), (chunks, output, log_normalizer, gradient))
+    return Chunks(of_queries, None, None, of_sinks), *sums, None, None  # type: ignore[arg-type]
 
 
 _attention_by_chunks.defvjp(_forward_by_chunk, _backward_by_chunk)
@@ -233,6 +250,22 @@ def _scores(scoring: Scoring, query: Array, key: Array, positions: Array, window
     return scores + lax.broadcast_to_rank(jnp.where(visible, 0.0, -jnp.inf), scores.ndim)
 
 
+def _largest(scores: Array, sinks: Array | None) -> Array:
+    """The largest of each query's scores [b, k, g, s, t] and its sink [b, s, k, g]: [b, k, g, s, 1]."""
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    return largest if sinks is None else jnp.maximum(largest, _by_head(sinks[..., None]))
+
+
+def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tuple[Array, Array | None]:
+    """The sum of each query's weights and that of its sink, and the latter alone, [b, k, g, s, 1]."""
+    sums = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is None:
+        return sums, None
+    # Named as the weights are: without them it takes all scores to make it again.
+    of_sinks = checkpoint_name(jnp.exp(_by_head(sinks[..., None]) - max_score), SCORES)
+    return sums + of_sinks, of_sinks
+
+
 def _average(weights: Array, normalizer: Array, value: Array, rng: DropoutRng | None, dtype: Any) -> Array:
     """The average of values by weights [b, k, g, s, t] / normalizer, after dropout."""
     kept = dropout_of_weights(weights, rng).astype(value.dtype)
@@ -242,9 +275,9 @@ def _average(weights: Array, normalizer: Array, value: Array, rng: DropoutRng | 
 
 def _gradients(
     scoring: Scoring, results: ForwardResults, key: Array, value: Array, rng: DropoutRng | None, gradient: Array
-) -> tuple[Array, Array, Array]:
-    """The gradients of queries, keys and values."""
-    query, weights, normalizer, output, max_score = results
+) -> tuple[Array, Array, Array, Array | None]:
+    """The gradients of queries, keys, values and sinks."""
+    query, weights, normalizer, output, max_score, sink_weights = results
     # An einsum: XLA:CPU takes six times as long for a multiply and a sum if the batch is 1 (JAX 0.10.2).
     inner = jnp.einsum("bskgh,bskgh->bskg", gradient, output, preferred_element_type=jnp.float32)
     inner = _by_head(inner[..., None])
@@ -262,6 +295,7 @@ def _gradients(
         _by_token(jnp.einsum("bkgst,btkh->bkgsh", of_scores, key)),
         _over_queries(_by_head(query), of_scores, key),
         _over_queries((gradient.astype(jnp.float32) / normalizer).astype(value.dtype), kept, value),
+        None if sink_weights is None else _by_token(-inner * sink_weights / normalizer)[..., 0],
     )
 
 

@@ -21,19 +21,23 @@ from meshwright.runtime.attention.segments import Mask, Segments
 from meshwright.step.layer import Attention
 
 
-def attention_layer(query: Array, new: Cache, op: Attention, context: LayerContext) -> tuple[Array, Cache]:
+def attention_layer(
+    query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
+) -> tuple[Array, Cache]:
     """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
 
-    With a cache, these are written into it first, and the cache of all layers with its window is returned.
+    sinks: logits [k, g] that take a share of each softmax. With a cache, keys and values are written into it first, and
+    the cache of all layers with its window is returned.
     """
     if context.cache is not None:
         numbers, layer = context.positions.numbers, context.cache_layer
         cache = with_tokens(context.cache, new, layer, numbers)
         (window,) = op.windows
-        return attend_to_cache(query, cache, layer, numbers, context.layout, scoring_of(op), window), cache
+        scoring = scoring_of(op)
+        return attend_to_cache(query, cache, layer, numbers, context.layout, scoring, window, sinks=sinks), cache
     if context.strategy.attention != "scores":
         return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
-    return _with_scores(query, new, op, context), new
+    return _with_scores(query, new, sinks, op, context), new
 
 
 def scoring_of(op: Attention) -> Scoring:
@@ -71,7 +75,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
     return jax.lax.switch(kind, [partial(attend_within, window) for window in kinds], query, *new)
 
 
-def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext) -> Array:
+def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, context: LayerContext) -> Array:
     """Attention with scores in memory, over gathered keys of the whole sequence."""
     positions, layout = context.positions.positions, context.layout
     if isinstance(positions, Segments):
@@ -81,7 +85,7 @@ def _with_scores(query: Array, seen: Cache, op: Attention, context: LayerContext
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
     window = _window_of_layer(op, key.shape[1], context.layer)
-    return attend(query, key, value, positions, context.rng, scoring=scoring_of(op), window=window)
+    return attend(query, key, value, positions, context.rng, scoring=scoring_of(op), window=window, sinks=sinks)
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

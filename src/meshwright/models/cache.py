@@ -159,11 +159,13 @@ def attend_to_cache(
     scoring: Scoring,
     window: int | None,
     *,
+    sinks: Array | None = None,
     is_latent: bool = False,
 ) -> Array:
     """The attention output of queries [b, 1, k, g, h] at positions [b, 1] over one layer of a cache.
 
-    is_latent: whether the cache is of latents: queries [b, 1, 1, heads, rank + rotary] give latents.
+    sinks: logits [k, g] that take a share of each softmax. is_latent: whether the cache is of latents: queries
+    [b, 1, 1, heads, rank + rotary] give latents.
 
     Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
     attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
@@ -192,8 +194,13 @@ def attend_to_cache(
     # Rows over fsdp first, which queries of latents are not split over yet, then heads over what splits their rows.
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
-    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None)), out_specs=result)(
-        jax.reshard(jax.reshard(query, between), there), key, value, jax.reshard(positions, P(stored[0], None))
+    of_heads = P(there[2], there[3])
+    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None), of_heads), out_specs=result)(
+        jax.reshard(jax.reshard(query, between), there),
+        key,
+        value,
+        jax.reshard(positions, P(stored[0], None)),
+        None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
     )
     # Back by the way they came.
     return jax.reshard(jax.reshard(attended, between), P(batch, None, heads, group, None))
@@ -204,6 +211,7 @@ def _attend_on_device(
     key: Array,
     value: Array,
     positions: Array,
+    sinks: Array | None,
     *,
     slots: int,
     parts: tuple[str, ...],
@@ -231,9 +239,16 @@ def _attend_on_device(
         visible &= distance < window
     scores += jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
     largest = jnp.max(scores, axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks[None, None, :, :, None]
+        largest = jnp.maximum(largest, sinks)
     largest = lax.pmax(largest, parts) if parts else largest
     weights = jnp.exp(scores - largest)
     sums = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        # Of the devices that have parts of a row, one adds its sink.
+        own_share = jnp.exp(sinks - largest)
+        sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
     product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
     if parts:
         rest = tuple(axis for axis in parts if axis not in (across or ()))

@@ -26,7 +26,7 @@ from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
 from meshwright.models.stationary import head_rows
 from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, RULES, CacheSplit, ModelConfig, generation_rules
+from meshwright.step import DEFAULT, RULES, CacheSplit, ModelConfig, SequenceMethod, generation_rules
 from meshwright.step.blocks import layers
 from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.layer import Attention, Stack
@@ -54,11 +54,13 @@ def generate_tokens(
     num_tokens: int,
     sampling: Sequence[Sampling],
     dtype: Any,
+    sp_method: SequenceMethod = "gather",
 ) -> Iterator[np.ndarray]:
     """The next token of every prompt, [rows] each, num_tokens times. To be called under `jax.set_mesh`.
 
     Args:
-        prompts: of each row its tokens, at least one. sampling: of each row.
+        prompts: of each row its tokens, at least one. sampling: of each row. sp_method: of prefill; models that cap
+            their scores gather.
     """
     num_prompts, split = len(prompts), _cache_split(model, mesh, len(prompts))
     layout = decode_layout(model, mesh, split)
@@ -75,7 +77,7 @@ def generate_tokens(
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
     params = _placed(params, model, layout)
-    prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype))
+    prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method)
 
     def read(texts: Sequence[np.ndarray], seen: Array | None, number: int) -> tuple[Array, Caches, Array | None]:
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -145,7 +147,15 @@ class Programs(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, length: int, dtype: Any) -> Programs:
+def programs(
+    model: ModelConfig,
+    mesh: MeshShape,
+    split: CacheSplit,
+    rows: int,
+    length: int,
+    dtype: Any,
+    sp_method: SequenceMethod = "gather",
+) -> Programs:
     """The programs for rows of up to `length` tokens, which JAX compiles for each padded length of prompts."""
     prefill_layout, layout = ShardingContext(mesh), decode_layout(model, mesh, split)
     empty = abstract_caches(model, layout, rows, length, dtype)
@@ -164,7 +174,7 @@ def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, 
         params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None, number: Array
     ) -> tuple[Array, Caches, Array | None]:
         more = jnp.pad(lengths, (0, tokens.shape[0] - rows))
-        x, caches = _prefill(params, tokens, more, empty_caches(empty), model, prefill_layout, dtype)
+        x, caches = _prefill(params, tokens, more, empty_caches(empty), model, prefill_layout, dtype, sp_method)
         own = jax.reshard(more, prefill_layout.spec("batch"))[:, None]
         places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
         x = jnp.where((places[None] == own - 1)[..., None], x, 0).sum(axis=1, keepdims=True)
@@ -190,14 +200,21 @@ def programs(model: ModelConfig, mesh: MeshShape, split: CacheSplit, rows: int, 
 
 
 def _prefill(
-    params: Any, tokens: Array, lengths: Array, caches: Caches, model: ModelConfig, layout: ShardingContext, dtype: Any
+    params: Any,
+    tokens: Array,
+    lengths: Array,
+    caches: Caches,
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    sp_method: SequenceMethod,
 ) -> tuple[Array, Caches]:
     """The residual stream [rows, s, d] after all layers, and the caches with the prompts."""
     positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")))
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
-    strategy = DEFAULT if model.attention_softcap else replace(DEFAULT, attention="flash")
+    strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)
 

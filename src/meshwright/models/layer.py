@@ -53,6 +53,7 @@ from meshwright.step.layer import (
     Slice,
     Stack,
 )
+from meshwright.step.parameter_tree import SINKS
 
 
 class LayerResult(NamedTuple):
@@ -103,7 +104,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
     if layout.cache_split is not None:
         _run_stationary(run, block, *ops)
     elif op.is_on_residual:
-        run.values[op.target] = router_logits(source, run.weights[op.name], layout)
+        run.values[op.target] = _with_bias(router_logits(source, run.weights[op.name], layout), _bias(run, op))
     elif op.inputs[0][0] in ("embed", "latent_input"):
         products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
         for each, product in zip(ops, products, strict=True):
@@ -152,7 +153,8 @@ def _run_attention(run: _Run, _: Block, op: Attention) -> None:
     query, latent = run.values[op.query], op.latent
     if latent is None:
         new = Cache(run.values[op.key], run.values[op.value])
-        run.values[op.target], run.cache = attention_layer(query, new, op, run.context)
+        sinks = run.weights[SINKS] if op.has_sinks else None
+        run.values[op.target], run.cache = attention_layer(query, new, sinks, op, run.context)
         return
     latents = Cache(*(run.values[name][:, :, None] for name in (latent.latent, latent.rotary)))
     if run.context.cache is not None:
@@ -160,7 +162,7 @@ def _run_attention(run: _Run, _: Block, op: Attention) -> None:
         run.values[op.target], run.cache = latent_attention(query, latents, of_key, of_value, op, run.context)
     else:
         new = Cache(run.values[op.key], run.values[op.value])
-        run.values[op.target] = attention_layer(query[:, :, :, None], new, op, run.context)[0]
+        run.values[op.target] = attention_layer(query[:, :, :, None], new, None, op, run.context)[0]
         run.cache = latents
 
 

@@ -22,7 +22,7 @@ from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.dispatch import ExpertAxes, dispatch_combine
 from meshwright.runtime.experts.routing import Load, probabilities, route
-from meshwright.runtime.shards import on_shards
+from meshwright.runtime.shards import match_varying, on_shards
 from meshwright.step import RULES, Experts, MatmulDtype
 from meshwright.step.layer import Dispatch, Gated, Linear
 from meshwright.step.parameter_tree import CHOICE_BIAS
@@ -69,6 +69,16 @@ def moe_layer(
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
+    # One device of those that share an expert's width adds the bias of its last product.
+    biases = {
+        op.name: layout.weight(
+            weights[f"{op.name}_bias"],
+            *("activation" if name == "norm" else name for name, _ in op.bias_dims),
+            along="residual_sequence" if op is ops.down else "sequence",
+        )
+        for op in linears
+        if op.has_bias
+    }
     routed = layout.spec("batch", "residual_sequence", "router")
     # Stopped here already: as an operand of a program on shards it would get a sum of zeros over all devices.
     choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
@@ -82,10 +92,14 @@ def moe_layer(
             matmul_dtype=matmul_dtype,
         ),
         layout,
-        in_specs=(stream, routed, P(), *(jax.typeof(weight).sharding.spec for weight in used)),
+        in_specs=(
+            *(stream, routed, P()),
+            {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
+            *(jax.typeof(weight).sharding.spec for weight in used),
+        ),
         out_specs=(stream, P(tokens or None, None, None)),
     )
-    added, load = mixed(h, logits, choice_bias, *used)
+    added, load = mixed(h, logits, choice_bias, biases, *used)
     return checkpoint_name(added, PRODUCT), load
 
 
@@ -110,6 +124,7 @@ def _moe_on_device(
     h: Array,
     logits: Array,
     choice_bias: Array | None,
+    biases: Mapping[str, Array],
     *weights: Array,
     ops: MoeOps,
     split: ExpertAxes,
@@ -124,13 +139,39 @@ def _moe_on_device(
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
-    hidden = _summed_hidden(ops.hidden, opened, sums)
+    if biases:
+        # Of the devices that have parts of a sum, one adds the bias.
+        opened = [
+            array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
+            for op, array in zip(ops.opened, opened, strict=True)
+        ]
+    hidden, shares = _summed_hidden(ops.hidden, opened, sums), here.shares
+    if split.width and not split.tokens:
+        shares = jax.lax.pcast(shares, split.width, to="varying")
     # Scaled before `down` and not after, so that backward does not need the output of `down`.
-    hidden = (hidden.astype(here.shares.dtype) * here.shares).astype(h.dtype)
-    added = here.combine(times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes))
+    hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
+    rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
+    if biases:
+        own = _of_one(shares, split.width).astype(rows.dtype)
+        rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own
+    added = here.combine(rows)
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
     return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing)])[None]
+
+
+def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
+    """The bias [e, f] of each row's expert, as `rows` are: [m, f] sorted by expert, or [e, slots, f]; 0 beyond them."""
+    rows, biases = match_varying(rows, biases.astype(rows.dtype))
+    if sizes is None:
+        return jnp.broadcast_to(biases[:, None], rows.shape)
+    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
+    return biases.at[expert].get(mode="fill", fill_value=0)
+
+
+def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
+    """A value on the first device along some mesh axes, and zeros on the others."""
+    return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
 
 
 def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:

@@ -1,6 +1,6 @@
 """Run sharded computation: meshes, sharding contexts, attention kernels, experts, pipelines, sharded products."""
 
-from meshwright.runtime.arrays import DTYPES, abstract, initialise, shardings
+from meshwright.runtime.arrays import DTYPES, abstract, abstract_for_inference, initialise, shardings
 from meshwright.runtime.attention.sequence import attend, token_order
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.devices import Processes, claim_devices
@@ -22,6 +22,7 @@ __all__ = [
     "Processes",
     "ShardingContext",
     "abstract",
+    "abstract_for_inference",
     "all_gather_matmul",
     "all_gather_matmuls",
     "attend",

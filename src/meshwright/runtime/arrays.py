@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step import Dtype, Parameter, Tree, local_parameter_shape, map_leaves
+from meshwright.step.parameter_tree import CHOICE_BIAS
 
 DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
@@ -37,6 +38,16 @@ def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Shard
         lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
         declared,
         shardings(declared, mesh, layout),
+    )
+
+
+def abstract_for_inference(
+    declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype
+) -> Tree[Any]:
+    """`abstract`, but for biases that choose experts: rounded they would choose others, so they stay in float32."""
+    return map_leaves(
+        lambda path, leaf: leaf.update(dtype=jnp.float32) if path.endswith(CHOICE_BIAS) else leaf,
+        abstract(declared, mesh, layout, dtype),
     )
 
 

@@ -63,8 +63,16 @@ def match_varying(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
     Then each gradient has the type of its operand and is summed over the axes that were added.
     """
     every = {*axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
-    missing = [tuple(every - jax.typeof(value).manual_axis_type.varying) for value in values]
-    return [lax.pcast(v, m, to="varying") if m else v for v, m in zip(values, missing, strict=True)]
+    return [_varying_over(value, every) for value in values]
+
+
+def _varying_over(value: Array, axes: set[str]) -> Array:
+    """The value cast to vary over more mesh axes: those that it is reduced over apart from those it is alike over."""
+    found = jax.typeof(value).manual_axis_type
+    missing = axes - found.varying
+    for over in (missing & found.reduced, missing - found.reduced):
+        value = lax.pcast(value, tuple(over), to="varying") if over else value
+    return value
 
 
 def _of_stages(spec: P) -> P:

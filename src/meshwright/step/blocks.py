@@ -114,13 +114,14 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
     """A mixture of experts with the norm before it, and the MLP beside them that works on every token."""
     normed, shared = "mlp_normed", experts.shared_mlp
 
-    def on_residual(name: str, target: str, size: int) -> Linear:
+    def on_residual(name: str, target: str, size: int, *, has_bias: bool = False) -> Linear:
         return Linear(
             name=name,
             source=normed,
             target=target,
             inputs=(("embed", model.embed),),
             outputs=(("router", size),),
+            has_bias=has_bias,
             is_rounded=False,
             is_on_residual=True,
         )
@@ -136,7 +137,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
     )
     ops: tuple[LayerOp, ...] = (
         _norm(model, "mlp_norm", STREAM, normed),
-        on_residual("router", "router_logits", experts.count),
+        on_residual("router", "router_logits", experts.count, has_bias=experts.has_bias),
         dispatch,
         *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.count),
         Combine(source="expert_down", target="expert_added"),
@@ -180,6 +181,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
         softcap=model.attention_softcap,
         scale=model.attention_scale,
         has_alibi=model.positions == "alibi",
+        has_sinks=model.attention_sinks,
         latent=latent if model.latent else None,
     )
     output = Linear(
@@ -285,7 +287,8 @@ def _mlp(
     model: ModelConfig, prefix: str, source: str, width: int, *, target: str = "", num_experts: int = 0
 ) -> tuple[LayerOp, ...]:
     """The two products of an MLP, or three where it is gated, and the activation between them."""
-    names, has_bias = ("gate", "up") if model.gated else ("up",), model.mlp_bias and not num_experts
+    names, experts = ("gate", "up") if model.gated else ("up",), model.experts
+    has_bias = model.mlp_bias if not num_experts or experts is None else experts.has_bias
     opened = [
         Linear(
             name=f"{prefix}{name}",
@@ -299,7 +302,11 @@ def _mlp(
         for name in names
     ]
     hidden = Gated(
-        sources=tuple(op.target for op in opened), target=f"{prefix}hidden", function=model.activation, width=width
+        sources=tuple(op.target for op in opened),
+        target=f"{prefix}hidden",
+        function=model.activation,
+        width=width,
+        clamped=model.clamped_swiglu,
     )
     down = Linear(
         name=f"{prefix}down",

@@ -73,7 +73,8 @@ class Linear:
     @property
     def bias_dims(self) -> Dims:
         """The logical axis and the size of each dim of its bias, kept whole along the stream as scales of norms are."""
-        return tuple(("norm" if name == "embed" else name, size) for name, size in self.outputs)
+        experts = (("expert", self.num_experts),) if self.num_experts else ()
+        return *experts, *(("norm" if name == "embed" else name, size) for name, size in self.outputs)
 
     @property
     def fan_in(self) -> int:
@@ -118,7 +119,9 @@ class Attention:
 
     qk_dim, value_dim: the dims of a head. windows: how many keys a query may attend to, of each layer in a cycle; None
     for all before it. softcap: scores are softcap * tanh(scores / softcap). scale: what scores are multiplied by;
-    1 / sqrt(qk_dim) where None. latent: what keys and values are made of, where a server keeps that.
+    1 / sqrt(qk_dim) where None. latent: what keys and values are made of, where a server keeps that. has_sinks: each
+    head has a learned logit, the parameter `sinks` [kv_heads, group], that takes a share of every softmax and adds no
+    value (arXiv:2309.17453).
     """
 
     query: str
@@ -133,20 +136,30 @@ class Attention:
     softcap: float | None = None
     scale: float | None = None
     has_alibi: bool = False
+    has_sinks: bool = False
     latent: LatentKeys | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedSwiglu:
+    """gate sigmoid(alpha gate) (up + 1), gate at most `limit`, up within +-limit (gpt-oss, arXiv:2508.10925)."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
     """An MLP's activation: function(gate) * up, or function(source) where there is one source.
 
-    width: the dims of its result, over all devices.
+    width: the dims of its result, over all devices. clamped: instead of the function, where there is one.
     """
 
     sources: tuple[str, ...]
     target: str
     function: Activation = "silu"
     width: int = 0
+    clamped: ClampedSwiglu | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

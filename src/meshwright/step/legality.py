@@ -132,6 +132,11 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
                 f"model {model.name} has attention_softcap={op.softcap:g}, which attention={strategy.attention!r} does"
                 f" not have; use attention='scores'"
             )
+        if op.has_sinks:
+            raise MeshwrightError(
+                f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
+                f" use attention='scores'"
+            )
     if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
         raise MeshwrightError(
             f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"

@@ -9,7 +9,17 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.step.frequencies import DynamicRopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling
-from meshwright.step.layer import SOFTMAX_ROUTING, Activation, Gated, Lookup, NormKind, Program, Routing, Stack
+from meshwright.step.layer import (
+    SOFTMAX_ROUTING,
+    Activation,
+    ClampedSwiglu,
+    Gated,
+    Lookup,
+    NormKind,
+    Program,
+    Routing,
+    Stack,
+)
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
@@ -32,6 +42,7 @@ class Experts:
 
     shared_mlp: the width of the mlp that works on every token beside them (several shared experts count as one wide
     one), 0 where there is none. has_shared_gate: whether a sigmoid of each token scales what that one adds (Qwen2-MoE).
+    has_bias: whether the router and the products of experts have biases (gpt-oss).
     num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
     capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
     dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
@@ -43,6 +54,7 @@ class Experts:
     mlp: int
     shared_mlp: int = 0
     has_shared_gate: bool = False
+    has_bias: bool = False
     num_dense_layers: int = 0
     capacity_factor: float | None = None
     balance_weight: float = 0.01
@@ -147,6 +159,8 @@ class ModelConfig:
         rotary_dims: the first dims of a head that rotary embedding turns; 0 for all.
         attention_softcap, logits_softcap: a cap c makes scores or logits c * tanh(x / c).
         attention_scale: what attention scores are multiplied by; None for 1 / sqrt(head_dim).
+        attention_sinks: whether each head has a learned logit that takes a share of its softmax (gpt-oss).
+        clamped_swiglu: the activation of MLPs, instead of `activation` and its product (gpt-oss).
         embedding_scale: what looked up embeddings are multiplied by.
         planned_only: what a published model has that changes no plan, and that nothing here runs.
     """
@@ -188,6 +202,8 @@ class ModelConfig:
     attention_scale: float | None = None
     embedding_scale: float = 1.0
     norm_epsilon: float = 1e-5
+    attention_sinks: bool = False
+    clamped_swiglu: ClampedSwiglu | None = None
     experts: Experts | None = None
     latent: LatentAttention | None = None
     planned_only: tuple[str, ...] = ()
@@ -212,6 +228,11 @@ class ModelConfig:
                 f" num_layers={self.num_layers}, which leaves no layer to its experts; use num_layers"
                 f" {self.experts.num_dense_layers + 1} or more"
             )
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether its attention is none that a fused kernel has: with a cap of scores, or sinks."""
+        return self.attention_softcap is not None or self.attention_sinks
 
     @property
     def num_groups(self) -> int:

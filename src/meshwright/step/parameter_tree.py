@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
 from meshwright.step.blocks import program
-from meshwright.step.layer import Dispatch, EndOp, LayerOp, Linear, Lookup, Norm
+from meshwright.step.layer import HEADS, Attention, Dispatch, EndOp, LayerOp, Linear, Lookup, Norm
 from meshwright.step.model import Model
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ STACKED = ("layers", "dense_layers")
 
 CHOICE_BIAS = "choice_bias"
 """The parameter that a router adds to its scores to choose experts by (`Routing`). It has no gradient."""
+
+SINKS = "sinks"
+"""The parameter of the logits that take a share of each head's softmax (`Attention`)."""
 
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
@@ -99,6 +102,9 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
         case Dispatch() if op.routing.has_choice_bias:
             shape = (op.num_experts,)
             return {CHOICE_BIAS: Parameter(shape=shape, axes=("router",), scale=0.0, role="vector")}
+        case Attention() if op.has_sinks:
+            shape = (op.num_kv_heads, op.num_heads // op.num_kv_heads)
+            return {SINKS: Parameter(shape=shape, axes=HEADS[:2], scale=0.0, role="vector")}
         case Lookup():
             (rows, num_rows), (columns, num_columns) = op.rows, op.columns
             shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"

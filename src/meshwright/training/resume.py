@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.planner import Count, PlanOptions, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
-from meshwright.runtime import ShardingContext, abstract
+from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.run import RunConfig, config_from_data, read_config
@@ -217,5 +217,5 @@ def restore_params(
         raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
     if conflict := config_conflict(config, checkpoints.config(step)):
         raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
-    wanted = abstract(parameters(config.workload.config), mesh, ShardingContext(mesh_shape), dtype)
+    wanted = abstract_for_inference(parameters(config.workload.config), mesh, ShardingContext(mesh_shape), dtype)
     return checkpoints.restore(step, {"params": wanted})["params"]

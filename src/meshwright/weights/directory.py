@@ -152,25 +152,25 @@ def _read_file(path: Path) -> Iterator[Tensor]:
 
 
 def write_file(
-    path: Path, entries: Iterable[tuple[str, tuple[int, ...]]], dtype: str, data: Callable[[str], np.ndarray]
+    path: Path, entries: Iterable[tuple[str, tuple[int, ...], str]], data: Callable[[str], np.ndarray]
 ) -> None:
     """Write one safetensors file tensor by tensor, so that no more than one is in memory.
 
     Args:
-        entries: the name and shape of each tensor. dtype: of all, as in a header. data: the tensor of a name.
+        entries: the name, shape and dtype of each tensor, as in a header. data: the tensor of a name, in its dtype.
     """
-    itemsize, start = np.dtype(DTYPES[dtype]).itemsize, 0
+    start = 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     entries = list(entries)
-    for name, shape in entries:
-        stop = start + math.prod(shape) * itemsize
+    for name, shape, dtype in entries:
+        stop = start + math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # Data begins at a multiple of 8 bytes.
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, _ in entries:
+        for name, _, dtype in entries:
             file.write(np.ascontiguousarray(data(name), DTYPES[dtype]).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())

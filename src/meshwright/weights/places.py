@@ -48,26 +48,32 @@ class Place:
     @property
     def stacked(self) -> tuple[int, ...]:
         """The sizes of the dims that are in tensors of their own: layers, then experts."""
-        return self.parameter.shape[: self.parameter.is_stacked + ("expert" in self.parameter.axes)]
+        return self.parameter.shape[: self.parameter.is_stacked + ("{expert}" in self.published.name)]
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """The number of experts that a tensor has, its first dim; none where each has a tensor of its own."""
+        is_together = "expert" in self.parameter.axes and "{expert}" not in self.published.name
+        return self.parameter.shape[len(self.stacked) :][:is_together]
 
     @property
     def inputs(self) -> tuple[int, ...]:
         """The sizes of the dims that its product sums."""
-        return self.parameter.shape[len(self.stacked) :][: self.num_inputs]
+        return self.parameter.shape[len(self.stacked) + len(self.experts) :][: self.num_inputs]
 
     @property
     def outputs(self) -> tuple[int, ...]:
         """The sizes of the other dims."""
-        return self.parameter.shape[len(self.stacked) + self.num_inputs :]
+        return self.parameter.shape[len(self.stacked) + len(self.experts) + self.num_inputs :]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         """The shape of each tensor."""
         columns = self.outputs[0] * self.width if self.published.by_head else self.width
         if not self.inputs:
-            return (columns,)
+            return *self.experts, columns
         rows = math.prod(self.inputs)
-        return (columns, rows) if self.published.is_transposed else (rows, columns)
+        return *self.experts, *((columns, rows) if self.published.is_transposed else (rows, columns))
 
     def name(self, *numbers: int) -> str:
         """The tensor of a layer and expert, numbered as in the parameter."""
@@ -80,14 +86,18 @@ class Place:
             yield numbers, self.name(*numbers)
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        """The parameter [*inputs, *outputs] of one layer and expert in a tensor of `tensor_shape`, in its memory."""
-        outputs_last = tensor.T if self.published.is_transposed else tensor
+        """The parameter [*experts, *inputs, *outputs] of one tensor, of `tensor_shape`, in its memory."""
+        outputs_last = np.swapaxes(tensor, -1, -2) if self.published.is_transposed and self.inputs else tensor
         columns = math.prod(self.outputs)
         if self.published.by_head:
             outputs_last = outputs_last.reshape(*outputs_last.shape[:-1], self.outputs[0], self.width, copy=False)
             columns //= self.outputs[0]
-        part = outputs_last[..., self.before : self.before + columns]
-        return part.reshape(*self.inputs, *self.outputs, copy=False)
+        if self.published.is_interleaved:
+            index, count = self.published.part
+            part = outputs_last[..., index::count]
+        else:
+            part = outputs_last[..., self.before : self.before + columns]
+        return part.reshape(*self.experts, *self.inputs, *self.outputs, copy=False)
 
 
 def places(model: ModelConfig) -> dict[str, Place]:

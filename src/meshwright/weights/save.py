@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.step import ModelConfig, Tree
-from meshwright.step.parameter_tree import leaves
+from meshwright.step.parameter_tree import CHOICE_BIAS, leaves
 from meshwright.weights.directory import DTYPES, INDEX, SINGLE, write_file
 from meshwright.weights.places import Place, places
 
@@ -30,8 +31,8 @@ def save_weights(
 ) -> None:
     """Write the parameters of a model as tensors with published names into a directory that is there.
 
-    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`. on_bytes: called with the bytes of
-    each tensor that was written.
+    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`; biases that choose experts are float32
+    in any, as transformers keeps them. on_bytes: called with the bytes of each tensor that was written.
     """
     arrays = dict(leaves(params))
     parts: dict[str, list[tuple[str, Place, tuple[int, ...]]]] = {}
@@ -40,32 +41,32 @@ def save_weights(
             parts.setdefault(name, []).append((path, place, numbers))
 
     def tensor(name: str) -> np.ndarray:
-        found = np.empty(parts[name][0][1].tensor_shape, DTYPES[dtype])
+        found = np.empty(shapes[name], DTYPES[dtypes[name]])
         for path, place, numbers in parts[name]:
             _copy(arrays[path], numbers, place.view(found))
         on_bytes(found.nbytes)
         return found
 
     shapes = {name: held[0][1].tensor_shape for name, held in parts.items()}
-    files = _files(shapes, np.dtype(DTYPES[dtype]).itemsize, max_file_bytes)
+    dtypes = {name: "F32" if held[0][0].endswith(CHOICE_BIAS) else dtype for name, held in parts.items()}
+    sizes = {name: math.prod(shape) * np.dtype(DTYPES[dtypes[name]]).itemsize for name, shape in shapes.items()}
+    files = _files(sizes, max_file_bytes)
     names = [SINGLE] if len(files) == 1 else [
         f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)
     ]  # fmt: skip
     for file, held in zip(names, files, strict=True):
-        write_file(directory / file, ((name, shapes[name]) for name in held), dtype, tensor)
+        write_file(directory / file, ((name, shapes[name], dtypes[name]) for name in held), tensor)
     if len(files) > 1:
-        total = sum(int(np.prod(shape)) for shape in shapes.values()) * np.dtype(DTYPES[dtype]).itemsize
         weight_map = {name: file for file, held in zip(names, files, strict=True) for name in held}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _files(shapes: Mapping[str, tuple[int, ...]], itemsize: int, most: int) -> list[list[str]]:
-    """The tensors of each file, in order."""
+def _files(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The tensors of each file, in order. sizes: in bytes."""
     files: list[list[str]] = [[]]
     size = 0
-    for name, shape in shapes.items():
-        nbytes = int(np.prod(shape)) * itemsize
+    for name, nbytes in sizes.items():
         if files[-1] and size + nbytes > most:
             files.append([])
             size = 0

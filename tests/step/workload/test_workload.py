@@ -83,7 +83,7 @@ REFUSED = [
     ({"model_type": "bert"}, "model_type 'bert'"),
     ({"hidden_act": "tanh"}, "hidden_act='tanh'"),
     ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling of type 'proportional'"),
-    ({"num_key_value_heads": 5}, "num_key_value_heads=5; 32 heads"),
+    ({"num_key_value_heads": 5}, "num_key_value_heads=5; "),
     ({"vocab_size": 0}, "vocab_size=0"),
 ]
 

@@ -28,6 +28,7 @@ from meshwright.step.layer import (
     Stack,
 )
 from meshwright.step.layer import Block as LayerBlock
+from meshwright.step.parameter_tree import SINKS
 from meshwright.step.passes.nodes import (
     Core,
     Exchange,
@@ -178,7 +179,12 @@ class _BlockSharder:
             weight=weight,
         )
         work: list[Work] = [weight, product]
-        if op.has_bias:
+        if op.has_bias and op.num_experts:
+            # Of a product that tp sums one of its devices adds the bias: the others' gradients are zeros to sum too.
+            summed = outermost_first({*tokens, *partial})
+            array = Array(op.name, self.layout.used(op.bias_dims), width="float32")
+            work.append(Vector(name=f"{path}_bias", array=array, pending=(summed,)))
+        elif op.has_bias:
             # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
             on = self._stream(op.target) if partial else self.arrays[op.target]
             work.append(self._vector(f"{op.name}_bias", op.bias_dims, on, "compute"))
@@ -274,6 +280,9 @@ class _BlockSharder:
         self.arrays[op.target] = output
         heads = Dim("N", op.num_heads, self.layout.axes("kv_heads"))
         core = Core(op=op, query=query, key=key, value=value, output=output, num_heads=heads)
+        if op.has_sinks:
+            groups = (("kv_heads", op.num_kv_heads), ("group", op.num_heads // op.num_kv_heads))
+            work.append(self._vector(SINKS, groups, query))
         branch = PassOver(kind="branch", arrays=(self._stream(STREAM),))
         yield self._node(
             core, branch, branch, *work, reads=names, writes=op.target, saved=(*names, op.target), tag=Tag.READ
