@@ -30,6 +30,10 @@ CASES = [
             ("gpt2", "fsdp=2,tp=4", "heads"),
             ("gpt_neox", "fsdp=4,tp=2", "sequence"),
             ("mixtral", "fsdp=4,tp=2", "batch"),
+            ("qwen2_moe", "fsdp=2,tp=4", "heads"),
+            ("deepseek_v3", "fsdp=4,tp=2", "batch"),
+            ("deepseek_v3", "tp=8", "sequence"),
+            ("olmo2", "fsdp=4,tp=2", "batch"),
         )
     ),
 ]

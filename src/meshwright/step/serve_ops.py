@@ -119,7 +119,8 @@ class _BlockWalk:
                 case Norm() if op.source in self.linears and self.linears[op.source].outputs[0][0] == "embed":
                     yield from self._norm_sums(op)
                 case Norm() if op.dims:
-                    of_heads = Array("squares", self.layout.tokens, self.tensor, width="float32")
+                    rows = self._shared(Array("squares", self.layout.tokens)).dims
+                    of_heads = Array("squares", rows, self.tensor, width="float32")
                     yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
                 case SigmoidGate():
                     self.arrays[op.target] = self.arrays[op.source]
@@ -131,9 +132,10 @@ class _BlockWalk:
                     yield from self._exchange(op)
                 case Add():
                     # Of a token the sum is one all-reduce, of a prompt it is scattered along the tokens.
-                    yield from self._move(
-                        f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
-                    )
+                    for _ in range(2 if self._adds_shared_expert(op) else 1):
+                        yield from self._move(
+                            f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
+                        )
                     # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
                     for _ in range(2 if self.block.name == "block" else 1):
                         yield self._pass("residual", residual)
@@ -142,6 +144,11 @@ class _BlockWalk:
         if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
+
+    def _adds_shared_expert(self, op: Add) -> bool:
+        """Whether experts of this device and an MLP beside them are added, each of which is a sum by itself."""
+        routed = {each.target for each in self.block.ops if isinstance(each, Combine)}
+        return bool(routed & {*op.sources}) and len(op.sources) > 1 and not self.layout.axes("expert")
 
     def _norm_sums(self, op: Norm) -> Iterator[Op]:
         """The sums over parts of the stream's width in a norm of it."""
