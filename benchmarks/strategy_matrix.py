@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime"))
 
-from kit_rows import ROWS, Row  # pyright: ignore[reportMissingImports]
+from kit_rows import FAMILIES, ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show
 
 from meshwright.errors import MeshwrightError
@@ -28,6 +28,7 @@ from meshwright.inspection.inspection import read_inspection
 from meshwright.inspection.words import evidence
 from meshwright.planner import Plan, make_plan
 from meshwright.step import ModelConfig, Workload
+from meshwright.step.model import LatentAttention
 from meshwright.verification import Verification, verify_all
 
 HARDWARE = {
@@ -41,12 +42,21 @@ def widened(model: ModelConfig) -> ModelConfig:
     experts = (
         replace(model.experts, mlp=512, shared_mlp=1024 * bool(model.experts.shared_mlp)) if model.experts else None
     )
-    return replace(model, embed=1024, mlp=4096, head_dim=128, vocab=32_768, experts=experts)
+    wide = replace(model, embed=1024, mlp=4096, head_dim=128, vocab=32_768, experts=experts)
+    if wide.positions == "learned":
+        wide = replace(wide, max_positions=1024)
+    if wide.latent:
+        query_rank = wide.latent.query_rank and 256
+        latent = LatentAttention(
+            query_rank=query_rank, kv_rank=128, nope_head_dim=64, rope_head_dim=64, value_head_dim=128
+        )
+        wide = replace(wide, latent=latent)
+    return wide
 
 
 def plans(on: str, only: list[str]) -> Iterator[tuple[Row, Plan]]:
     """The plan of each row, of those whose names have all of some words in them."""
-    for row in ROWS:
+    for row in (*ROWS, *FAMILIES):
         hardware = HARDWARE[on].get(row.mesh.num_devices)
         if hardware and all(word in str(row) for word in only):
             workload = Workload(model=widened(row.model), batch=16, seq_len=1024, remat=row.remat)

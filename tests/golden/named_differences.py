@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 RERUN = "Recomputing a whole block sums the MLP's output again: the old list called it attention's output."
 BIASES = (
-    "Gradients of biases and of learned positions are planned as programs sum them: in float32, one all- "
-    "reduce for each dim of the tokens that is split. The old plan had one in the compute dtype."
+    "Gradients of biases and of learned positions are planned as programs sum them: those of norms in float32, one "
+    "all-reduce for each dim of the tokens that is split. The old plan had one in the compute dtype."
 )
 LATENTS = (
     "A latent's gradient is all-reduced over tp, after which attention's input gradient needs no reduce- "

@@ -21,6 +21,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -117,6 +118,9 @@ KINDS = {"llama_yarn": "llama", "llama_dynamic": "llama", "phi3_longrope": "phi3
 FP8, BLOCK = "deepseek_v3_fp8", 8
 """A golden whose weights are in fp8 with a scale for each block of so many rows and columns: `quantised/`."""
 
+MXFP4 = "gpt_oss_mxfp4"
+"""A golden whose experts' weights are in MXFP4."""
+
 WITH_GRADIENTS = ("llama", "gemma2", "gpt2")
 SHARDED = ("mixtral",)
 LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
@@ -126,9 +130,11 @@ FOLDER = Path(__file__).parent
 
 def main() -> None:
     """Write a folder for each model."""
-    for name in sys.argv[1:] or (*CONFIGS, FP8):
+    for name in sys.argv[1:] or (*CONFIGS, FP8, MXFP4):
         if name == FP8:
             quantise("deepseek_v3", FOLDER / "quantised" / FP8)
+        elif name == MXFP4:
+            pack("gpt_oss", FOLDER / "quantised" / MXFP4)
         else:
             make(name, CONFIGS[name])
 
@@ -174,6 +180,33 @@ def quantise(name: str, folder: Path) -> None:
     save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     how = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}, indent=2) + "\n")
+
+
+def pack(name: str, folder: Path) -> None:
+    """A golden with its experts' weights drawn in MXFP4, and what it computes as transformers dequantises them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(FOLDER / name, folder, ignore=shutil.ignore_patterns("*.npz", "mutations.json"))
+    held, plain = load_file(folder / "model.safetensors"), {}
+    generator = torch.Generator().manual_seed(0)
+    for own, weight in list(held.items()):
+        plain[own] = weight
+        if own.endswith("_proj") and "experts" in own:
+            experts, width, length = weight.shape
+            shape = (experts, length, width // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+            scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
+            del held[own]
+            held[f"{own}_blocks"], held[f"{own}_scales"] = blocks, scales
+            plain[own] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    with tempfile.TemporaryDirectory() as whole:
+        shutil.copytree(FOLDER / name, whole, dirs_exist_ok=True)
+        save_file(plain, Path(whole) / "model.safetensors", metadata={"format": "pt"})
+        model = transformers.AutoModelForCausalLM.from_pretrained(whole, attn_implementation="eager")
+        np.savez_compressed(folder / "golden.npz", **computed(model.eval(), gradients=False))
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    how = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}, indent=2) + "\n")
 
 

@@ -6,26 +6,35 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from byte_models import MODEL, byte_model
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.mesh import MeshShape
+from meshwright.step import Workload
+from meshwright.training import Optimizer, RunConfig
+from meshwright.training.run import begin_run
 from meshwright.weights import read_tensors, tensor_dtype
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
+RUN = RunConfig(
+    workload=Workload(model=MODEL, batch=8, seq_len=32, compute_dtype="f32"),
+    mesh=MeshShape(fsdp=8),
+    hardware="cpu:8",
+    optimizer=Optimizer(),
+    steps=1,
+)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("run") / "tiny"
-    mw.train("tiny", directory, on="cpu:8", mesh="fsdp=8", batch=8, seq_len=32, num_layers=1, steps=1)
-    return directory
-
-
-def test_a_run_is_exported_with_a_tokenizer_of_bytes_and_no_token_that_ends_a_text(run, tmp_path, capsys):
+def test_a_run_is_exported_with_a_tokenizer_of_bytes_and_no_token_that_ends_a_text(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["export", str(run), str(out), "--on", "cpu:8", "--mesh", "fsdp=4,tp=2", "--json"]) == 0
+    before = byte_model(seq_len=32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwright.inference.Found.load", lambda *_, **__: before)
+        begin_run(tmp_path, RUN, 0)
+        assert main(["export", str(tmp_path), str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["dtype"] == "f32"
     assert said["files"].keys() == {path.name for path in out.iterdir()}
@@ -34,7 +43,7 @@ def test_a_run_is_exported_with_a_tokenizer_of_bytes_and_no_token_that_ends_a_te
     }.items()  # fmt: skip
     text = bytes(range(128)).decode() + "é😀\u0400"
     assert Tokenizer.from_file(str(out / "tokenizer.json")).encode(text).ids == list(text.encode())
-    before, after = mw.load(run), mw.load(out, on="cpu:8")
+    after = mw.load(out, on="cpu:8", mesh="fsdp=4,tp=2")
     assert jax.tree.all(jax.tree.map(lambda x, y: (np.asarray(x) == np.asarray(y)).all(), before.params, after.params))
     assert after.tokenizer.stop_tokens == ()
     assert after.generate("def é", max_tokens=6) == before.generate("def é", max_tokens=6)
@@ -71,11 +80,11 @@ def test_a_bias_that_chooses_experts_stays_in_float32_in_any_dtype(tmp_path):
     assert jax.tree.all(jax.tree.map(lambda x, y: (np.asarray(x) == np.asarray(y)).all(), model.params, again.params))
 
 
-def test_weights_that_an_export_would_overwrite_stay(run, tmp_path, capsys):
+def test_weights_that_an_export_would_overwrite_stay(tmp_path, capsys):
     kept = tmp_path / "kept"
     kept.mkdir()
     save_file({"x": np.ones(1, np.float32)}, kept / "model.safetensors")
-    assert main(["export", str(run), str(kept)]) == 2
+    assert main(["export", str(GOLDEN), str(kept)]) == 2
     assert "is not empty; give a directory that is new" in capsys.readouterr().err
     assert [*load_file(kept / "model.safetensors")] == ["x"]
     assert [*kept.iterdir()] == [kept / "model.safetensors"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
+from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.model import LatentAttention
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
@@ -243,7 +244,28 @@ OLMO2 = narrow("tiny-olmo2")
 GPT_OSS = narrow("tiny-gpt-oss", sliding_window=12, experts=replace(PRESETS["tiny-gpt-oss"].experts, mlp=32))
 GPT2 = narrow("tiny-gpt2", max_positions=64)
 
+SMALL = {"num_layers": 4, "num_heads": 16, "num_kv_heads": 8, "head_dim": 8, "vocab": 256}
+"""Sizes of released models at the width of the rows above."""
+
+MISTRAL = narrow("mistral-7b", **SMALL, sliding_window=12)
+QWEN2 = narrow("qwen2-7b", **SMALL)
+QWEN3_MOE = narrow("qwen3-30b-a3b", **SMALL, experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
+GEMMA = narrow("gemma-7b", **SMALL, embedding_scale=8.0)
+PHI3 = narrow(
+    "phi3-mini",
+    **SMALL,
+    sliding_window=12,
+    rotary_dims=4,
+    # The rows' sequences are longer than the original length.
+    rope_scaling=LongRopeScaling(short_factor=(1.0, 1.5), long_factor=(2.0, 4.0), factor=4.0, original_max_seq_len=16),
+)
+
 FAMILIES = [
+    Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(QWEN2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(QWEN3_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(GEMMA, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(PHI3, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), core=True),

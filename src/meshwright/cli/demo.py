@@ -54,8 +54,10 @@ def _story(directory: str) -> list[tuple[str, str]]:
         ("3  Train it.", f"train {TINY} {MESH} --steps 200 -o {directory}"),
         ("4  Predicted, compiled and measured.", f"verify {directory}"),
         ("5  What it learned, from the KV cache on the same mesh.", f'generate {directory} --prompt "def "'),
-        ("6  A slice of 16 TPUs that is not here: two layers of Llama-3-8B, planned …", f"plan {SLICE} --top 5"),
-        ("7  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
+        ("6  Written as a Hugging Face directory …", f"export {directory} {directory}/exported"),
+        ("7  … and loaded onto another mesh.", f'generate {directory}/exported --on cpu:8 --mesh 2,2,2,1 "def "'),
+        ("8  A slice of 16 TPUs that is not here: two layers of Llama-3-8B, planned …", f"plan {SLICE} --top 5"),
+        ("9  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
     ]
 
 

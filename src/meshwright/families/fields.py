@@ -139,7 +139,7 @@ class Fields:
     def __init__(self, data: Config, *, name: str, family: str) -> None:
         """data: as it is read; a field that it lacks has the value that transformers gives it (`DEFAULTS`)."""
         data = {**DEFAULTS.get(family, {}), **data}
-        self._data, self.name, self._family = data, name, family
+        self._data, self.name, self.family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
         for field in LACKING.get(family, ()):
             if self.value(field, False) is not False:
@@ -150,9 +150,7 @@ class Fields:
         self._known.add(field)
         found = self._data.get(field)
         if found is None and default is _MISSING:
-            raise MeshwrightError(
-                f"the config.json of {self.name} has no {field!r}, which a {self._family} model needs"
-            )
+            raise MeshwrightError(f"the config.json of {self.name} has no {field!r}, which a {self.family} model needs")
         return default if found is None else found
 
     def whole(self, field: str, default: Any = _MISSING, *, least: int = 1) -> Any:
@@ -213,7 +211,7 @@ class Fields:
         found = self.value(field, None)
         if found is not None and found not in allowed:
             known = " or ".join(repr(value) for value in allowed) or "null"
-            raise self.refusal(field, f"a {self._family} model is known with {known}")
+            raise self.refusal(field, f"a {self.family} model is known with {known}")
 
     def unused_options(self, *fields: str) -> None:
         """Fields of a family that change no forward pass."""
@@ -250,7 +248,7 @@ class Fields:
         unknown = [field for field in self._data if field not in self._known and self._data[field] not in (None, False)]
         if unknown:
             raise self.refusal(
-                unknown[0], f"a {self._family} model is not known to have it; take it out if it changes nothing"
+                unknown[0], f"a {self.family} model is not known to have it; take it out if it changes nothing"
             )
 
     def refusal(self, field: str, reason: str) -> MeshwrightError:

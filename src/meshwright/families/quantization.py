@@ -1,4 +1,4 @@
-"""Quantised weights in a config.json: fp8 in blocks, which is dequantised as it is read; others are refused by name."""
+"""Quantised weights in a config.json: fp8 in blocks and gpt-oss's MXFP4 are dequantised as they are read; no others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ def check_quantization(fields: Fields) -> None:
     found = fields.mapping("quantization_config")
     if not found:
         return
-    if (method := found.get("quant_method")) != "fp8":
+    method = found.get("quant_method")
+    if method == "mxfp4" and fields.family == "gpt_oss":
+        return
+    if method != "fp8":
         raise fields.refusal(
-            "quantization_config", f"weights of quant_method {method!r} are not read; those of 'fp8' in blocks are"
+            "quantization_config",
+            f"weights of quant_method {method!r} are not read; those of 'fp8' in blocks are, and of 'mxfp4' in gpt_oss",
         )
     if found.get("fmt", "e4m3") != "e4m3" or fp8_block(found) is None:
         raise fields.refusal(

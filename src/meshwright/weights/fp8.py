@@ -13,6 +13,7 @@ from pathlib import Path
 from meshwright.errors import MeshwrightError
 from meshwright.families.quantization import fp8_block
 from meshwright.weights.directory import DTYPES, Scale, Tensor, read_files
+from meshwright.weights.mxfp4 import with_mxfp4
 
 SUFFIX = "_scale_inv"
 
@@ -23,7 +24,7 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     Raises:
         MeshwrightError: as `read_files`; a scale of another shape or dtype than its weight's blocks, or of no weight.
     """
-    tensors = read_files(directory)
+    tensors = with_mxfp4(read_files(directory))
     scales = {name.removesuffix(SUFFIX): tensor for name, tensor in tensors.items() if name.endswith(SUFFIX)}
     if not scales:
         return tensors

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.weights.directory import Tensor
+from meshwright.weights.mxfp4 import Mxfp4Tensor
 from meshwright.weights.places import Place
 
 Bounds = tuple[tuple[int, int], ...]
@@ -77,6 +78,9 @@ def _parts(target: np.ndarray) -> Iterator[slice]:
 
 def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
     """Copy a part of a tensor into the same part of `target`, block by block in the order of the file."""
+    if isinstance(tensor, Mxfp4Tensor):
+        _copy_mxfp4(place, tensor, within, part, target)
+        return
     source, target = place.view(tensor.open())[within][part], target[part]
     order = sorted(range(source.ndim), key=lambda dim: -source.strides[dim])
     source, bits = source.transpose(order), target.transpose(order)
@@ -105,6 +109,23 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
         if (block & exponent[1]).max() == exponent[1]:
             raise _not_finite(tensor, values, target.dtype)
         bits[at] = block
+
+
+def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
+    """Copy a part of the experts' weight of a tensor, one expert after the other."""
+    # Of each dim of the slice the expert, row or column of the tensor, as views that take no memory.
+    numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
+    views = [place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers]
+    experts, inputs, outputs = (
+        view[tuple(slice(None) if dim == own else 0 for dim in range(3))] for own, view in enumerate(views)
+    )
+    columns = slice(int(outputs[0]), int(outputs[-1]) + 1, int(outputs[1] - outputs[0]) if len(outputs) > 1 else 1)
+    rows = slice(int(inputs[0]), int(inputs[-1]) + 1)
+    for number, expert in enumerate(experts.tolist()):
+        values = tensor.values(slice(expert, expert + 1), rows, columns)[0]
+        target[part][number] = block = _cast(values, target.dtype)
+        if not np.isfinite(block.astype(np.float32)).all():
+            raise _not_finite(tensor, values, target.dtype)
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

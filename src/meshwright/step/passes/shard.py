@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.record import Kind
-from meshwright.step.ir import Array, Block, Dim, Pass, Region
+from meshwright.step.ir import Array, Block, Dim, Pass, Region, Width
 from meshwright.step.layer import (
     STREAM,
     Add,
@@ -140,12 +140,15 @@ class _BlockSharder:
             work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
-    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array) -> Vector:
-        """A parameter that is added or multiplied elementwise: its gradient is summed over what splits its tokens."""
+    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
+        """A parameter that is added or multiplied elementwise: its gradient is summed over what splits its tokens.
+
+        width: of the sum; norms make theirs in float32, a bias has the dtype of what it is added to.
+        """
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
         batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in on.dims)
-        array = Array(name, used, width="float32")
+        array = Array(name, used, width=width)
         return Vector(name=f"{self.stack}.{name}", array=array, pending=(*others, batch))
 
     def _linear(self, op: Linear) -> Iterator[Node]:
@@ -184,7 +187,7 @@ class _BlockSharder:
         elif op.has_bias:
             # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
             on = self._stream(op.target) if partial else self.arrays[op.target]
-            work.append(self._vector(f"{op.name}_bias", op.bias_dims, on))
+            work.append(self._vector(f"{op.name}_bias", op.bias_dims, on, "compute"))
         tag = Tag.OTHER if partial else Tag.PRODUCT
         yield self._node(*work, reads=(source,), writes=op.target, saved=(source,), tag=tag)
 

@@ -1,0 +1,27 @@
+"""A model of bytes with drawn parameters, as a run's is loaded."""
+
+from dataclasses import replace
+
+import jax
+
+from meshwright.families import PRESETS
+from meshwright.hardware import parse_system
+from meshwright.inference import LoadedModel
+from meshwright.mesh import MeshShape
+from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.step import parameters
+from meshwright.text import byte_tokenizer
+
+MODEL = replace(PRESETS["tiny"], num_layers=1)
+
+
+def byte_model(*, seq_len):
+    """The model on one device."""
+    shape = MeshShape()
+    mesh = build_mesh(shape, jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        params = initialise(parameters(MODEL), jax.random.key(0), mesh, ShardingContext(shape), "f32")
+    return LoadedModel(
+        config=MODEL, params=params, mesh=mesh, mesh_shape=shape, system=parse_system("cpu:1"), dtype="f32",
+        stored_dtype="f32", tokenizer=byte_tokenizer(), source={}, seq_len=seq_len,
+    )  # fmt: skip
