@@ -18,7 +18,7 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
-from meshwright.step.serve import ServeStep, serve_step
+from meshwright.step.serve import ServeStep, serve_step, step_length
 from meshwright.step.serve_ops import LOGITS
 
 
@@ -35,12 +35,14 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
 
 
 def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
-    """The bytes per device of what a decode step reads: weights, cache, and the token and position of each sequence.
+    """The bytes per device of what a step reads: weights, the tokens, and a number of each sequence.
 
-    Each device has the positions of all sequences.
+    Of decode that is the token's position, and the cache is read too; of prefill it is the length of the prompt. Each
+    device has the numbers of all sequences.
     """
-    memory = serving_memory(serving, layout, batch)
-    return memory["weights"] + memory["cache"] + 4 * (batch // layout.num_groups) + 4 * batch
+    memory, own = serving_memory(serving, layout, batch), batch // layout.num_groups
+    cache = memory["cache"] if serving.phase == "decode" else 0
+    return memory["weights"] + cache + 4 * own * step_length(serving) + 4 * batch
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:

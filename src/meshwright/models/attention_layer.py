@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import Scoring, attend
@@ -16,6 +18,7 @@ from meshwright.models.cache import Cache, attend_to_cache, with_tokens
 from meshwright.models.context import LayerContext
 from meshwright.models.remat import INTERMEDIATE
 from meshwright.models.rotary import is_of_kind
+from meshwright.models.stationary import attention_layout
 from meshwright.runtime.attention import sequence
 from meshwright.runtime.attention.segments import Mask, Segments
 from meshwright.step.layer import Attention
@@ -35,9 +38,19 @@ def attention_layer(
         (window,) = op.windows
         scoring = scoring_of(op)
         return attend_to_cache(query, cache, layer, numbers, context.layout, scoring, window, sinks=sinks), cache
+    layout = context.layout
+    if layout.cache_split is not None:
+        # Of prompts each device has all keys, and its share of the queries.
+        context = replace(context, layout=attention_layout(layout, is_latent=op.latent is not None))
+        new = Cache(*(layout.place(array, "batch", "sequence", "kv_heads", "head_dim") for array in new))
     if context.strategy.attention != "scores":
-        return checkpoint_name(_fused(query, new, op, context), INTERMEDIATE), new
-    return _with_scores(query, new, sinks, op, context), new
+        mixed = checkpoint_name(_fused(query, new, op, context), INTERMEDIATE)
+    else:
+        mixed = _with_scores(query, new, sinks, op, context)
+    if layout.cache_split is not None:
+        heads = jax.typeof(mixed).sharding.spec.partitions[2:]
+        mixed = jax.reshard(mixed, P(*layout.spec("batch", "sequence").partitions, *heads))
+    return mixed, new
 
 
 def scoring_of(op: Attention) -> Scoring:

@@ -50,8 +50,10 @@ class LayerContext:
     cache_layer: Array | int = 0
 
 
-def positions_of(batch: Weights, model: ModelConfig, lengths: Array | int | None = None) -> PositionInfo:
-    """The positions of a batch's tokens; rotary tables are sharded like the tokens.
+def positions_of(
+    batch: Weights, model: ModelConfig, lengths: Array | int | None = None, along: tuple[str, ...] | None = None
+) -> PositionInfo:
+    """The positions of a batch's tokens; rotary tables are sharded like the tokens, or `along` these axes.
 
     lengths: of the rows [b] before padding; by default there is none.
     """
@@ -61,7 +63,8 @@ def positions_of(batch: Weights, model: ModelConfig, lengths: Array | int | None
         segments = Segments(batch["positions"], batch.get("segments"))
         return PositionInfo(segments, rotary_tables(segments.positions, model, own))
     whole = jnp.arange(tokens.shape[1])
-    return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(tokens.sharding.spec[1])), model, own))
+    split = tokens.sharding.spec[1] if along is None else along or None
+    return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(split)), model, own))
 
 
 def positions_in_cache(positions: Array, model: ModelConfig) -> PositionInfo:

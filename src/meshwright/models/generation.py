@@ -24,9 +24,9 @@ from meshwright.models.context import LayerContext, PositionInfo, positions_in_c
 from meshwright.models.ends import embed, logits, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
-from meshwright.models.stationary import head_rows
+from meshwright.models.stationary import attention_layout, head_rows
 from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, RULES, CacheSplit, ModelConfig, SequenceMethod, generation_rules
+from meshwright.step import DEFAULT, CacheSplit, ModelConfig, SequenceMethod, generation_rules
 from meshwright.step.blocks import layers
 from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.layer import Attention, Stack
@@ -43,6 +43,24 @@ SLOTS = 64
 def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
     """The sharding context of decoding. split: of the cache, beside its heads."""
     return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
+
+
+def prompt_layout(
+    model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads", sp_method: SequenceMethod = "gather"
+) -> ShardingContext:
+    """The sharding context of prefill: that of decoding, with the stream between products split along the tokens.
+
+    With a ring or Ulysses sp splits whole prompts, as in training.
+    """
+    if sp_method != "gather":
+        return ShardingContext(mesh)
+    rules = generation_rules(model, mesh)
+    return ShardingContext(mesh, {**rules, "residual_sequence": rules["mlp"]}, cache_split=split)
+
+
+def prompt_parts(layout: ShardingContext) -> int:
+    """The number that prefill needs to divide the length of padded prompts."""
+    return math.lcm(layout.mesh.degree(layout.rules["residual_sequence"]), layout.mesh.degree(layout.rules["embed"]))
 
 
 def generate_tokens(
@@ -63,13 +81,13 @@ def generate_tokens(
             their scores gather.
     """
     num_prompts, split = len(prompts), _cache_split(model, mesh, len(prompts))
-    layout = decode_layout(model, mesh, split)
+    layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
     # Padding rows repeat the first prompt; they are not returned.
     rows = num_prompts + -num_prompts % mesh.degree(layout.rules["batch"])
     prompts = [*prompts, *[prompts[0]] * (rows - num_prompts)]
     sampling = [*sampling, *[sampling[0]] * (rows - num_prompts)]
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    parts = mesh.degree(RULES["residual_sequence"])
+    parts = prompt_parts(of_prompts)
     unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.latent is not None)))
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
@@ -83,11 +101,11 @@ def generate_tokens(
         lengths = np.array([len(text) for text in texts], np.int32)
         padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
         tokens = np.zeros(
-            (rows + -rows % mesh.degree(RULES["batch"]), min(length, -(-padded // parts) * parts)), np.int32
+            (rows + -rows % mesh.degree(of_prompts.rules["batch"]), min(length, -(-padded // parts) * parts)), np.int32
         )
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
-        placed = jax.device_put(tokens, ShardingContext(mesh).spec("batch", "sequence"))
+        placed = jax.device_put(tokens, of_prompts.spec("batch", "sequence"))
         return prefill(params, placed, jnp.asarray(lengths), samplers, seen, jnp.int32(number))
 
     switches, made = _switching_length(model), list[np.ndarray]()
@@ -157,7 +175,7 @@ def programs(
     sp_method: SequenceMethod = "gather",
 ) -> Programs:
     """The programs for rows of up to `length` tokens, which JAX compiles for each padded length of prompts."""
-    prefill_layout, layout = ShardingContext(mesh), decode_layout(model, mesh, split)
+    layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
     empty = abstract_caches(model, layout, rows, length, dtype)
 
     def choice(
@@ -174,11 +192,12 @@ def programs(
         params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None, number: Array
     ) -> tuple[Array, Caches, Array | None]:
         more = jnp.pad(lengths, (0, tokens.shape[0] - rows))
-        x, caches = _prefill(params, tokens, more, empty_caches(empty), model, prefill_layout, dtype, sp_method)
-        own = jax.reshard(more, prefill_layout.spec("batch"))[:, None]
+        x, caches = _prefill(params, tokens, more, empty_caches(empty), model, of_prompts, dtype, sp_method)
+        own = jax.reshard(more, of_prompts.spec("batch"))[:, None]
         places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
         x = jnp.where((places[None] == own - 1)[..., None], x, 0).sum(axis=1, keepdims=True)
-        x = jax.reshard(jax.reshard(x, P())[:rows], layout.spec("batch", "sequence", "activation"))
+        x = jax.reshard(x, P())[:rows] if rows < x.shape[0] else x
+        x = jax.reshard(x, layout.spec("batch", "sequence", "activation"))
         chosen, seen = choice(params, x, table_in_use(params, layout, dtype), samplers, seen, number)
         return chosen, caches, seen
 
@@ -210,7 +229,9 @@ def _prefill(
     sp_method: SequenceMethod,
 ) -> tuple[Array, Caches]:
     """The residual stream [rows, s, d] after all layers, and the caches with the prompts."""
-    positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")))
+    is_stationary, is_latent = layout.cache_split is not None, model.latent is not None
+    along = attention_layout(layout, is_latent).axes("sequence") if is_stationary else layout.axes("sequence")
+    positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")), along=along)
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
         positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
@@ -219,11 +240,12 @@ def _prefill(
     declared: Any = parameters(model)
 
     def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
-        own = {
-            name: jax.reshard(array, layout.spec(*declared[stack.name][name].axes[1:]))
-            for name, array in weights.items()
-        }
-        result = run_layer(stack, x, own, LayerContext(positions=positions, layout=layout, strategy=strategy))
+        if not is_stationary:
+            weights = {
+                name: jax.reshard(array, layout.spec(*declared[stack.name][name].axes[1:]))
+                for name, array in weights.items()
+            }
+        result = run_layer(stack, x, weights, LayerContext(positions=positions, layout=layout, strategy=strategy))
         assert result.cache is not None, "a layer without attention"
         return result.stream, with_prompts(cache, result.cache, cache_layer, lengths)
 

@@ -140,7 +140,9 @@ def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
         elif op.outputs[0][0] == "mlp":
             run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
         else:
-            run.values[op.target] = _with_bias(sum_of_heads(made, op, layout, latent_of(block) is not None), bias)
+            is_latent, is_prompt = latent_of(block) is not None, run.context.cache is None
+            summed = sum_of_heads(made, op, layout, is_latent=is_latent, is_prompt=is_prompt)
+            run.values[op.target] = _with_bias(summed, bias)
 
 
 def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:

@@ -7,6 +7,7 @@ over sp and tp. Layouts are those of `step.serving.SERVING_RULES`, and collectiv
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
     dtype: of the result; default that of x.
     """
     names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
+    tokens = "residual_sequence" if op.is_on_residual else "sequence"
     inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
     used = jax.reshard(weight.astype(x.dtype), layout.spec(*names, *outputs))
     sums = tuple(axis for name in names for axis in layout.axes(name))
@@ -32,17 +34,32 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
         x,
         used,
         preferred_element_type=dtype or x.dtype,
-        out_sharding=layout.spec("batch", "sequence", *outputs, unreduced=sums),
+        out_sharding=layout.spec("batch", tokens, *outputs, unreduced=sums),
     )
 
 
-def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, is_latent: bool) -> Array:
-    """Queries, keys and values [b, s, *heads] summed over fsdp; rows are scattered if the cache splits them.
+def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
+    """Queries, keys and values [b, s, *heads] summed over fsdp.
 
-    is_latent: whether keys and values come from a latent: then queries and latents are summed alike, and not scattered.
+    The tokens of prompts are scattered over it, and rows of single tokens if the cache splits them. is_latent: whether
+    keys and values come from a latent: then queries and latents are summed alike, and not scattered.
     """
-    spec: Any = layout.spec("batch", "sequence", *(name for name, _ in op.outputs))
+    heads = [name for name, _ in op.outputs]
+    if is_prompt:
+        return attention_layout(layout, is_latent).place(x, "batch", "sequence", *heads)
+    spec: Any = layout.spec("batch", "sequence", *heads)
     return jax.reshard(x, P(head_rows(layout, is_latent) or None, *spec[1:]))
+
+
+def attention_layout(layout: ShardingContext, is_latent: bool) -> ShardingContext:
+    """The layout of attention in prompts: each device of fsdp has some queries of all heads that it has none of else.
+
+    Of latents, from which keys and values are made on each device, it has all.
+    """
+    return replace(
+        layout, rules={**layout.rules, "sequence": () if is_latent else layout.rules["embed"], "activation": ()}
+        | ({"group": ()} if is_latent else {}),
+    )
 
 
 def head_rows(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:

@@ -111,7 +111,8 @@ class _BlockWalk:
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
                 yield from self._norm_sums(op)
-        yield from self._move(f"{self.block.name} input", (residual, stream))
+        for _ in range(self._num_gathers()):
+            yield from self._move(f"{self.block.name} input", (residual, stream))
         for op in self.block.ops:
             match op:
                 case Linear():
@@ -130,6 +131,8 @@ class _BlockWalk:
                     yield from self._gated(op)
                 case Dispatch() | Combine() if self.layout.axes("expert"):
                     yield from self._exchange(op)
+                case Dispatch():
+                    yield from self._choices(op)
                 case Add():
                     # Of a token the sum is one all-reduce, of a prompt it is scattered along the tokens.
                     for _ in range(2 if self._adds_shared_expert(op) else 1):
@@ -145,6 +148,20 @@ class _BlockWalk:
             sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
+    def _num_gathers(self) -> int:
+        """How often tokens of the stream, or of norms of it, are gathered: once for all products that read the same.
+
+        Experts gather their own, if none are sent to other devices.
+        """
+        products = {
+            op.source for op in self.linears.values() if op.inputs[0][0] == "embed" and not op.is_on_residual
+            and not op.num_experts
+        }
+        return len(products) + (self._has_experts() and not self.layout.axes("expert"))
+
+    def _has_experts(self) -> bool:
+        return any(isinstance(op, Dispatch) for op in self.block.ops)
+
     def _adds_shared_expert(self, op: Add) -> bool:
         """Whether experts of this device and an MLP beside them are added, each of which is a sum by itself."""
         routed = {each.target for each in self.block.ops if isinstance(each, Combine)}
@@ -156,7 +173,8 @@ class _BlockWalk:
 
     def _linear(self, op: Linear) -> Iterator[Op]:
         """A product with a weight that stays where it is."""
-        inner, columns, tokens = self.layout.stored(op.inputs), self.layout.stored(op.outputs), self.layout.tokens
+        inner, columns = self.layout.stored(op.inputs), self.layout.stored(op.outputs)
+        tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
         rows = (Dim("R", None),) if op.num_experts else tokens
         yield Matmul(
@@ -196,6 +214,17 @@ class _BlockWalk:
             yield from self._move("experts dispatch", (here, there))
         else:
             yield from self._move("experts combine", (replace(there, unreduced=self.tensor), here))
+
+    def _choices(self, op: Dispatch) -> Iterator[Op]:
+        """The experts of tokens and their weights, as the devices that share the experts' widths gather them."""
+        chosen, shares = (
+            tuple(
+                Array(name, (*tokens, Dim("K", op.num_active)), width="float32")
+                for tokens in (self.layout.residual_tokens, self.layout.tokens)
+            )
+            for name in ("choices", "shares")
+        )
+        yield from self._move("choices", chosen, shares)
 
     def _attention(self, op: Attention) -> Iterator[Op]:
         """Attention, and queries, keys and values on their way to the cache, and what comes back."""
@@ -317,12 +346,10 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             yield from _norm_sums(op, "final norm", LOGITS, (batch,), layout.axes("embed"))
         if isinstance(op, Linear):
             inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
-            if layout.tp_stream == "split" and vocab:
-                # No layout says that the last token of a sequence is on one device of those that split its tokens.
-                stream = Array("stream", (batch, *inner))
-                yield Communicate(
-                    name="logits input", kind="all-gather", axes=vocab, phase="forward", region=LOGITS, array=stream
-                )
+            if layout.tp_stream == "split":
+                # The last tokens of sequences, each of which lies on one device of those that split its tokens.
+                last = Array("stream", (batch, *inner), vocab)
+                yield from _moved("last tokens", LOGITS, (last, _reduced(last)))
             yield Matmul(
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
                 rows=(batch,), inner=inner, columns=columns,

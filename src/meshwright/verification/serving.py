@@ -7,17 +7,20 @@ from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiler import CompiledProgram, CompileRequest, Effort, compile_in_child
 from meshwright.cost import serving_argument_bytes, serving_device_flops, serving_flops
-from meshwright.errors import MeshwrightError
 from meshwright.models.serving_step import check_served
 from meshwright.planner import ServingPlan
 from meshwright.planner.serving.plan import step_tokens
 from meshwright.record import Record
 from meshwright.simulate import Schedule
+from meshwright.step import ServingPhase
 from meshwright.verification.comparison import Row, compare
 from meshwright.verification.differences import UNNAMED, Cause, Difference
 from meshwright.verification.plans import compiled_record
 
-STEPS = {"decode": "meshwright.models.serving_step:lower_decode_step"}
+STEPS: dict[ServingPhase, str] = {
+    "decode": "meshwright.models.serving_step:lower_decode_step",
+    "prefill": "meshwright.models.serving_step:lower_prefill_step",
+}
 """The functions that lower each phase, called by name in the process that compiles."""
 
 
@@ -42,8 +45,6 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
     effort: `fast` for counts and bytes, `default` for the schedule that will run. Raises where the compiler is not
     installed, or generation does not run what is planned, or it does not fit.
     """
-    if plan.serving.phase not in STEPS:
-        raise MeshwrightError(f"{plan.serving.phase} is planned otherwise than generate runs it; verify decode")
     check_served(plan.serving, plan.mesh)
     request = CompileRequest(
         function=STEPS[plan.serving.phase],

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import check_divides
 from meshwright.runtime.attention.blockwise import Keys
@@ -47,7 +48,7 @@ def attend(
 
     Args:
       query: [b, s, k, g, h] with g query heads for each of k kv heads.
-      key: [b, s, k, h].
+      key: [b, s, k, h]; keys and values may lie whole on each device, of tokens in order.
       value: [b, s, k, h]; h may be another one than the keys'.
       segments: [b, s] each; None where every row is one document in order.
       layout: mesh and rules.
@@ -59,6 +60,7 @@ def attend(
     split the kv heads.
     """
     axes = layout.axes("sequence")
+    has_all_keys = bool(axes) and jax.typeof(key).sharding.spec[1] is None
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
     if value.shape[-1] != query.shape[-1]:
@@ -69,7 +71,9 @@ def attend(
     else:
         kernel = select_kernel(attention, query, query.shape[1], segments, mask)
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
-    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel)
+    if has_all_keys:
+        keys = P(keys[0], None, *keys[2:])
+    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys)
     # The types of a Pallas kernel's results do not tell over which mesh axes they vary.
     sharded = on_shards(
         local, layout, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
@@ -95,9 +99,16 @@ def _local(
     method: SequenceMethod,
     mask: Mask,
     kernel: Kernel,
+    has_all_keys: bool,
 ) -> Array:
     if not axes:
         return full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
+    if has_all_keys:
+        length = query.shape[1]
+        here = sequential_segments(length, length * jax.lax.axis_index(axes))
+        return chunked_attention(
+            query, here, Keys(key, value, sequential_segments(key.shape[1])), mask, kernel=kernel
+        )
     (axis,) = axes
     if method == "ulysses":
         return ulysses_attention(query, key, value, segments, axis, mask, kernel=kernel)
