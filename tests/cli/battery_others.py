@@ -119,7 +119,7 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
 2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype int8                                  | kv_dtype is int8
 2 | verify tiny --on cpu:8 --batch 8 --cache batch                                           | --cache is an option of
-2 | verify tiny --on cpu:8 --batch 8 --for decode                                            | --serve decode|prefill
+2 | verify tiny --on cpu:8 --batch 8 --for training                                          | --serve
 2 | verify plan.yaml --batch 16                                                              | batch
 2 | verify plan.yaml --remat none                                                            | remat
 2 | verify plan.yaml --hardware mine.toml                                                    | hardware

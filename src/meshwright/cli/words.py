@@ -20,7 +20,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
-ALIASES = {"--mesh-dim": "--mesh", "--out": "--output", "--max-tokens": "--num-tokens"}
+ALIASES = {"--mesh-dim": "--mesh", "--out": "--output", "--max-tokens": "--num-tokens", "--for": "--serve"}
 """Second names of options, which help does not list."""
 
 NEW_NAMES = {
@@ -29,7 +29,6 @@ NEW_NAMES = {
     "--no-sequence-parallel": "--tp-stream whole",
     "--overlaps-tp": "--collective-matmul",
     "--no-overlaps-tp": "no --collective-matmul",
-    "--for": "--serve decode|prefill",
     "--compute-dtype": "--dtype",
 }
 """Options of before, and what says it today."""

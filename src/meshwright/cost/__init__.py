@@ -8,7 +8,14 @@ from meshwright.cost.comm_volume import (
     untaken_branch_collectives,
     weight_collectives,
 )
-from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
+from meshwright.cost.flops import (
+    attention_flops,
+    dropless_padding_flops,
+    model_flops,
+    single_column_flops,
+    step_flops,
+    untaken_branch_flops,
+)
 from meshwright.cost.formulas import collective_formula
 from meshwright.cost.images import (
     IMAGE_AXES,
@@ -130,6 +137,7 @@ __all__ = [
     "serving_flops",
     "serving_memory",
     "serving_step",
+    "single_column_flops",
     "states_bytes",
     "step_collectives",
     "step_flops",

@@ -8,6 +8,7 @@ goes block by block, the blocks that it skips are counted like the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -145,6 +146,16 @@ def dropless_padding_flops(
         row_share * rows
         + weight_share * _matmuls(step, (op for op in ops if op.role == "weight_gradient"), _mean).total
     )
+
+
+def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The flops of a step's products with one column, as of a shared expert's gate.
+
+    XLA:TPU and XLA:GPU do them element by element, which they count as no flops.
+    """
+    step = train_step(workload, mesh, strategy)
+    ops = (op for op in step.ops.matmuls if math.prod(dim.size or 0 for dim in op.columns) == 1)
+    return _matmuls(step, ops, _mean).total
 
 
 def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:

@@ -20,6 +20,7 @@ from meshwright.cost import (
     dropless_padding_collectives,
     dropless_padding_flops,
     model_flops,
+    single_column_flops,
     step_collectives,
     untaken_branch_collectives,
     untaken_branch_flops,
@@ -91,6 +92,7 @@ def static_overhead(plan: Plan) -> StaticOverhead:
         flops={
             Difference.DROPLESS_PADDING: dropless_padding_flops(workload, mesh, strategy, has_ragged=kind == "tpu"),
             Difference.UNTAKEN_BRANCHES: untaken_branch_flops(workload, mesh, strategy),
+            Difference.SINGLE_ROWS: 0.0 if kind == "cpu" else -single_column_flops(workload, mesh, strategy),
             **_kernel_flops(plan),
         },
         collectives=tuple((difference, move) for difference, found in moves.items() for move in found),
