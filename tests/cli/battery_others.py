@@ -104,7 +104,7 @@ CALLS = """
 2 | verify tiny --on cpu:8 --batch 16 --run none                                             | no run in 'none'
 2 | verify tiny --serve decode                                                               | --on
 2 | verify tiny --serve train --on cpu:8                                                     | it is one of
-2 | verify tiny --serve prefill --on cpu:8                                                   | prefill
+2 | verify tiny --serve prefill --on cpu:8 --prompt-len 63 --batch 8 --mesh fsdp=2,tp=2,dp=2  | use a multiple of 2
 2 | verify tiny --serve decode --on cpu:8 --seq-len 64                                       | use --prompt-len
 2 | verify tiny --serve decode --on cpu:8 --remat none                                       | --remat is an option of
 2 | verify tiny --serve decode --on cpu:8 --run run                                          | --run is an option of

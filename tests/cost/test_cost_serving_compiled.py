@@ -1,4 +1,4 @@
-"""The decode step of generation, compiled on 8 simulated devices: what it moves and holds is what is priced."""
+"""The steps of generation, compiled on 8 simulated devices: what they move and hold is what is priced."""
 
 from dataclasses import asdict
 
@@ -7,7 +7,7 @@ import pytest
 from meshwright.cost import serving_argument_bytes, serving_collectives, serving_memory
 from meshwright.families import load_model
 from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
-from meshwright.models.serving_step import lower_decode_step
+from meshwright.models.serving_step import lower_decode_step, lower_prefill_step
 from meshwright.planner import read_mesh
 from meshwright.record import merge
 from meshwright.runtime import build_mesh
@@ -46,16 +46,54 @@ def test_a_decode_step_moves_and_holds_what_is_priced(name, mesh, cache):
     serving = Serving(
         model=model, prompt_len=48, output_len=16, batch=8, compute_dtype="f32", weight_dtype="f32", kv_dtype="f32"
     )
-    compiled = lower_decode_step(build_mesh(shape), serving=asdict(serving), cache=cache).compile()
     layout = ServingLayout(shape, cache)
-    read = read_collectives(parse_hlo(compiled.as_text()), shape.layout).collectives
-    found = summed(merge(one for move in read for one in canonicalize_collective(move, shape.degrees)))
-    wanted = summed(serving_collectives(serving, layout, serving.batch))
-    assert found == wanted
-    memory = compiled.memory_analysis()
-    assert memory.argument_size_in_bytes == serving_argument_bytes(serving, layout, serving.batch)
+    memory = checked(lower_decode_step, serving, layout)
     # The cache is written in place, of windows no more than their tokens.
     assert memory.alias_size_in_bytes == serving_memory(serving, layout, serving.batch)["cache"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "cache"),
+    [
+        ("small", "fsdp=2,sp=2,tp=2", "sequence"),
+        ("qwen2_moe", "fsdp=2,tp=4", "heads"),
+        *(
+            pytest.param(*case, marks=pytest.mark.matrix)
+            for case in (
+                ("small", "sp=2,tp=4", "batch"),
+                ("small", "dp=2,tp=4", "heads"),
+                ("gemma2", "fsdp=4,tp=2", "batch"),
+                ("gemma3_text", "fsdp=2,sp=2,tp=2", "sequence"),
+                ("gpt2", "fsdp=8", "batch"),
+                ("gpt_neox", "fsdp=4,tp=2", "sequence"),
+                ("gpt_oss", "fsdp=2,tp=2,dp=2", "heads"),
+                ("mixtral", "fsdp=4,tp=2", "batch"),
+                ("deepseek_v3", "fsdp=4,tp=2", "batch"),
+                ("deepseek_v3", "tp=8", "sequence"),
+                ("olmo2", "fsdp=4,tp=2", "batch"),
+            )
+        ),
+    ],
+)
+def test_prompts_are_read_with_what_is_priced(name, mesh, cache):
+    model = SMALL if name == "small" else load_model(f"tests/goldens/{name}/config.json")
+    serving = Serving(
+        model=model, phase="prefill", prompt_len=48, output_len=1, batch=8, compute_dtype="f32", weight_dtype="f32",
+        kv_dtype="f32",
+    )  # fmt: skip
+    checked(lower_prefill_step, serving, ServingLayout(read_mesh(mesh, 8), cache))
+
+
+def checked(lower, serving, layout):
+    """The memory of the compiled step, whose collectives and arguments are as priced."""
+    mesh = layout.mesh
+    compiled = lower(build_mesh(mesh), serving=asdict(serving), cache=layout.cache).compile()
+    read = read_collectives(parse_hlo(compiled.as_text()), mesh.layout).collectives
+    found = summed(merge(one for move in read for one in canonicalize_collective(move, mesh.degrees)))
+    assert found == summed(serving_collectives(serving, layout, serving.batch))
+    memory = compiled.memory_analysis()
+    assert memory.argument_size_in_bytes == serving_argument_bytes(serving, layout, serving.batch)
+    return memory
 
 
 def summed(moves):

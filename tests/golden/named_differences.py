@@ -32,6 +32,10 @@ NORM_SUMS = (
     "A server sums the squares of its last norm, and of each norm after a block, as of those before blocks; of a "
     "LayerNorm the mean before them; and of a prompt each device those of its own tokens alone."
 )
+PROMPTS = (
+    "Of prompts the last tokens' stream is summed over the devices that split tokens, each router multiplies tokens as "
+    "they are split, and tokens on their way to experts of other devices are not gathered before."
+)
 SHARED_EXPERT = "Experts and the MLP beside them are each summed over tp, as the program does it."
 FEATURES = "The mean of the last image, which the product to the classes reads, is kept for its gradient."
 
@@ -43,7 +47,11 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "decode 70b int8 on v5e": (NORM_SUMS, ("search/best/*", "search in 20 ms/*")),
     "decode 7b cache by batch on v5e": (NORM_SUMS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
     "decode deepseek-v3 fp8 on h100": (SHARED_EXPERT, ("search in 50 ms/frontier",)),
-    "prefill 70b on v5p": (NORM_SUMS, ("search/best/*",)),
+    "prefill 70b on v5p": (
+        f"{NORM_SUMS} {PROMPTS}",
+        (*TIMES, "predicted collectives/*", "useful collectives/*", "search/best/*", "search/frontier/*"),
+    ),
+    "prefill mixtral on h100": (PROMPTS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
     "prefill latent on h100": (NORM_SUMS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
     "70b torchtitan with tp on h100": (RERUN, ("executed collectives/*", "useful collectives/*")),
     "bloom alibi on a100": (

@@ -1,4 +1,4 @@
-"""The decode step that generation runs, beside the serving plan."""
+"""The steps that generation runs, beside the serving plan."""
 
 import pytest
 
@@ -24,6 +24,36 @@ def test_a_decode_step_is_as_planned_or_differs_by_name(model, options):
     assert all(row.is_explained for row in found.rows)
     assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
     assert found.compiled.step_seconds == found.schedule.step_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("tiny", {"mesh": "dp=2,fsdp=2,tp=2"}),
+        pytest.param("tiny-gemma2", {"mesh": "dp=4,tp=2"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_prefill_is_as_planned_or_differs_by_name(model, options):
+    found = mw.verify(model, serve="prefill", on="cpu:8", batch=8, prompt_len=64, **options)
+    assert collectives(found)
+    assert all(row.is_explained for row in found.rows)
+    assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
+
+
+def test_prompts_that_a_mesh_does_not_split_are_refused():
+    with pytest.raises(mw.MeshwrightError, match=r"prompt_len is 63, .* use a multiple of 2"):
+        mw.verify("tiny", serve="prefill", on="cpu:8", batch=8, prompt_len=63, mesh="dp=2,fsdp=2,tp=2")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mesh", [None, "fsdp=8,tp=2"])
+def test_a_prefill_for_a_tpu_moves_what_is_planned(mesh):
+    pytest.importorskip("libtpu")
+    found = mw.verify("llama3-8b", serve="prefill", on="v5e:4x4", batch=16, prompt_len=2048, mesh=mesh)
+    assert all(row.is_equal for row in collectives(found))
+    assert all(row.is_explained for row in found.rows)
 
 
 @pytest.mark.matrix

@@ -35,6 +35,7 @@ EXAMPLES = (
     "meshwright verify plan.yaml --run runs/tiny",
     "meshwright verify runs/tiny",
     "meshwright verify llama3-8b --serve decode --on v5e:4x4",
+    "meshwright verify llama3-8b --serve prefill --on v5e:4x4 --batch 16",
 )
 
 
@@ -67,7 +68,7 @@ class Args:
     strategy: StrategyArgs = field(default_factory=StrategyArgs)
 
 
-KINDS: dict[str, type] = {"a train step": Args, "a decode step (--serve decode)": ServeArgs}
+KINDS: dict[str, type] = {"a train step": Args, "a server's step (--serve decode)": ServeArgs}
 """The kinds of steps, as messages name them."""
 
 HINTS = {

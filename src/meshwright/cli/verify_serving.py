@@ -1,4 +1,4 @@
-"""`meshwright verify … --serve decode`: the step of generation compiled, beside a serving plan."""
+"""`meshwright verify … --serve decode` or `--serve prefill`: a step of generation compiled, beside a serving plan."""
 
 from __future__ import annotations
 

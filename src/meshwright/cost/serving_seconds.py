@@ -20,6 +20,7 @@ from meshwright.record import Bound, Collective
 from meshwright.step import Serving, ServingLayout
 from meshwright.step.ir import AttentionOp, Extents, Step, Width
 from meshwright.step.serve import model_step, serve_step
+from meshwright.step.serve_ops import LOGITS
 
 BUSY_ROWS = 512
 """Rows from which the estimates of products with bf16 weights are those of their arithmetic.
@@ -103,11 +104,19 @@ def serving_flops(serving: Serving, batch: int) -> float:
     )
 
 
-def serving_device_flops(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """The flops of a step on the fullest device: of products with weights, and of attention to all it holds."""
+def serving_device_flops(
+    serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, has_logits: bool = True
+) -> float:
+    """The flops of a step on the fullest device: of products with weights, and of attention to all it holds.
+
+    keys: that each query is multiplied with, masked ones too; by default those that it attends to. has_logits: whether
+    the product to the logits is counted.
+    """
     step = serve_step(serving, layout, batch)
-    return sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls) + sum(
-        step.repeats[op.region.name].mean * _attention_flops(op, step.extents) for op in step.ops.attention
+    extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
+    products = [op for op in step.ops.matmuls if has_logits or op.region.name != LOGITS.name]
+    return sum(step.repeats[op.region.name].mean * matmul_flops(op, extents) for op in products) + sum(
+        step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention
     )
 
 

@@ -1,7 +1,8 @@
 """Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
 
-Prompts may differ in length: each row has a position of its own. Prefill is sharded as training is. Decoding multiplies
-weights where they are stored, as a server is planned (`step.serve_ops`).
+Prompts may differ in length: each row has a position of its own. Weights are multiplied where they are stored, as a
+server is planned (`step.serve_ops`). Where prompts go round a ring, or meet their keys by Ulysses, prefill is sharded as
+training is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
@@ -195,7 +196,8 @@ def programs(
         x, caches = _prefill(params, tokens, more, empty_caches(empty), model, of_prompts, dtype, sp_method)
         own = jax.reshard(more, of_prompts.spec("batch"))[:, None]
         places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
-        x = jnp.where((places[None] == own - 1)[..., None], x, 0).sum(axis=1, keepdims=True)
+        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        x = lax.reduce_sum(jnp.where((places[None] == own - 1)[..., None], x, 0), axes=(1,))[:, None]
         x = jax.reshard(x, P())[:rows] if rows < x.shape[0] else x
         x = jax.reshard(x, layout.spec("batch", "sequence", "activation"))
         chosen, seen = choice(params, x, table_in_use(params, layout, dtype), samplers, seen, number)

@@ -74,9 +74,7 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         return program.lower(params, tokens, lengths, samplers, None, number)
 
 
-def _read(
-    mesh: Mesh, serving: dict[str, Any], cache: CacheSplit
-) -> tuple[Serving, MeshShape, int, ShardingContext]:
+def _read(mesh: Mesh, serving: dict[str, Any], cache: CacheSplit) -> tuple[Serving, MeshShape, int, ShardingContext]:
     """What is served, its mesh and rows, and how decoding is sharded."""
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     check_serving(read, ServingLayout(shape, cache))

@@ -52,12 +52,13 @@ def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bo
 
 
 def attention_layout(layout: ShardingContext, is_latent: bool) -> ShardingContext:
-    """The layout of attention in prompts: each device of fsdp has some queries of all heads that it has none of else.
+    """The layout of attention to prompts, whose queries fsdp splits along the tokens.
 
-    Of latents, from which keys and values are made on each device, it has all.
+    Where keys and values are made of latents, each device has all tokens' queries.
     """
     return replace(
-        layout, rules={**layout.rules, "sequence": () if is_latent else layout.rules["embed"], "activation": ()}
+        layout,
+        rules={**layout.rules, "sequence": () if is_latent else layout.rules["embed"], "activation": ()}
         | ({"group": ()} if is_latent else {}),
     )
 

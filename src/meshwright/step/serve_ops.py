@@ -154,13 +154,12 @@ class _BlockWalk:
         Experts gather their own, if none are sent to other devices.
         """
         products = {
-            op.source for op in self.linears.values() if op.inputs[0][0] == "embed" and not op.is_on_residual
-            and not op.num_experts
+            op.source
+            for op in self.linears.values()
+            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
         }
-        return len(products) + (self._has_experts() and not self.layout.axes("expert"))
-
-    def _has_experts(self) -> bool:
-        return any(isinstance(op, Dispatch) for op in self.block.ops)
+        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
+        return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
         """Whether experts of this device and an MLP beside them are added, each of which is a sum by itself."""
@@ -216,15 +215,12 @@ class _BlockWalk:
             yield from self._move("experts combine", (replace(there, unreduced=self.tensor), here))
 
     def _choices(self, op: Dispatch) -> Iterator[Op]:
-        """The experts of tokens and their weights, as the devices that share the experts' widths gather them."""
-        chosen, shares = (
-            tuple(
-                Array(name, (*tokens, Dim("K", op.num_active)), width="float32")
-                for tokens in (self.layout.residual_tokens, self.layout.tokens)
-            )
-            for name in ("choices", "shares")
+        """The experts of tokens, and with them their weights, as devices that share the experts' widths gather them."""
+        here, there = (
+            Array("choices", (*tokens, Dim("K", op.num_active)), width="float32")
+            for tokens in (self.layout.residual_tokens, self.layout.tokens)
         )
-        yield from self._move("choices", chosen, shares)
+        yield from self._move("choices", (here, there), (here, there))
 
     def _attention(self, op: Attention) -> Iterator[Op]:
         """Attention, and queries, keys and values on their way to the cache, and what comes back."""

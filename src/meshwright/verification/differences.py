@@ -38,6 +38,9 @@ class Difference(StrEnum):
     SINGLE_ROWS = "single rows"
     """Products of one row, which compilers run as multiplications and sums that no count of flops has."""
 
+    MASKED_SCORES = "masked scores"
+    """Attention to prompts in blocks, or through scores, multiplies queries with keys that a mask leaves out too."""
+
     # What a compiler does otherwise; found by exact identities of bytes.
     OTHER_PHASE = "other phase"
     PADDED_SHARDS = "padded shards"

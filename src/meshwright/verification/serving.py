@@ -70,13 +70,16 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
 
 def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
     """The rows, with the causes of differences that a server has and a train step has not."""
+    is_decode = plan.serving.phase == "decode"
     known = {
         Difference.EXPERT_BUFFERS: plan.mesh.ep > 1,
-        Difference.SINGLE_ROWS: plan.batch == plan.layout.num_groups,
+        Difference.SINGLE_ROWS: is_decode and plan.batch == plan.layout.num_groups,
     }
     for row in rows:
         is_unnamed = any(cause.difference in UNNAMED for cause in row.causes)
-        if is_unnamed and row.unit == "B" and known[Difference.EXPERT_BUFFERS]:
+        if is_unnamed and row.unit == "flop" and (causes := () if is_decode else _causes_of_prompts(row, plan)):
+            yield replace(row, causes=causes)
+        elif is_unnamed and row.unit == "B" and known[Difference.EXPERT_BUFFERS]:
             yield replace(row, causes=(Cause(difference=Difference.EXPERT_BUFFERS),))
         elif is_unnamed and row.unit == "flop":
             yield replace(
@@ -84,3 +87,25 @@ def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
             )
         else:
             yield row
+
+
+def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
+    """The causes that account for the flops of a prefill exactly: keys of a query that kernels count, single rows.
+
+    Splash attention states no flops, our own kernels half of all scores. Elsewhere all scores are made, or of whole
+    sequences none of the first half's queries for the second half's keys.
+    """
+    length, is_single = plan.serving.prompt_len, plan.batch == plan.layout.num_groups
+    counted = {
+        0.0: Difference.OPAQUE_KERNELS,
+        length / 2: Difference.KERNEL_ESTIMATES,
+        length * 3 / 4: Difference.MASKED_SCORES,
+        float(length): Difference.MASKED_SCORES,
+    }
+    for has_logits in (True, False) if is_single else (True,):
+        rest = () if has_logits else (Difference.SINGLE_ROWS,)
+        for keys, difference in ((None, None), *counted.items()):
+            flops = serving_device_flops(plan.serving, plan.layout, plan.batch, keys=keys, has_logits=has_logits)
+            if row.compiled == flops:
+                return tuple(Cause(difference=one) for one in (difference, *rest) if one is not None)
+    return ()

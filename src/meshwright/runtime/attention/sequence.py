@@ -106,9 +106,7 @@ def _local(
     if has_all_keys:
         length = query.shape[1]
         here = sequential_segments(length, length * jax.lax.axis_index(axes))
-        return chunked_attention(
-            query, here, Keys(key, value, sequential_segments(key.shape[1])), mask, kernel=kernel
-        )
+        return chunked_attention(query, here, Keys(key, value, sequential_segments(key.shape[1])), mask, kernel=kernel)
     (axis,) = axes
     if method == "ulysses":
         return ulysses_attention(query, key, value, segments, axis, mask, kernel=kernel)
