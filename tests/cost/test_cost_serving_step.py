@@ -238,14 +238,15 @@ def test_as_much_cache_as_weights_is_read_from_some_batch_on():
     [
         ("decode", 64, "int8", 1.82 / 64, -0.41),
         ("decode", 512, "bf16", 6.0 / 64, -0.15),
-        ("prefill", 1, "int8", 0.29, -0.07),
+        ("prefill", 1, "int8", 0.29, -0.02),
     ],
 )
 def test_palm_540b_on_64_chips_of_tpu_v4_is_within_its_stated_error(phase, batch, dtype, measured_seconds, error):
     """Efficiently Scaling Transformer Inference (arXiv:2211.05102, tables 2 and 3), nothing fitted to it.
 
     Steps of few sequences are predicted too short: what 118 layers of short ops take to start on a TPU is not known
-    here, and the paper pads 48 heads to 64. Where arithmetic decides, the error is a few per cent.
+    here, and the paper pads 48 heads to 64. Where arithmetic decides, the error is a few per cent: the preset has two
+    norms in a block, whose outputs are gathered each by itself, where PaLM has one.
     """
     serving = Serving(
         model=PRESETS["palm-540b"], phase=phase, prompt_len=2048 - 64 * (phase == "decode"), output_len=64,

@@ -1,8 +1,8 @@
 """Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
 
 Prompts may differ in length: each row has a position of its own. Weights are multiplied where they are stored, as a
-server is planned (`step.serve_ops`). Where prompts go round a ring, or meet their keys by Ulysses, prefill is sharded as
-training is.
+server is planned (`step.serve_ops`). Prompts that go round a ring, or meet their keys by Ulysses, are sharded as in
+training.
 """
 
 from __future__ import annotations
