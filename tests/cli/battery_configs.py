@@ -36,8 +36,8 @@ REFUSED = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
     {"rope_parameters": {"rope_type": "proportional"}},
     {"rope_parameters": "x"},
-    *({"partial_rotary_factor": value} for value in (0, -1, NAN, "x")),
-    *({"sliding_window": value} for value in (-1, "x", 1.5)),
+    *({"partial_rotary_factor": value} for value in (0, -1, NAN, "x", 0.5)),
+    *({"sliding_window": value} for value in (-1, "x", 1.5, 32)),
     *({"layer_types": value} for value in ("x", [1], ["chunked_attention"] * 2, [["full_attention"]])),
     {"quantization_config": {"quant_method": "fp8"}},
     *({name: 30.0} for name in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")),
@@ -60,16 +60,13 @@ HONOURED = [
     {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "rope_theta": ...},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": ...},
     {"rope_scaling": {"type": "linear", "factor": 2.0}},
-    {"rope_scaling": {"type": "yarn", "factor": 4}},
-    {"rope_scaling": {"type": "dynamic", "factor": 4}},
+    *({"rope_scaling": {"type": kind, "factor": 4}, "max_position_embeddings": 512} for kind in ("yarn", "dynamic")),
     {"tie_word_embeddings": True},
     {"head_dim": 32},
     {"attention_bias": True},
     {"mlp_bias": True},
     {"hidden_act": "gelu"},
     {"num_key_value_heads": ...},
-    {"sliding_window": 32},
-    {"partial_rotary_factor": 0.5},
 ]
 """What a model is built with."""
 
@@ -94,7 +91,7 @@ def _row(fields):
     if fields.get("num_attention_heads") in (3, 12):
         said = "which they do not divide"
     elif fields.get("num_key_value_heads") in (3, 16):
-        said = "kv heads must divide heads"
+        said = "are shared evenly among them"
     return 2, fields, said
 
 

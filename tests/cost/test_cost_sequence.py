@@ -86,7 +86,7 @@ def test_the_peak_of_memory_is_that_of_blocks_and_not_of_scores(method, shape):
     [
         pytest.param("gather", MeshShape(fsdp=8), 4, marks=pytest.mark.matrix),
         pytest.param("ulysses", MeshShape(tp=2, sp=4), 4, marks=pytest.mark.matrix),
-        ("ring", MeshShape(tp=2, sp=4), 12),
+        pytest.param("ring", MeshShape(tp=2, sp=4), 12, marks=pytest.mark.matrix),
     ],
     ids=str,
 )

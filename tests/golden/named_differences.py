@@ -71,10 +71,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         BIASES,
         (*TIMES, "executed collectives/*", "predicted collectives/*", "search/*", "useful collectives/*"),
     ),
-    "qwen2 biases on v6e": (
-        BIASES,
-        ("executed collectives/*", "predicted collectives/*", "search/*", "useful collectives/*"),
-    ),
+    "qwen2 biases on v6e": (BIASES, ("search/*",)),
     "deepseek-v2 lockstep on v5p": (
         LATENTS,
         (

@@ -1,11 +1,20 @@
 """How tokens are chosen from logits, against NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.sampling import Sampling, _kept, choose, samplers_of
+
+
+@pytest.fixture(autouse=True)
+def one_device():
+    """Rows lie on a mesh, as in generation."""
+    with jax.set_mesh(jax.make_mesh((1,), ("dp",), (jax.sharding.AxisType.Explicit,), devices=jax.devices()[:1])):
+        yield
+
 
 VOCAB = 50
 SCORES = np.random.default_rng(0).normal(0, 3, (6, VOCAB)).astype(np.float32)

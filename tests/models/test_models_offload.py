@@ -17,7 +17,10 @@ HOSTS_MEMORY = "S(5)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hardware", "compiler"), [("v5e:2x2", "libtpu"), ("h100:4", "jax_cuda13_plugin")])
+@pytest.mark.parametrize(
+    ("hardware", "compiler"),
+    [("v5e:2x2", "libtpu"), pytest.param("h100:4", "jax_cuda13_plugin", marks=pytest.mark.matrix)],
+)
 def test_the_inputs_of_all_layers_wait_in_the_hosts_memory(hardware, compiler):
     pytest.importorskip(compiler)
     request = CompileRequest(

@@ -327,7 +327,7 @@ def test_room_for_any_routing_is_named():
     assert dropless_padding_collectives(with_slots, MeshShape(ep=2, tp=2), is_ragged=False) == ()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_tpu_compiler_exchanges_what_there_is():
     """Without a capacity rows go over ep by ragged all-to-alls; what is gathered over tp has room for any routing."""
     mesh = MeshShape(ep=4, tp=2)

@@ -152,11 +152,17 @@ def test_the_gradient_of_a_weight_is_scattered_over_fsdp_and_summed_over_dp():
     assert {op.array.width for op in scatters(up, REGION)} == {"gradient"}
 
 
-def test_the_gradient_of_a_bias_is_summed_in_float32_along_the_sequence_and_over_the_batch():
-    bias = next(work for work in works(nodes(PRESETS["gpt2-xl"], "dp", "sp"), Vector) if work.name == "layers.up_bias")
-    assert [(op.kind, op.axes, op.array.width) for op in sums(bias, REGION)] == [
-        ("all-reduce", ("sp",), "float32"),
-        ("all-reduce", ("dp",), "float32"),
+@pytest.mark.parametrize(
+    ("name", "width"), [("up_bias", "compute"), ("mlp_norm", "float32"), ("mlp_norm_bias", "float32")]
+)
+def test_the_gradient_of_a_vector_is_summed_along_the_sequence_and_over_the_batch(name, width):
+    """Norms make theirs in float32; a bias has the dtype of what it is added to."""
+    vector = next(
+        work for work in works(nodes(PRESETS["gpt2-xl"], "dp", "sp"), Vector) if work.name == f"layers.{name}"
+    )
+    assert [(op.kind, op.axes, op.array.width) for op in sums(vector, REGION)] == [
+        ("all-reduce", ("sp",), width),
+        ("all-reduce", ("dp",), width),
     ]
 
 

@@ -182,7 +182,7 @@ class _BlockSharder:
         if op.has_bias and op.num_experts:
             # Of a product that tp sums one of its devices adds the bias: the others' gradients are zeros to sum too.
             summed = outermost_first({*tokens, *partial})
-            array = Array(op.name, self.layout.used(op.bias_dims), width="float32")
+            array = Array(op.name, self.layout.used(op.bias_dims))
             work.append(Vector(name=f"{path}_bias", array=array, pending=(summed,)))
         elif op.has_bias:
             # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
