@@ -21,7 +21,7 @@ DIFFERENCES: Mapping[Difference, str] = {
     Difference.GATHERED_EACH_LAYER: "positions are gathered with the keys of each layer, not once for all of a stage",
     Difference.EXPERT_BUFFERS: "whole tokens in buffers for any routing; planned in parts, as in balance",
     Difference.SINGLE_ROWS: "products of one row or column are done element by element, without flops of their own",
-    Difference.MASKED_SCORES: "queries are multiplied with masked keys too; planned with those that they attend to",
+    Difference.MASKED_SCORES: "scores of later keys are made too, and left out; planned without them",
     Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, done as an all-reduce",
     Difference.OTHER_PHASE: "in another phase: all phases together are as planned",
     Difference.PADDED_SHARDS: "in shards padded to the compiler's tiles, which collective-permutes put in place",
