@@ -61,13 +61,12 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
     """
     by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size
-    turned = x if op.size == x.shape[-1] else x[..., op.start : stop]
+    # One value in float32 for all parts: of slices of x itself XLA:TPU makes no reduce-scatter of keys' gradients.
+    wide = x.astype(jnp.float32)
+    turned = wide[..., op.start : stop]
     if op.is_interleaved:
         turned = jnp.concatenate([turned[..., ::2], turned[..., 1::2]], axis=-1)
-    turned = _rotated(turned, by)
-    if op.size == x.shape[-1]:
-        return turned
-    return jnp.concatenate([x[..., : op.start], turned, x[..., stop:]], axis=-1)
+    return jnp.concatenate([wide[..., : op.start], _rotated(turned, by), wide[..., stop:]], axis=-1).astype(x.dtype)
 
 
 def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:
