@@ -81,7 +81,8 @@ def write(directory: Path, layers: int) -> None:
     for number, held in enumerate(files, start=1):
         file = f"model-{number:05}-of-{len(files):05}.safetensors"
         weight_map |= dict.fromkeys(held, file)
-        write_file(directory / file, held.items(), "BF16", lambda name: np.resize(block, shapes[name]))
+        entries = [(name, shape, "BF16") for name, shape in held.items()]
+        write_file(directory / file, entries, lambda name: np.resize(block, shapes[name]))
     (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     (directory / "config.json").write_text(json.dumps(hugging_face_config(model)))
 
