@@ -18,7 +18,7 @@ from meshwright.training.checks import check_start
 from meshwright.training.data import check_corpus, load_corpus
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer
-from meshwright.training.pretrained import check_same_model, find_pretrained, run_tokenizer
+from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.resume import resumed_run
 from meshwright.training.run import Row, RunConfig
 
@@ -68,13 +68,8 @@ def train(
         MeshwrightError: where the run cannot be made, or its devices are not there.
         RunStoppedError: where the run had begun and could not go on.
     """
-    settings = {
-        "data": data or None,
-        "learning_rate": learning_rate,
-        "seed": seed,
-        "weights": weights,
-        "from_scratch": from_scratch or None,
-    }
+    settings = {"data": data or None, "learning_rate": learning_rate, "seed": seed}
+    settings |= {"weights": weights, "from_scratch": from_scratch or None}
     if isinstance(what, RunConfig):
         said = given(settings | {"steps": steps, "save_every": save_every} | dict(options), (*settings, *_NAMES))
         if said or resume or directory is None:
@@ -148,6 +143,6 @@ def new_run(
             f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
         )
     check_new_directory(directory)
-    if run_tokenizer(config) is None:  # Else it is done once, by the run: a tokenizer takes its time.
+    if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
         check_corpus(load_corpus(config.data), config.workload)
     return config
