@@ -6,7 +6,6 @@ import math
 import shlex
 import shutil
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,10 +32,12 @@ from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import KEPT, keep_files, run_tokenizer
+from meshwright.training.program import StepProgram
 from meshwright.training.resume import config_conflict
 from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state, train_step
+from meshwright.training.stepping import take_steps
 
 
 class NotFiniteError(MeshwrightError):
@@ -122,9 +123,14 @@ def _run(
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
             first = _state(config, layout, mesh, checkpoints, start, on_bytes)
-            for row, state in _steps(config, layout, batches, first, start):
+            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+
+            def is_due(step: int) -> bool:
+                """Whether the state after a step is looked at before the next step is taken."""
+                return interruption.is_asked or _is_saved_after(config, step + 1)
+
+            for row, state in _rows(config, program, batches, first, start, is_due):
                 taken = row["step"] + 1
-                row["began_at"] = start
                 if not interruption.has_begun:
                     _begin(config, directory, checkpoints, start, on_note)
                     interruption.has_begun = True
@@ -133,8 +139,10 @@ def _run(
                 _check_finite(row, checkpoints)
                 on_step(row)
                 checkpoints.check()
+                if state is None:
+                    continue
                 is_last = taken == config.steps or interruption.is_asked
-                if is_last or (config.save_every and taken % config.save_every == 0):
+                if is_last or _is_saved_after(config, taken):
                     saved = _saved(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
@@ -156,6 +164,11 @@ def _run(
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
     return measured(config, read_metrics(directory))
+
+
+def _is_saved_after(config: RunConfig, taken: int) -> bool:
+    """Whether a checkpoint is due after so many steps."""
+    return config.save_every > 0 and taken % config.save_every == 0
 
 
 def is_first_process() -> bool:
@@ -275,24 +288,23 @@ def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext
     return in_order(layout, config.workload.config, config.strategy)
 
 
-def _steps(
-    config: RunConfig, layout: ShardingContext, batches: Batches, state: State, start: int
-) -> Iterator[tuple[Row, State]]:
-    """The row of each step from `start` on, and the state after it."""
-    step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
+def _rows(
+    config: RunConfig,
+    program: StepProgram,
+    batches: Batches,
+    state: State,
+    start: int,
+    is_due: Callable[[int], bool],
+) -> Iterator[tuple[Row, State | None]]:
+    """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
     tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
-    batch = batches[start]
-    for step in range(start, config.steps):
-        began = time.perf_counter()
-        state, metrics = step_of(state, batch)
-        batch = batches[step + 1]  # Read while the devices work.
-        # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        found = {name: value.item() for name, value in metrics.items()}
-        seconds = time.perf_counter() - began
-        where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
-        speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
-        yield row | speed | {"memory_peak_bytes": _memory_peak()}, state
+    ahead = jax.local_devices()[0].platform != "cpu"
+    steps = range(start, config.steps)
+    for measured, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=ahead):
+        seconds = measured["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware} | measured
+        row |= {"learning_rate": config.optimizer.rate(row["step"]), "began_at": start}
+        yield row | {"tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}, state_after
 
 
 def _step_flops_at_peak(config: RunConfig) -> float:
@@ -316,8 +328,3 @@ def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
         memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
     )
-
-
-def _memory_peak() -> int | None:
-    """The most bytes that were in use on a device so far, where its runtime counts them; simulated devices do not."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
