@@ -65,14 +65,13 @@ class StepProgram:
 def _signature(state: State, batch: Mapping[str, Array]) -> dict[str, str]:
     """The shape, dtype and sharding of every array that a step reads, by its path."""
     leaves = jax.tree_util.tree_leaves_with_path({"state": state, "batch": dict(batch)})
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.aval.str_short()} over {_spec(leaf)}"
-        for path, leaf in leaves
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="."): _description(leaf) for path, leaf in leaves}
 
 
-def _spec(leaf: Array) -> str:
-    return str(getattr(leaf.sharding, "spec", leaf.sharding))
+def _description(leaf: Array) -> str:
+    """An array as `float32[4,8] laid ('x',)`."""
+    spec = getattr(leaf.sharding, "spec", ())
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" + (f" laid {tuple(spec)}" if any(spec) else "")
 
 
 def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
