@@ -28,6 +28,7 @@ SETTINGS: Mapping[str, Setting] = {
     "learning_rate": Setting("optimizer.learning_rate"),
     "save_every": Setting("saving.every", resume="free"),
     "seed": Setting("seed"),
+    "wandb": Setting("watching.wandb", resume="free"),
     "weights": Setting("weights", resume="never"),
 }
 """The settings by the names of their options, in the library and at the command (`--learning-rate`)."""
@@ -39,13 +40,15 @@ class TrainOptions(PlanOptions, total=False):
     data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). save_every: steps between checkpoints;
     0 keeps the last only. seed: decides the first parameters and the order of the data (0). weights: the Hugging Face
-    directory whose weights and tokenizer a new run begins with, where it is not the model's own.
+    directory whose weights and tokenizer a new run begins with, where it is not the model's own. wandb: the project of
+    Weights & Biases that metrics go to as well (none).
     """
 
     data: tuple[str, ...] | None
     learning_rate: float | None
     save_every: int | None
     seed: int | None
+    wandb: str | None
     weights: str | Path | None
 
 
