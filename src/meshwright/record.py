@@ -12,11 +12,12 @@ from meshwright.notebook import Table, card
 from meshwright.units import show_bytes, show_degrees, show_percent, show_seconds
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
-Phase = Literal["forward", "backward", "recompute", "update"]
+Phase = Literal["reference", "forward", "backward", "recompute", "update"]
 Bound = Literal["compute", "memory", "communication"]
 
 KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "update")
+PHASES: tuple[Phase, ...] = ("reference", "forward", "recompute", "backward", "update")
+"""In the order of a step. `reference`: the forward pass of a frozen reference, over the axes of its own mesh."""
 
 
 class LoweredAs(StrEnum):

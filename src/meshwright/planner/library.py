@@ -95,7 +95,7 @@ def plan(
     given(options, (*MoreOptions.__annotations__, "on", "batch", "batch_tokens", "seq_len", "mesh", "remat", "dtype"))
     asked = {"on": on, "batch": batch, "batch_tokens": batch_tokens, "seq_len": seq_len, "remat": remat, "dtype": dtype}
     workload, system = read_workload(model, asked | _only(options, WORKLOAD_OPTIONS))
-    fields = read_strategy(_only(options, STRATEGY_OPTIONS))
+    fields = read_strategy(_only(options, STRATEGY_OPTIONS), system.num_devices)
     policies = (workload.remat,) if isinstance(model, Workload) else remats(remat)
     if strategy is not None and (mesh is None or fields):
         wrong = f"{next(iter(fields))} beside it says it twice" if fields else "give mesh too, or single fields of it"
@@ -238,7 +238,7 @@ def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
     if not changes:
         return plan
     fields = {name: value for name, value in changes.items() if name != "param_dtype"}
-    said = read_strategy(fields)
+    said = read_strategy(fields, plan.system.num_devices)
     if said.get("sp_method", "gather") != "gather":
         said.setdefault("attention", "flash")
     workload = replace(plan.workload, param_dtype=changes.get("param_dtype", plan.workload.param_dtype))
