@@ -172,7 +172,7 @@ def make_folder(folder):
         plan.write("my plans/tiny.yaml")
         settings = {"data": ("text.txt",), "learning_rate": None, "seed": None}
         run = Path("runs/tiny")
-        begin_run(run, new_run("tiny", plan, run, steps=20, save_every=0, settings=settings), 0)
+        begin_run(run, new_run("tiny", plan, run, steps=20, settings=settings), 0)
         for row in ROWS:
             append_metrics(run, row)
     return folder

@@ -26,6 +26,7 @@ from meshwright.training import (
 )
 from meshwright.training.data import Batches
 from meshwright.training.run import begin_run
+from meshwright.training.saving import Saving
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"
@@ -99,7 +100,7 @@ def test_an_interrupted_run_finishes_its_step_saves_and_goes_on(unbroken, tmp_pa
 
 
 def test_checkpoints_are_kept_as_often_as_asked(tmp_path):
-    train(replace(CONFIG, steps=4, save_every=2), tmp_path)
+    train(replace(CONFIG, steps=4, saving=Saving(every=2)), tmp_path)
     with Checkpoints(tmp_path) as checkpoints:
         assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == [2, 4]
         assert checkpoints.latest == 4

@@ -16,13 +16,16 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.hardware.load import DATA
 from meshwright.mesh import MeshShape
+from meshwright.planner import PlanOptions
 from meshwright.step import Strategy, Workload
 from meshwright.step.model import Family
 from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, resumed_run, run_steps
 from meshwright.training.checksums import find_damage, write_checksums
 from meshwright.training.lock import RunLock
 from meshwright.training.resume import config_conflict
-from meshwright.training.run import begin_run, read_config
+from meshwright.training.run import begin_run, config_from_data, read_config
+from meshwright.training.saving import Saving
+from meshwright.training.settings import SETTINGS, TrainOptions, get_setting
 
 CONFIG = RunConfig(
     workload=Workload(
@@ -33,7 +36,7 @@ CONFIG = RunConfig(
     memory_headroom=0.1,
     optimizer=Optimizer(warmup_steps=2, decay_steps=40),
     steps=6,
-    save_every=2,
+    saving=Saving(every=2),
 )
 
 
@@ -161,7 +164,7 @@ def test_checkpoints_that_were_deleted_are_missed(run):
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
-    config = replace(CONFIG, optimizer=Optimizer(learning_rate=1e30, warmup_steps=2), save_every=1)
+    config = replace(CONFIG, optimizer=Optimizer(learning_rate=1e30, warmup_steps=2), saving=Saving(every=1))
     with pytest.raises(RunStoppedError) as raised:
         run_steps(config, tmp_path / "run")
     message = str(raised.value)
@@ -257,8 +260,8 @@ def begun(tmp_path):
     return tmp_path
 
 
-def resumed(directory, *, steps=None, save_every=None, change=False, **options):
-    return resumed_run(directory, steps=steps, save_every=save_every, change=change, options=options)
+def resumed(directory, *, steps=None, change=False, **options):
+    return resumed_run(directory, steps=steps, change=change, options=options)
 
 
 CHANGES = {
@@ -307,7 +310,7 @@ def test_the_end_asked_for_is_the_end_and_the_schedule_is_never_run_past_its_own
     assert (config.steps, config.optimizer.decay_steps) == (4, 40)
     assert lines == ["stops at step 4; the schedule of the learning rate still ends at 40, it is 0.00298 there"]
     config, lines = resumed(begun, steps="80", save_every=5)
-    assert (config.steps, config.optimizer.decay_steps, config.save_every) == (80, 80, 5)
+    assert (config.steps, config.optimizer.decay_steps, config.saving.every) == (80, 80, 5)
     assert lines == ["the schedule of the learning rate is stretched from 40 to 80 steps, where it ends"]
 
 
@@ -337,3 +340,17 @@ def test_a_config_is_the_same_after_a_file(begun):
     other = replace(CONFIG, strategy=Strategy(dropout=0.5), hardware_file=str(DATA / "cpu.toml"))
     begin_run(begun, other, 0)
     assert read_config(begun) == other
+
+
+def test_a_config_of_before_settings_were_grouped_is_read():
+    data = CONFIG.to_json()
+    data["save_every"], data["data"] = data.pop("saving")["every"], ["README.md"]
+    read = config_from_data(data)
+    assert (read.saving.every, read.data.sources) == (CONFIG.saving.every, ("README.md",))
+
+
+def test_every_option_of_a_run_is_a_setting_with_a_field():
+    names = set(TrainOptions.__annotations__) - set(PlanOptions.__annotations__)
+    assert names == set(SETTINGS)
+    for name in SETTINGS:
+        get_setting(CONFIG, name)

@@ -31,7 +31,7 @@ def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]
     for group in groups:
         for field in fields(group):
             if field.name not in without and not is_dataclass(value := getattr(group, field.name)):
-                found[field.name] = None if value is False else value
+                found[field.name] = None if value is False or value == () else value
     return found
 
 

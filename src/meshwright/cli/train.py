@@ -15,6 +15,7 @@ import tyro
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, show, speed
 from meshwright.cli.text import next_line
+from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -51,18 +52,6 @@ class RunArgs:
     """Go on from the last whole checkpoint of the run directory given as MODEL."""
     change: Annotated[bool, option()] = False
     """With --resume: go on with the settings given here where they are others than the run's."""
-    data: Annotated[tuple[str, ...], option("PATH…")] = ()
-    """Text files, or folders of .txt, .md and .py. Default: the sources of Python's standard library."""
-    learning_rate: Annotated[float | None, option("RATE")] = None
-    """At the end of the warm-up; it then falls to a tenth. Default: 0.003; of trained weights 0.00002."""
-    save_every: Annotated[int | None, option("N")] = None
-    """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
-    seed: Annotated[int | None, option("N")] = None
-    """Decides the first parameters and the order of the data. Default: 0."""
-    weights: Annotated[Path | None, option("DIRECTORY")] = None
-    """Begin with the weights and the tokenizer of this Hugging Face directory. Default: MODEL, where it is one."""
-    from_scratch: Annotated[bool, option()] = False
-    """Of a directory with weights take the config.json and the tokenizer. Default: its weights begin the run."""
     anyway: Annotated[bool, option()] = False
     """Train though the plan does not fit the memory, or text is bytes and the vocabulary is larger than these 256."""
     json: Json = False
@@ -89,6 +78,10 @@ class Args:
     """A preset (tiny, llama3-8b, …), a Hugging Face directory or config.json, a plan.yaml, or with --resume a run."""
     workload: WorkloadArgs = field(default_factory=WorkloadArgs)
     run: RunArgs = field(default_factory=RunArgs)
+    start: StartArgs = field(default_factory=StartArgs)
+    data: DataArgs = field(default_factory=DataArgs)
+    optimizer: OptimizerArgs = field(default_factory=OptimizerArgs)
+    saving: SavingArgs = field(default_factory=SavingArgs)
     strategy: StrategyArgs = field(default_factory=StrategyArgs)
     process: ProcessArgs = field(default_factory=ProcessArgs)
 
@@ -96,6 +89,11 @@ class Args:
     def options(self) -> dict[str, Any]:
         """What is said of the plan."""
         return given_options(self.workload, self.strategy) | {"mesh": self.run.mesh}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is said of the run beside its plan."""
+        return given_options(self.start, self.data, self.optimizer, self.saving)
 
 
 def run(args: Args) -> int:
@@ -177,7 +175,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     with waiting("loading JAX"):
         from meshwright.training import new_run
 
-    config = new_run(args.model, plan, directory, steps=run.steps, save_every=run.save_every, settings=_settings(run))
+    config = new_run(args.model, plan, directory, steps=run.steps, settings=args.settings)
     return config, directory
 
 
@@ -190,20 +188,7 @@ def _resumed(args: Args) -> tuple[RunConfig, Path]:
     if run.output is not None:
         raise MeshwrightError(f"a run that goes on stays in its directory; leave -o {run.output} out")
     directory = Path(args.model)
-    config, lines = resumed_run(
-        directory, steps=run.steps, save_every=run.save_every, change=run.change, options=args.options | _settings(run)
-    )
+    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=args.options | args.settings)
     for line in lines:
         print(f"note: {line}", file=sys.stderr)
     return config, directory
-
-
-def _settings(run: RunArgs) -> dict[str, Any]:
-    """What is said of the data, the optimizer and the first parameters."""
-    return {
-        "data": run.data or None,
-        "learning_rate": run.learning_rate,
-        "seed": run.seed,
-        "weights": run.weights,
-        "from_scratch": run.from_scratch or None,
-    }

@@ -4,11 +4,13 @@ from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import BYTES, load_corpus, read_texts
 from meshwright.training.library import new_run, train
-from meshwright.training.loop import is_first_process, measured, run_steps
+from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
+from meshwright.training.restart import is_first_process
 from meshwright.training.resume import restore_params, resumed_run
 from meshwright.training.run import RunConfig, RunStoppedError, read_config, read_metrics
+from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_new_directory
-from meshwright.planner import Count, Plan, PlanLike, PlanOptions, given, plan_to_run, read_count
+from meshwright.planner import Count, Plan, PlanLike, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training.checkpoint import Checkpoints
@@ -21,6 +21,7 @@ from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.resume import resumed_run
 from meshwright.training.run import Row, RunConfig
+from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
 
 STEPS, LEARNING_RATE = 200, 3e-3
 """What a run takes where nothing is said."""
@@ -35,16 +36,11 @@ def train(
     *,
     steps: Count | None = None,
     resume: bool = False,
-    data: tuple[str, ...] = (),
-    learning_rate: float | None = None,
-    save_every: int | None = None,
-    seed: int | None = None,
     change: bool = False,
     anyway: bool = False,
     from_scratch: bool = False,
-    weights: str | Path | None = None,
     on_step: Callable[[Row], None] = lambda row: None,
-    **options: Unpack[PlanOptions],
+    **options: Unpack[TrainOptions],
 ) -> Record:
     """Train a model on a mesh, and return what was measured.
 
@@ -53,25 +49,20 @@ def train(
             RunConfig; with resume, the directory of a run. A Hugging Face directory with weights begins with these.
         directory: of the run, for its config, metrics and checkpoints; `runs/MODEL` by default.
         steps: the end of the whole run, steps before a resume included (200; a run that goes on has its own).
-        data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
-        learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002).
-        save_every: steps between checkpoints; 0 keeps the last only.
-        seed: decides the first parameters and the order of the data (0).
         change: with resume, go on with the settings given here where they are others than the run's.
         anyway: train though the plan does not fit the memory, or the vocabulary has tokens that no text has.
         from_scratch: of a directory with trained weights take only the config.json and the tokenizer.
-        weights: the Hugging Face directory whose weights and tokenizer the run begins with, where `what` is not it.
         on_step: called with the metrics of every step.
-        options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`).
+        options: the settings of the run (`TrainOptions`), and the workload, the mesh and how a step is run, as
+            `meshwright.plan` takes them.
 
     Raises:
         MeshwrightError: where the run cannot be made, or its devices are not there.
         RunStoppedError: where the run had begun and could not go on.
     """
-    settings = {"data": data or None, "learning_rate": learning_rate, "seed": seed}
-    settings |= {"weights": weights, "from_scratch": from_scratch or None}
+    said: dict[str, Any] = dict(options) | {"from_scratch": from_scratch or None}
     if isinstance(what, RunConfig):
-        said = given(settings | {"steps": steps, "save_every": save_every} | dict(options), (*settings, *_NAMES))
+        said = given({**said, "steps": steps}, ("from_scratch", "steps", *TrainOptions.__annotations__))
         if said or resume or directory is None:
             wrong = (
                 f"a RunConfig says {next(iter(said))} itself; leave it out" if said else "a RunConfig needs a directory"
@@ -83,39 +74,33 @@ def train(
             raise MeshwrightError(f"resume goes on with the run in a directory, not with {what!r}")
         if directory is not None and Path(directory) != Path(what):
             raise MeshwrightError(f"a run that goes on stays in its directory; leave {directory} out")
-        config, lines = resumed_run(
-            Path(what), steps=steps, save_every=save_every, change=change, options=settings | dict(options)
-        )
+        config, lines = resumed_run(Path(what), steps=steps, change=change, options=said)
         for line in lines:
             warnings.warn(line, stacklevel=2)
         directory = what
     else:
         if change:
             raise MeshwrightError("change is for a run that goes on (resume=True); leave it out")
-        plan = plan_to_run(what, options)
+        settings = {name: said.pop(name) for name in [*said] if name in SETTINGS or name == "from_scratch"}
+        plan = plan_to_run(what, said)
         directory = directory or Path("runs") / plan.workload.model.name
-        config = new_run(what, plan, Path(directory), steps=steps, save_every=save_every, settings=settings)
+        config = new_run(what, plan, Path(directory), steps=steps, settings=settings)
     check_start(config, anyway=anyway)
     claim_devices(config.system)
     return run_steps(config, Path(directory), on_step=on_step)
 
 
-_NAMES = ("steps", "save_every", *PlanOptions.__annotations__)
-
-
-def new_run(
-    what: Any, plan: Plan, directory: Path, *, steps: Count | None, save_every: int | None, settings: Mapping[str, Any]
-) -> RunConfig:
+def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, settings: Mapping[str, Any]) -> RunConfig:
     """The config of a new run of the plan of `what`; a directory that holds a run is an error.
 
-    settings: data, learning_rate, seed, weights and from_scratch, as `train` takes them.
+    settings: those of `SETTINGS` and from_scratch, as `train` takes them.
     """
-    said = given(settings, ("data", "learning_rate", "seed", "weights", "from_scratch"))
-    source = find_pretrained(what, said.get("weights"), from_scratch=said.get("from_scratch", False))
+    said = given(settings, ("from_scratch", *SETTINGS))
+    source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
     if source.weights is not None:
         check_same_model(plan.workload.model, source.weights)
     count = STEPS if steps is None else read_count("steps", steps)
-    rate = said.get("learning_rate", LEARNING_RATE if source.weights is None else FINE_TUNING_RATE)
+    rate = LEARNING_RATE if source.weights is None else FINE_TUNING_RATE
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,
@@ -124,13 +109,11 @@ def new_run(
         memory_headroom=plan.memory_headroom,
         optimizer=Optimizer(learning_rate=rate, decay_steps=count),
         steps=count,
-        seed=said.get("seed", 0),
-        data=tuple(said.get("data", ())),
-        save_every=save_every or 0,
         strategy=plan.strategy,
         weights=source.weights and str(source.weights),
         tokenizer=source.tokenizer and str(source.tokenizer),
     )
+    config = with_settings(config, said)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
@@ -144,5 +127,5 @@ def new_run(
         )
     check_new_directory(directory)
     if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
-        check_corpus(load_corpus(config.data), config.workload)
+        check_corpus(load_corpus(config.data.sources), config.workload)
     return config

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import shlex
-import shutil
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
-from meshwright.cost import model_flops
 from meshwright.errors import MeshwrightError
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
@@ -32,11 +27,21 @@ from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
-from meshwright.training.pretrained import KEPT, keep_files, run_tokenizer
-from meshwright.training.resume import config_conflict
-from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, begin_run, read_metrics
-from meshwright.training.slots import in_order, to_order, to_stage_layout
-from meshwright.training.step import State, abstract_state, initial_state, train_step
+from meshwright.training.pretrained import run_tokenizer
+from meshwright.training.program import StepProgram
+from meshwright.training.restart import (
+    begin,
+    end_failed_start,
+    first_state,
+    is_first_process,
+    last_step,
+    saved_state,
+    what_is_left,
+)
+from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
+from meshwright.training.run_record import measured, seconds_at_peak
+from meshwright.training.step import State, abstract_state, train_step
+from meshwright.training.stepping import take_steps
 
 
 class NotFiniteError(MeshwrightError):
@@ -71,7 +76,7 @@ def run_steps(
         RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
     """
     _check(config)
-    corpus = load_corpus(config.data, run_tokenizer(config, directory))
+    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
     check_corpus(corpus, config.workload)
     lock = RunLock(directory, on_note) if is_first_process() else None
 
@@ -118,24 +123,31 @@ def _run(
     checkpoints, start = Checkpoints(directory), 0
     try:
         with jax.set_mesh(mesh), checkpoints:
-            start = _last_step(config, directory, checkpoints, on_note)
+            start = last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
-            first = _state(config, layout, mesh, checkpoints, start, on_bytes)
-            for row, state in _steps(config, layout, batches, first, start):
+            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
+            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+
+            def is_due(step: int) -> bool:
+                """Whether the state after a step is looked at before the next step is taken."""
+                return interruption.is_asked or config.saving.is_due(step + 1)
+
+            for row, state in _rows(config, program, batches, first, start, is_due):
                 taken = row["step"] + 1
-                row["began_at"] = start
                 if not interruption.has_begun:
-                    _begin(config, directory, checkpoints, start, on_note)
+                    begin(config, directory, checkpoints, start, on_note)
                     interruption.has_begun = True
                 if is_first_process():
                     append_metrics(directory, row)
                 _check_finite(row, checkpoints)
                 on_step(row)
                 checkpoints.check()
+                if state is None:
+                    continue
                 is_last = taken == config.steps or interruption.is_asked
-                if is_last or (config.save_every and taken % config.save_every == 0):
-                    saved = _saved(config, layout, mesh, state)
+                if is_last or config.saving.is_due(taken):
+                    saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
                             f"parameters are no numbers (nan or inf) after step {taken}; training stops"
@@ -145,71 +157,17 @@ def _run(
                     break
     except NotFiniteError as error:
         how = "--resume --change --learning-rate RATE"
-        raise RunStoppedError(f"{error}; {_left(config, directory, how)}") from None
+        raise RunStoppedError(f"{error}; {what_is_left(config, directory, how)}") from None
     except MeshwrightError as error:
         if not interruption.has_begun:
             raise
-        _end_failed_start(directory, start)
-        raise RunStoppedError(f"{error}; training stops; {_left(config, directory)}") from None
+        end_failed_start(directory, start)
+        raise RunStoppedError(f"{error}; training stops; {what_is_left(config, directory)}") from None
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
     return measured(config, read_metrics(directory))
-
-
-def is_first_process() -> bool:
-    """Whether this process writes and prints for all of a run's."""
-    return jax.process_index() == 0
-
-
-def _last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note) -> int:
-    """The steps taken at the last whole checkpoint, 0 where there is none; an error where the config is not its own."""
-    rows = len(read_metrics(directory)) if is_first_process() else 0
-    if (start := checkpoints.whole(on_note)) is None:
-        if rows:
-            on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
-        return 0
-    if conflict := config_conflict(config, checkpoints.config(start)):
-        raise MeshwrightError(
-            f"{directory} cannot go on from checkpoint {start}: {conflict}; put it back, or start a new run"
-        )
-    if start >= config.steps:
-        raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
-    if rows > start:
-        on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
-    return start
-
-
-def _begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, on_note: Note) -> None:
-    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way."""
-    if not is_first_process():
-        return
-    keep_files(config, directory)
-    begin_run(directory, config, start)
-    for step in checkpoints.steps:
-        if step > start:
-            on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
-
-
-def _end_failed_start(directory: Path, start: int) -> None:
-    """Delete what a new run wrote that failed before it had anything to go on from."""
-    if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
-        return
-    for name in ("config.json", "metrics.jsonl"):
-        (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / KEPT, ignore_errors=True)
-
-
-def _left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
-    """What is left of a run that had to stop, and what can be done with it."""
-    steps = Checkpoints(directory).steps
-    if not steps:
-        return "no checkpoint was written" + ("" if config.save_every else " (--save-every N writes some on the way)")
-    return (
-        f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
-        f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"
-    )
 
 
 def _check_finite(row: Row, checkpoints: Checkpoints) -> None:
@@ -239,85 +197,20 @@ def _is_finite(state: State) -> bool:
     return all(bool(found) for found in check(state))
 
 
-def _state(
+def _rows(
     config: RunConfig,
-    layout: ShardingContext,
-    mesh: Mesh,
-    checkpoints: Checkpoints,
+    program: StepProgram,
+    batches: Batches,
+    state: State,
     start: int,
-    on_bytes: Callable[[int], None],
-) -> State:
-    """The state after `start` steps."""
-    if start == 0:
-        weights = Path(config.weights) if config.weights else None
-        return initial_state(
-            config.workload, layout, config.optimizer, mesh, config.strategy,
-            seed=config.seed, weights=weights, on_bytes=on_bytes,
-        )  # fmt: skip
-    wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    if (saved := _saved_layout(config, layout)) == layout:
-        return checkpoints.restore(start, wanted)
-    kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    back = jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))
-    return back(checkpoints.restore(start, kept))
-
-
-def _saved(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
-    """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
-    if (saved := _saved_layout(config, layout)) == layout:
-        return state
-    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
-
-
-def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
-    """How a state lies while it is written and read."""
-    return in_order(layout, config.workload.config, config.strategy)
-
-
-def _steps(
-    config: RunConfig, layout: ShardingContext, batches: Batches, state: State, start: int
-) -> Iterator[tuple[Row, State]]:
-    """The row of each step from `start` on, and the state after it."""
-    step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
-    tokens, flops_at_peak = config.workload.tokens, _step_flops_at_peak(config)
-    batch = batches[start]
-    for step in range(start, config.steps):
-        began = time.perf_counter()
-        state, metrics = step_of(state, batch)
-        batch = batches[step + 1]  # Read while the devices work.
-        # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        found = {name: value.item() for name, value in metrics.items()}
-        seconds = time.perf_counter() - began
-        where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
-        speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
-        yield row | speed | {"memory_peak_bytes": _memory_peak()}, state
-
-
-def _step_flops_at_peak(config: RunConfig) -> float:
-    """The seconds a step would take at the hardware's peak, nothing recomputed: MFU is this over the time taken."""
-    return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
-
-
-def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
-    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out."""
-    here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
-    here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
-    times = [row["step_seconds"] for row in here[1:] or here]
-    step = statistics.median(times) if times else None
-    peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
-    return Record(
-        origin="measured",
-        mesh=config.mesh.degrees,
-        hardware=config.hardware,
-        step_seconds=step,
-        mfu=_step_flops_at_peak(config) / step if step else None,
-        memory_bytes={"peak": max(peaks)} if peaks else {},
-        tokens_per_second=config.workload.tokens / step if step else None,
-    )
-
-
-def _memory_peak() -> int | None:
-    """The most bytes that were in use on a device so far, where its runtime counts them; simulated devices do not."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    is_due: Callable[[int], bool],
+) -> Iterator[tuple[Row, State | None]]:
+    """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
+    tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
+    ahead = jax.local_devices()[0].platform != "cpu"
+    steps = range(start, config.steps)
+    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=ahead):
+        seconds = found["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": start} | found
+        row |= {"learning_rate": config.optimizer.rate(found["step"])}
+        yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

@@ -12,32 +12,29 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.planner import Count, PlanOptions, given, read_count, read_mesh, read_system
+from meshwright.planner import Count, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.run import RunConfig, config_from_data, read_config
+from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
 """What decides the arrays of a checkpoint, so that no run can go on with another."""
 
 
 def resumed_run(
-    directory: Path,
-    *,
-    steps: Count | None,
-    save_every: int | None,
-    change: bool,
-    options: Mapping[str, Any],
+    directory: Path, *, steps: Count | None, change: bool, options: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
     """The config of a run as it goes on, and a line for everything in it that is another than before.
 
-    Steps, hardware, mesh and save_every may always change. Another value of anything else is an error unless `change`
-    is true, and of what checkpoints depend on always; the same value as before is no change.
+    Steps, hardware, mesh and settings that are free may always change. Another value of anything else is an error
+    unless `change` is true, and of what checkpoints depend on always; the same value as before is no change.
     """
-    said = given(options, ("data", "learning_rate", "seed", *_OF_NEW_RUNS, *PlanOptions.__annotations__))
-    if of_new := [name for name in _OF_NEW_RUNS if name in said]:
+    said = given(options, ("from_scratch", *TrainOptions.__annotations__))
+    never = {"from_scratch", *(name for name, setting in SETTINGS.items() if setting.resume == "never")}
+    if of_new := [name for name in said if name in never]:
         raise MeshwrightError(
             f"--{of_new[0].replace('_', '-')} is for a new run; a run that goes on has its parameters, leave it out"
         )
@@ -52,9 +49,10 @@ def resumed_run(
     mesh, asked_mesh = before.mesh, said.pop("mesh", None)
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
+    free = {name: said.pop(name) for name in [*said] if name in SETTINGS and SETTINGS[name].resume == "free"}
     lines = _change(said, before, directory, is_allowed=change)
     config = replace(
-        _with(said, before),
+        _with(said | free, before),
         hardware=str(system),
         hardware_file=system.chip.file,
         memory_headroom=system.memory_headroom,
@@ -66,14 +64,10 @@ def resumed_run(
     ]
     config = replace(
         config,
-        save_every=before.save_every if save_every is None else save_every,
         strategy=replace(config.strategy, **{name: getattr(DEFAULT, name) for name in idle}),
     )
     config, more = _with_end(config, directory, None if steps is None else read_count("steps", steps))
     return config, lines + more
-
-
-_OF_NEW_RUNS = ("weights", "from_scratch")
 
 
 def _change(said: Mapping[str, Any], before: RunConfig, directory: Path, *, is_allowed: bool) -> list[str]:
@@ -99,10 +93,8 @@ def _change(said: Mapping[str, Any], before: RunConfig, directory: Path, *, is_a
 
 def _value(name: str, config: RunConfig) -> Any:
     """What a config has for an option."""
-    if name == "learning_rate":
-        return config.optimizer.learning_rate
-    if name in ("data", "seed"):
-        return getattr(config, name)
+    if name in SETTINGS:
+        return get_setting(config, name)
     workload = config.workload
     if name == "batch_tokens":
         return workload.tokens
@@ -119,14 +111,8 @@ def _with(said: Mapping[str, Any], before: RunConfig) -> RunConfig:
     fields = read_strategy({name: value for name, value in said.items() if name in STRATEGY_OPTIONS})
     if fields.get("sp_method", "gather") != "gather":
         fields.setdefault("attention", "flash")
-    return replace(
-        before,
-        workload=workload,
-        strategy=replace(before.strategy, **fields),
-        optimizer=replace(before.optimizer, learning_rate=said.get("learning_rate", before.optimizer.learning_rate)),
-        data=tuple(said.get("data", before.data)),
-        seed=said.get("seed", before.seed),
-    )
+    config = replace(before, workload=workload, strategy=replace(before.strategy, **fields))
+    return with_settings(config, {name: value for name, value in said.items() if name in SETTINGS})
 
 
 def _workload(said: Mapping[str, Any], before: Workload) -> Workload:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
+from meshwright.training.data.config import DataConfig
 from meshwright.training.optimizer import Optimizer
+from meshwright.training.saving import Saving
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -49,9 +51,8 @@ class RunConfig:
     optimizer: Optimizer
     steps: int
     seed: int = 0
-    data: tuple[str, ...] = ()
-    save_every: int = 0
-    """Steps between checkpoints; 0 keeps only the last."""
+    data: DataConfig = field(default_factory=DataConfig)
+    saving: Saving = field(default_factory=Saving)
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
     """The TOML file of a chip that is not one of the project's."""
@@ -67,10 +68,6 @@ class RunConfig:
         check_seed(self.seed)
         if self.steps < 1:
             raise MeshwrightError(f"steps is {self.steps}; it is a whole number from 1")
-        if self.save_every < 0:
-            raise MeshwrightError(
-                f"save_every is {self.save_every}; it is a whole number of steps, or 0 to keep the last only"
-            )
 
     @property
     def system(self) -> System:
@@ -106,7 +103,13 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def config_from_data(data: Any) -> RunConfig:
-    """The config that `RunConfig.to_json` made; what did not exist when it was made has its default."""
+    """The config that `RunConfig.to_json` made, also before some of its fields existed or stood where they do now."""
+    if isinstance(data, dict):
+        data = dict(data)
+        if isinstance(data.get("data"), list):
+            data["data"] = {"sources": data["data"]}
+        if "save_every" in data:
+            data["saving"] = {"every": data.pop("save_every")}
     return from_data(RunConfig, data, readers={Workload: workload_from_data, Strategy: strategy_from_data})
 
 

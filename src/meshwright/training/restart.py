@@ -1,0 +1,110 @@
+"""Where a run starts and what an ended one leaves: its last whole checkpoint, the state there, its files."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from meshwright.errors import MeshwrightError
+from meshwright.runtime import ShardingContext
+from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.pretrained import KEPT, keep_files
+from meshwright.training.resume import config_conflict
+from meshwright.training.run import RunConfig, begin_run, read_metrics
+from meshwright.training.slots import in_order, to_order, to_stage_layout
+from meshwright.training.step import State, abstract_state, initial_state
+
+
+def is_first_process() -> bool:
+    """Whether this process writes and prints for all of a run's."""
+    return jax.process_index() == 0
+
+
+def last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note) -> int:
+    """The steps taken at the last whole checkpoint, 0 where there is none; an error where the config is not its own."""
+    rows = len(read_metrics(directory)) if is_first_process() else 0
+    if (start := checkpoints.whole(on_note)) is None:
+        if rows:
+            on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
+        return 0
+    if conflict := config_conflict(config, checkpoints.config(start)):
+        raise MeshwrightError(
+            f"{directory} cannot go on from checkpoint {start}: {conflict}; put it back, or start a new run"
+        )
+    if start >= config.steps:
+        raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
+    if rows > start:
+        on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
+    return start
+
+
+def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, on_note: Note) -> None:
+    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way."""
+    if not is_first_process():
+        return
+    keep_files(config, directory)
+    begin_run(directory, config, start)
+    for step in checkpoints.steps:
+        if step > start:
+            on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
+
+
+def end_failed_start(directory: Path, start: int) -> None:
+    """Delete what a new run wrote that failed before it had anything to go on from."""
+    if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
+        return
+    for name in ("config.json", "metrics.jsonl"):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / KEPT, ignore_errors=True)
+
+
+def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
+    """What is left of a run that had to stop, and what can be done with it."""
+    steps = Checkpoints(directory).steps
+    if not steps:
+        return "no checkpoint was written" + ("" if config.saving.every else " (--save-every N writes some on the way)")
+    return (
+        f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
+        f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"
+    )
+
+
+def first_state(
+    config: RunConfig,
+    layout: ShardingContext,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    start: int,
+    on_bytes: Callable[[int], None],
+) -> State:
+    """The state after `start` steps."""
+    if start == 0:
+        weights = Path(config.weights) if config.weights else None
+        return initial_state(
+            config.workload, layout, config.optimizer, mesh, config.strategy,
+            seed=config.seed, weights=weights, on_bytes=on_bytes,
+        )  # fmt: skip
+    wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
+    if (saved := _saved_layout(config, layout)) == layout:
+        return checkpoints.restore(start, wanted)
+    kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    back = jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))
+    return back(checkpoints.restore(start, kept))
+
+
+def saved_state(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
+    """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
+    if (saved := _saved_layout(config, layout)) == layout:
+        return state
+    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
+
+
+def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
+    """How a state lies while it is written and read."""
+    return in_order(layout, config.workload.config, config.strategy)

@@ -1,0 +1,33 @@
+"""What a run measured, as the record beside that of its plan."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from meshwright.cost import model_flops
+from meshwright.record import Record
+from meshwright.training.run import Row, RunConfig
+
+
+def seconds_at_peak(config: RunConfig) -> float:
+    """The seconds a step would take at the hardware's peak, nothing recomputed: MFU is this over the time taken."""
+    return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
+
+
+def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
+    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out."""
+    here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
+    here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
+    times = [row["step_seconds"] for row in here[1:] or here]
+    step = statistics.median(times) if times else None
+    peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
+    return Record(
+        origin="measured",
+        mesh=config.mesh.degrees,
+        hardware=config.hardware,
+        step_seconds=step,
+        mfu=seconds_at_peak(config) / step if step else None,
+        memory_bytes={"peak": max(peaks)} if peaks else {},
+        tokens_per_second=config.workload.tokens / step if step else None,
+    )

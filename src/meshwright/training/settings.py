@@ -1,0 +1,71 @@
+"""The options of a run beside those of its plan, each by the field of `RunConfig` that it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from meshwright.planner import PlanOptions
+from meshwright.training.run import RunConfig
+
+
+class Setting(NamedTuple):
+    """A field of `RunConfig`, and whether a run that goes on may have another value.
+
+    path: of the field, as `optimizer.learning_rate`. resume: `free`, always; `change`, where `change=True` (--change)
+    asks for it; `never`, because the run's first state or its checkpoints depend on it.
+    """
+
+    path: str
+    resume: Literal["free", "change", "never"] = "change"
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "data": Setting("data.sources"),
+    "learning_rate": Setting("optimizer.learning_rate"),
+    "save_every": Setting("saving.every", resume="free"),
+    "seed": Setting("seed"),
+    "weights": Setting("weights", resume="never"),
+}
+"""The settings by the names of their options, in the library and at the command (`--learning-rate`)."""
+
+
+class TrainOptions(PlanOptions, total=False):
+    """What a run is, beside its plan; each name is one of `SETTINGS`.
+
+    data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
+    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). save_every: steps between checkpoints;
+    0 keeps the last only. seed: decides the first parameters and the order of the data (0). weights: the Hugging Face
+    directory whose weights and tokenizer a new run begins with, where it is not the model's own.
+    """
+
+    data: tuple[str, ...] | None
+    learning_rate: float | None
+    save_every: int | None
+    seed: int | None
+    weights: str | Path | None
+
+
+def get_setting(config: RunConfig, name: str) -> Any:
+    """What a config has for a setting."""
+    return reduce(getattr, SETTINGS[name].path.split("."), config)
+
+
+def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """A config with other values of some settings.
+
+    Raises:
+        MeshwrightError: where a value is none that its field takes.
+    """
+    for name, value in values.items():
+        config = _replaced(config, SETTINGS[name].path.split("."), value)
+    return config
+
+
+def _replaced(thing: Any, path: list[str], value: Any) -> Any:
+    """A dataclass with another value of the field at a path."""
+    name, *rest = path
+    return replace(thing, **{name: _replaced(getattr(thing, name), rest, value) if rest else value})
