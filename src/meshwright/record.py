@@ -112,6 +112,11 @@ class Record:
             "collectives": [collective.to_json() for collective in self.collectives],
         }
 
+    @property
+    def own_collectives(self) -> tuple[Collective, ...]:
+        """Those over the axes of this record's mesh: a frozen reference's are over the axes of another."""
+        return tuple(move for move in self.collectives if move.phase != "reference")
+
     def __str__(self) -> str:
         """The step, MFU, memory and what binds it, in a line."""
         parts = [f"step {show_seconds(self.step_seconds)}"] if self.step_seconds is not None else []

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.step import Attention, Dtype, MatmulDtype, Objective, Optimizer, Reference, Remat, SequenceMethod, TpStream
+from meshwright.step import (
+    Attention,
+    Dtype,
+    MatmulDtype,
+    Objective,
+    Optimizer,
+    Reference,
+    Remat,
+    SequenceMethod,
+    TpStream,
+)
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002

@@ -330,13 +330,13 @@ def _is_mlp(op: Matmul) -> bool:
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of a step's batch on one device: its text, of pairs with the reference's log-probability of each row."""
+    """The bytes of a step's batch on one device: its text, and what the reference made of each row of pairs."""
     rows = workload.sequences // mesh.degree(RULES["batch"])
     return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
 
 
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of tokens and targets on one device, of positions where tokens do not lie in order, of pairs' weights."""
+    """The bytes of tokens and targets on one device, of positions where these lie in no order, and pairs' weights."""
     has_positions = is_zigzag(mesh, strategy) and has_attention(workload.model)
     arrays = 2 + has_positions + (workload.objective == "dpo")
     return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

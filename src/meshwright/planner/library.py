@@ -41,6 +41,7 @@ from meshwright.step import (
     check_mesh,
     check_positions,
     check_strategy,
+    has_reference,
     stream_rules,
 )
 
@@ -127,6 +128,8 @@ def find_meshes(
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
+    if "reference_mesh" in fields and not has_reference(workload):
+        raise MeshwrightError("reference_mesh is of the frozen model of objective='dpo', which this step runs none of")
     space = _space(workload, system, policies, fields, include_planned=include_planned)
     ranking = rank_space(space, top=max(top, MOST_TIED))
     plans, num_tied = simplest_first(ranking.plans)

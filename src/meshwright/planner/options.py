@@ -366,7 +366,5 @@ def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
     if tokens % each:
         around = " or ".join(str(each * count) for count in (tokens // each, tokens // each + 1) if count)
         unit = f"a pair's {each} tokens" if is_pairs else f"seq_len {seq_len}"
-        raise MeshwrightError(
-            f"batch_tokens {batch_tokens} is {tokens} tokens, not a multiple of {unit}; use {around}"
-        )
+        raise MeshwrightError(f"batch_tokens {batch_tokens} is {tokens} tokens, not a multiple of {unit}; use {around}")
     return tokens // each

@@ -21,7 +21,7 @@ from meshwright.step.parameter_tree import (
     num_parameters,
     parameters,
 )
-from meshwright.step.reference import ReferencePass, check_reference, reference_pass
+from meshwright.step.reference import check_reference, reference_pass
 from meshwright.step.rules import (
     IN_USE,
     RULES,
@@ -105,7 +105,6 @@ __all__ = [
     "Parameter",
     "ProgramModel",
     "Reference",
-    "ReferencePass",
     "Remat",
     "Rules",
     "SequenceMethod",

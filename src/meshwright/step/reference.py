@@ -43,7 +43,7 @@ class ReferencePass(NamedTuple):
 def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
     """The forward pass that a step's reference adds to it; None where there is no reference, or it is precomputed.
 
-    The reference goes through the policy's pairs, in as many microbatches where its mesh leaves a device enough of them.
+    It goes through the policy's pairs, in as many microbatches where its mesh leaves a device enough of them.
     """
     if not has_reference(workload):
         return None
@@ -65,6 +65,8 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
             f"reference_mesh {own} has {own.num_devices} devices; the reference shares the policy's, {mesh} of"
             f" {mesh.num_devices}"
         )
+    if runs and workload.objective == "dpo":
+        raise MeshwrightError("objective='dpo' can be planned, and does not run yet")
     if (found := reference_pass(workload, mesh, strategy)) is None:
         return
     try:

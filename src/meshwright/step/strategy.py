@@ -92,7 +92,7 @@ class Strategy:
 
     The frozen reference of `objective="dpo"`:
 
-    - reference_mesh: the mesh of all devices that its weights and its pass are laid over; None where it is the policy's.
+    - reference_mesh: the mesh of all devices that its weights and its pass are laid over; None for the policy's.
     """
 
     num_microbatches: int = 1

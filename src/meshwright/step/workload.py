@@ -36,10 +36,10 @@ class Workload:
     Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
     `compute_dtype`.
 
-    objective: what is minimised. `next-token`: the mean loss of all tokens. `dpo`: the loss of `batch` pairs of a chosen
-    and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a frozen
-    reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made of all
-    pairs before the first step (`precomputed`).
+    objective: what is minimised. `next-token`: the mean loss of all tokens. `dpo`: the loss of `batch` pairs of a
+    chosen and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a
+    frozen reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made
+    of all pairs before the first step (`precomputed`).
     """
 
     model: Model

@@ -132,7 +132,7 @@ LOSS = "loss"
 """The mean over a step's tokens, or over its pairs with the means of what is measured of them."""
 
 PAIR_MEANS = 7
-"""The numbers that a step of dpo takes the mean of over its pairs: the loss, and six metrics (`training.preference`)."""
+"""The numbers that a step of dpo takes the mean of over its pairs: the loss and six metrics (`training.preference`)."""
 
 
 def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Objective) -> Iterator[Node]:
