@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields, from_data
+from meshwright.mesh import MeshShape
 from meshwright.step.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
@@ -88,6 +89,10 @@ class Strategy:
     - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
     - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
     - profile: the framework whose step is planned, where it is not XLA.
+
+    The frozen reference of `objective="dpo"`:
+
+    - reference_mesh: the mesh of all devices that its weights and its pass are laid over; None for the policy's.
     """
 
     num_microbatches: int = 1
@@ -108,6 +113,7 @@ class Strategy:
     moment_dtype: Dtype | None = None
     master_weights: bool = False
     profile: FrameworkProfile = XLA
+    reference_mesh: MeshShape | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
