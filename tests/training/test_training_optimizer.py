@@ -27,7 +27,8 @@ from meshwright.training import (
 from meshwright.training.optimizer import check_said, optimizer_from_data, usual_warmup
 from meshwright.training.saving import Saving
 from meshwright.training.update import bad_steps
-from meshwright.training.update.bad_steps import DELAY, FEWEST, NORM_LIMIT, NormLimits
+from meshwright.training.update.bad_steps import DELAY, FEWEST, NormLimits
+from meshwright.training.update.skipping import NORM_LIMIT
 from meshwright.training.update.transformation import transformation
 
 MODEL = replace(PRESETS["tiny"], embed=16, mlp=16, num_layers=1)
@@ -160,10 +161,10 @@ CONFIG = RunConfig(
     workload=WORKLOAD,
     mesh=MeshShape(fsdp=8),
     hardware="cpu:8",
-    optimizer=Optimizer(warmup_steps=2, decay_steps=24, max_bad_steps=3),
+    optimizer=Optimizer(warmup_steps=2, decay_steps=8, max_bad_steps=3),
     strategy=Strategy(on_bad_step="skip"),
-    steps=24,
-    saving=Saving(every=8),
+    steps=8,
+    saving=Saving(every=4),
 )
 
 
@@ -204,21 +205,21 @@ def test_a_step_over_its_limit_leaves_the_state_but_for_the_schedule(optimizer):
 
 @pytest.mark.slow
 def test_bad_steps_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, monkeypatch):
-    # What the fifth and the twentieth step may have is set so low that they are bad.
+    # What the second and the seventh step may have is set so low that they are bad.
     limits = bad_steps.NormLimits.limit
     monkeypatch.setattr(
-        bad_steps.NormLimits, "limit", lambda self, step: 1e-6 if step in (4, 19) else limits(self, step)
+        bad_steps.NormLimits, "limit", lambda self, step: 1e-6 if step in (1, 6) else limits(self, step)
     )
     straight, broken, notes = tmp_path / "straight", tmp_path / "broken", []
     run_steps(CONFIG, straight, on_note=notes.append)
-    assert [note.split(":")[0] for note in notes] == ["step 5 is left out", "step 20 is left out"]
+    assert [note.split(":")[0] for note in notes] == ["step 2 is left out", "step 7 is left out"]
     rows = read_metrics(straight)
-    assert [row["step"] for row in rows if row["skipped"]] == [4, 19]
+    assert [row["step"] for row in rows if row["skipped"]] == [1, 6]
     lines = [json.loads(line) for line in (straight / "bad_steps.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [4, 19]
+    assert [line["step"] for line in lines] == [1, 6]
     assert lines[0]["seed"] == 0
     assert lines[0]["why"].startswith("the norm of the gradients is ")
-    run_steps(replace(CONFIG, steps=16), broken, on_note=notes.append)
+    run_steps(replace(CONFIG, steps=4), broken, on_note=notes.append)
     run_steps(CONFIG, broken, on_note=notes.append)
     again = read_metrics(broken)
     assert [row["loss"] for row in again] == [row["loss"] for row in rows]
@@ -227,10 +228,10 @@ def test_bad_steps_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, 
 
 @pytest.mark.matrix
 def test_too_many_bad_steps_in_a_row_stop_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(bad_steps.NormLimits, "limit", lambda self, step: 1e-6 if step > 8 else math.inf)
+    monkeypatch.setattr(bad_steps.NormLimits, "limit", lambda self, step: 1e-6 if step > 2 else math.inf)
     with pytest.raises(RunStoppedError, match="3 steps in a row were left out, and in the last one the norm"):
         run_steps(CONFIG, tmp_path / "run", on_note=lambda line: None)
-    assert len(read_metrics(tmp_path / "run")) == 12
+    assert len(read_metrics(tmp_path / "run")) == 6
     stopped = replace(CONFIG, strategy=Strategy())
-    with pytest.raises(RunStoppedError, match=r"norm of the gradients is .* at step 10, where"):
+    with pytest.raises(RunStoppedError, match=r"norm of the gradients is .* at step 4, where"):
         run_steps(stopped, tmp_path / "stopped", on_note=lambda line: None)

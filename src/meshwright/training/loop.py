@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
+from meshwright.training.program import StepProgram
 from meshwright.training.restart import (
     begin,
     end_failed_start,
@@ -39,9 +39,10 @@ from meshwright.training.restart import (
     what_is_left,
 )
 from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
-from meshwright.training.run_record import measured, memory_peak, seconds_at_peak
+from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
-from meshwright.training.update.bad_steps import BadSteps, BatchOfStep, LimitedBatches, NormLimits, note_bad_step
+from meshwright.training.stepping import BatchOfStep, take_steps
+from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
 
 
 class NotFiniteError(MeshwrightError):
@@ -128,13 +129,17 @@ def _run(
             check_free(directory, wanted, what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
-            limits = NormLimits(config.optimizer.spike_factor, before)
-            bad_steps, of_steps = BadSteps(limits, before), batches
-            if config.strategy.on_bad_step == "skip":
-                of_steps = LimitedBatches(batches, limits, mesh)
-            for row, state in _steps(config, layout, of_steps, first, start):
+            bad_steps = BadSteps(config.optimizer.spike_factor, before)
+            is_limited = config.strategy.on_bad_step == "skip"
+            of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+
+            def is_due(step: int) -> bool:
+                """Whether the state after a step is looked at before the next step is taken."""
+                return interruption.is_asked or config.saving.is_due(step + 1)
+
+            for row, state in _rows(config, program, of_steps, first, start, is_due):
                 taken = row["step"] + 1
-                row["began_at"] = start
                 if not interruption.has_begun:
                     begin(config, directory, checkpoints, start, on_note)
                     interruption.has_begun = True
@@ -144,8 +149,10 @@ def _run(
                     _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
                 on_step(row)
                 checkpoints.check()
+                if state is None:
+                    continue
                 is_last = taken == config.steps or interruption.is_asked
-                if is_last or (config.saving.every and taken % config.saving.every == 0):
+                if is_last or config.saving.is_due(taken):
                     saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
@@ -210,21 +217,20 @@ def _is_finite(state: State) -> bool:
     return all(bool(found) for found in check(state))
 
 
-def _steps(
-    config: RunConfig, layout: ShardingContext, batches: BatchOfStep, state: State, start: int
-) -> Iterator[tuple[Row, State]]:
-    """The row of each step from `start` on, and the state after it."""
-    step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
-    tokens, flops_at_peak = config.workload.tokens, seconds_at_peak(config)
-    batch = batches[start]
-    for step in range(start, config.steps):
-        began = time.perf_counter()
-        state, metrics = step_of(state, batch)
-        batch = batches[step + 1]  # Read while the devices work.
-        # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        found = {name: value.item() for name, value in metrics.items()}
-        seconds = time.perf_counter() - began
-        where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
-        speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
-        yield row | speed | {"memory_peak_bytes": memory_peak()}, state
+def _rows(
+    config: RunConfig,
+    program: StepProgram,
+    batches: BatchOfStep,
+    state: State,
+    start: int,
+    is_due: Callable[[int], bool],
+) -> Iterator[tuple[Row, State | None]]:
+    """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
+    tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
+    ahead = jax.local_devices()[0].platform != "cpu"
+    steps = range(start, config.steps)
+    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=ahead):
+        seconds = found["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": start} | found
+        row |= {"learning_rate": config.optimizer.rate(found["step"])}
+        yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

@@ -20,3 +20,7 @@ class Saving:
             raise MeshwrightError(
                 f"save_every is {self.every}; it is a whole number of steps, or 0 to keep the last only"
             )
+
+    def is_due(self, taken: int) -> bool:
+        """Whether a checkpoint is written after so many steps, whether or not more are taken."""
+        return self.every > 0 and taken % self.every == 0

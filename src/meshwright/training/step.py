@@ -36,7 +36,7 @@ from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.slots import in_order, to_stage_layout
-from meshwright.training.update.bad_steps import NORM_LIMIT, is_bad, unless
+from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.training.update.transformation import transformation
 from meshwright.weights import load_weights, read_tensors
 

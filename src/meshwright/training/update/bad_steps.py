@@ -11,21 +11,19 @@ import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.files import append_line, write_file
 from meshwright.training.run import Row
-
-NORM_LIMIT = "norm_limit"
-"""The part of a batch that has the most that the norm of the gradients may be, one float32."""
+from meshwright.training.stepping import BatchOfStep
+from meshwright.training.update.skipping import NORM_LIMIT
 
 WINDOW = 64
 """The steps before one over whose norms the median is taken."""
@@ -37,25 +35,6 @@ DELAY = 3
 """How many steps before one the last norm lies that is looked at: devices have a batch before the last step is read."""
 
 FILE = "bad_steps.jsonl"
-
-
-def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
-    """Whether a step is to be left out, as a boolean scalar."""
-    return ~(jax.numpy.isfinite(loss) & jax.numpy.isfinite(norm) & (norm <= limit))
-
-
-def unless(bad: Array, before: Any, after: Any) -> Any:
-    """The state after a step, or the one before it where it is bad; the schedule of the learning rate goes on."""
-
-    def is_schedule(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByScheduleState)
-
-    return jax.tree.map(
-        lambda old, new: new if is_schedule(new) else jax.lax.select(bad, old, new),
-        before,
-        after,
-        is_leaf=is_schedule,
-    )
 
 
 class NormLimits:
@@ -84,12 +63,6 @@ class NormLimits:
         return self._factor * statistics.median(norms)
 
 
-class BatchOfStep(Protocol):
-    """What has the batch of any step."""
-
-    def __getitem__(self, step: int) -> Mapping[str, Array]: ...
-
-
 class LimitedBatches:
     """Batches that have the limit of their step's gradients too."""
 
@@ -106,11 +79,11 @@ class LimitedBatches:
 class BadSteps:
     """The bad steps of a run, and how many of them were left out one after the other.
 
-    rows: of the steps that were taken already.
+    factor: of the running median, from which on a norm is a spike. rows: of the steps that were taken already.
     """
 
-    def __init__(self, limits: NormLimits, rows: Iterable[Row]) -> None:
-        self._limits = limits
+    def __init__(self, factor: float | None, rows: Sequence[Row]) -> None:
+        self.limits = NormLimits(factor, rows)
         self.in_a_row = 0
         for row in rows:
             self._count(row)
@@ -118,8 +91,8 @@ class BadSteps:
     def why(self, row: Row) -> str:
         """What is wrong with a step, by its metrics; nothing where nothing is. To be called with each in its order."""
         self._count(row)
-        limit = self._limits.limit(row["step"])
-        self._limits.add(row)
+        limit = self.limits.limit(row["step"])
+        self.limits.add(row)
         for name, key in (("the loss", "loss"), ("the norm of the gradients", "grad_norm")):
             if not math.isfinite(row[key]):
                 return f"{name} is {row[key]}"
