@@ -254,6 +254,8 @@ def strategy_fields() -> dict[str, tuple[Any, set[Any]]]:
         if name == "profile":
             found |= {old: (getattr(DEFAULT.profile, new), set()) for old, new in PROFILE.items()}
             continue
+        if name == "reference_mesh":  # No step was recorded that runs a reference.
+            continue
         words = {word for option in get_args(hint) for word in (get_args(option) or (option,))}
         found[name] = getattr(DEFAULT, name), words - {type(None)}
     return found

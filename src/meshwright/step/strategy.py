@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields, from_data
+from meshwright.mesh import MeshShape
 from meshwright.step.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
@@ -93,6 +94,10 @@ class Strategy:
     - on_bad_step: what becomes of a step whose loss or gradients are no numbers or too large: with skip the compiled
       step leaves the state as it was.
     - profile: the framework whose step is planned, where it is not XLA.
+
+    The frozen reference of `objective="dpo"`:
+
+    - reference_mesh: the mesh of all devices that its weights and its pass are laid over; None for the policy's.
     """
 
     num_microbatches: int = 1
@@ -114,6 +119,7 @@ class Strategy:
     master_weights: bool = False
     on_bad_step: OnBadStep = "stop"
     profile: FrameworkProfile = XLA
+    reference_mesh: MeshShape | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
