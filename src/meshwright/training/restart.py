@@ -18,6 +18,7 @@ from meshwright.training.resume import config_conflict
 from meshwright.training.run import Row, RunConfig, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
+from meshwright.training.update.bad_steps import keep_bad_steps
 from meshwright.training.watch import note_restart
 
 
@@ -54,6 +55,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
     keep_files(config, directory)
     note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
+    keep_bad_steps(directory, start)
     for step in checkpoints.steps:
         if step > start:
             on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
