@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, headline, show, speed
+from meshwright.cli.tables import console, headline, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
@@ -158,12 +158,32 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
     else:
         print("\n".join(screen.summary()))
         show(console(), f"measured: {speed(measured)}   (plan: {speed(planned)})")
+        _show_profile(config, directory, planned)
     if screen.taken < config.steps:
         print(f"stopped at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
         return INTERRUPTED
     if not args.run.json:
         print(next_line(f"meshwright generate {shlex.quote(str(directory))}"))
     return 0
+
+
+def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
+    """The collectives of the run's profile beside planned and compiled ones, if it was to have one."""
+    from meshwright.training.watch import read_profile
+
+    if config.watching.profile is None or (profile := read_profile(directory)) is None:
+        return
+    from meshwright.verification import compare_profile
+    from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows
+
+    rows = profile_rows(compare_profile(planned, profile))
+    first, last = profile.steps
+    print()
+    show(console(), f"profile of steps {first} to {last}: bytes a device and step, then seconds")
+    show(console(), table(PROFILE_COLUMNS, rows, left=(0, 1, 2)))
+    for note in profile.measured.notes:
+        show(console(), f"note: {note}")
+    show(console(), f"traces: {directory / 'profile'} (xprof), and its .trace.json.gz for ui.perfetto.dev")
 
 
 def _begun(args: Args) -> tuple[RunConfig, Path]:

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import RunLog, load_wandb
+from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
 
 
 class NotFiniteError(MeshwrightError):
@@ -107,6 +107,8 @@ def _check(config: RunConfig) -> None:
     check_stage_remat(workload.remat, config.mesh, config.strategy)
     if config.watching.wandb is not None:
         load_wandb()
+    if config.watching.profile is not None:
+        parse_profile(config.watching.profile)
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -128,9 +130,11 @@ def _run(
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
     checkpoints, start = Checkpoints(directory), 0
-    log = RunLog(directory, config, on_note) if is_first_process() else None
     try:
-        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
+        with jax.set_mesh(mesh), ExitStack() as exits:
+            log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+            exits.enter_context(checkpoints)
+            profiler = None
             start = last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
@@ -140,10 +144,13 @@ def _run(
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            if is_first_process():
+                profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
-                return interruption.is_asked or config.saving.is_due(step + 1)
+                is_profiled = profiler is not None and profiler.is_due(step + 1)
+                return interruption.is_asked or config.saving.is_due(step + 1) or is_profiled
 
             for row, state in _rows(config, program, of_steps, first, start, is_due):
                 taken = row["step"] + 1
@@ -161,6 +168,8 @@ def _run(
                 checkpoints.check()
                 if state is None:
                     continue
+                if profiler is not None:
+                    profiler.after(taken)
                 is_last = taken == config.steps or interruption.is_asked
                 if is_last or config.saving.is_due(taken):
                     saving = time.perf_counter()
@@ -186,7 +195,7 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    return measured(config, read_metrics(directory))
+    return measured(config, read_metrics(directory), profiled_collectives(directory, config))
 
 
 def _tell_bad_step(
