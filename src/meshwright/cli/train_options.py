@@ -43,3 +43,5 @@ class SavingArgs:
 
     save_every: Annotated[int | None, option("N")] = None
     """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
+    grace_seconds: Annotated[float | None, option("SECONDS")] = None
+    """How long SIGTERM leaves to end the step and save it; then the command ends without. Default: 30."""

@@ -25,6 +25,7 @@ class Setting(NamedTuple):
 
 SETTINGS: Mapping[str, Setting] = {
     "data": Setting("data.sources"),
+    "grace_seconds": Setting("saving.grace_seconds", resume="free"),
     "learning_rate": Setting("optimizer.learning_rate"),
     "save_every": Setting("saving.every", resume="free"),
     "seed": Setting("seed"),
@@ -39,10 +40,12 @@ class TrainOptions(PlanOptions, total=False):
     data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). save_every: steps between checkpoints;
     0 keeps the last only. seed: decides the first parameters and the order of the data (0). weights: the Hugging Face
-    directory whose weights and tokenizer a new run begins with, where it is not the model's own.
+    directory whose weights and tokenizer a new run begins with, where it is not the model's own. grace_seconds: how
+    long a run may take to save and end after a SIGTERM (30).
     """
 
     data: tuple[str, ...] | None
+    grace_seconds: float | None
     learning_rate: float | None
     save_every: int | None
     seed: int | None
