@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.training.checkpoint import Note
 
@@ -28,26 +30,47 @@ Leave = Callable[[int, bool], None]
 
 @dataclass
 class Interruption:
-    """The signal that asked a run to stop, None as long as none did, and whether a first step has been taken."""
+    """The signal that asked this process to stop, None as long as none did, and whether a first step was taken."""
 
     signal: int | None = None
     has_begun: bool = False
     start_grace: Callable[[], None] = field(default=lambda: None, repr=False)
     """Begins the grace period, once."""
+    _agreed: int | None = None
+    _asked: Array | None = None
 
-    def agree(self, *flags: bool) -> tuple[bool, ...]:
-        """Have all processes of a run know of a signal that one of them had, and of flags that are true at one.
+    @property
+    def stop(self) -> int | None:
+        """The signal that the run stops for, which all its processes agree on."""
+        return self.signal if jax.process_count() == 1 else self._agreed
 
-        A signal reaches the processes at different steps, and one that left the others would have them wait for ever.
+    def agree(self, *, waits: bool) -> None:
+        """Have all processes of a run know of a signal that one of them had; all call this after the same step.
+
+        A signal reaches processes at different steps, and one that left the others would have them wait for ever.
+        waits: for the devices, which answer after the step that they are at; else the answer is of the call before.
         """
         if jax.process_count() == 1:
-            return flags
-        own = np.array([self.signal or 0, *flags], np.int32)
-        signal_number, *found = np.max(process_allgather(own), axis=0).tolist()
-        self.signal = signal_number or None
-        if self.signal == signal.SIGTERM:
+            return
+        asked, self._asked = self._asked, _largest_of_processes(self.signal or 0)
+        if (answer := self._asked if waits else asked) is not None:
+            self._agreed = int(answer) or None
+        if self._agreed == signal.SIGTERM:
             self.start_grace()
-        return tuple(map(bool, found))
+
+
+def _largest_of_processes(number: int) -> Array:
+    """The largest of the numbers of all processes, at each; the devices are not waited for."""
+    mesh = jax.make_mesh((jax.device_count(),), ("device",), devices=jax.devices())
+    with jax.set_mesh(mesh):
+        spread, whole = NamedSharding(mesh, PartitionSpec("device")), NamedSharding(mesh, PartitionSpec())
+        numbers = jax.make_array_from_callback((jax.device_count(),), spread, lambda _: np.array([number], np.int32))
+        return _max(numbers, whole)
+
+
+@partial(jax.jit, static_argnums=1)
+def _max(numbers: Array, sharding: NamedSharding) -> Array:
+    return jax.reshard(numbers, sharding).max()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
+from meshwright.training.program import StepProgram
 from meshwright.training.restart import (
     begin,
     end_failed_start,
@@ -38,8 +38,9 @@ from meshwright.training.restart import (
     what_is_left,
 )
 from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
-from meshwright.training.run_record import measured, memory_peak, seconds_at_peak
+from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
+from meshwright.training.stepping import take_steps
 
 
 class NotFiniteError(MeshwrightError):
@@ -131,15 +132,21 @@ def _run(
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
-    taken = start
+    taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
         with jax.set_mesh(mesh), checkpoints:
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
-            for row, state in _steps(config, layout, batches, first, start):
+            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+
+            def is_due(step: int) -> bool:
+                """Whether the state after a step is looked at before the next step is taken."""
+                interruption.agree(waits=False)
+                return interruption.stop is not None or config.saving.is_due(step + 1)
+
+            for row, state in _rows(config, program, batches, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
-                row["began_at"] = start
                 if not interruption.has_begun:
                     begin(config, directory, checkpoints, start, on_note)
                     interruption.has_begun = True
@@ -148,9 +155,12 @@ def _run(
                 _check_finite(row, checkpoints)
                 on_step(row)
                 checkpoints.check()
-                interruption.agree()
-                is_last = taken == config.steps or interruption.signal is not None
-                if is_last or (config.saving.every and taken % config.saving.every == 0):
+                if state is None:
+                    continue
+                if not runs_ahead:
+                    interruption.agree(waits=True)
+                is_last = taken == config.steps or interruption.stop is not None
+                if is_last or config.saving.is_due(taken):
                     saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
@@ -171,7 +181,7 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    return Outcome(measured(config, read_metrics(directory)), taken, interruption.signal)
+    return Outcome(measured(config, read_metrics(directory)), taken, interruption.stop)
 
 
 def _check_finite(row: Row, checkpoints: Checkpoints) -> None:
@@ -201,21 +211,21 @@ def _is_finite(state: State) -> bool:
     return all(bool(found) for found in check(state))
 
 
-def _steps(
-    config: RunConfig, layout: ShardingContext, batches: Batches, state: State, start: int
-) -> Iterator[tuple[Row, State]]:
-    """The row of each step from `start` on, and the state after it."""
-    step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
-    tokens, flops_at_peak = config.workload.tokens, seconds_at_peak(config)
-    batch = batches[start]
-    for step in range(start, config.steps):
-        began = time.perf_counter()
-        state, metrics = step_of(state, batch)
-        batch = batches[step + 1]  # Read while the devices work.
-        # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        found = {name: value.item() for name, value in metrics.items()}
-        seconds = time.perf_counter() - began
-        where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
-        speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
-        yield row | speed | {"memory_peak_bytes": memory_peak()}, state
+def _rows(
+    config: RunConfig,
+    program: StepProgram,
+    batches: Batches,
+    state: State,
+    start: int,
+    is_due: Callable[[int], bool],
+    *,
+    runs_ahead: bool,
+) -> Iterator[tuple[Row, State | None]]:
+    """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
+    tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
+    steps = range(start, config.steps)
+    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=runs_ahead):
+        seconds = found["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": start} | found
+        row |= {"learning_rate": config.optimizer.rate(found["step"])}
+        yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

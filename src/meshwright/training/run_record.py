@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-import jax
-
 from meshwright.cost import model_flops
 from meshwright.record import Record
 from meshwright.training.run import Row, RunConfig
@@ -33,8 +31,3 @@ def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
         memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
     )
-
-
-def memory_peak() -> int | None:
-    """The most bytes that were in use on a device so far, where its runtime counts them; simulated devices do not."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

@@ -27,3 +27,7 @@ class Saving:
             )
         if self.grace_seconds <= 0:
             raise MeshwrightError(f"grace_seconds is {self.grace_seconds:g}; it is a number of seconds above 0")
+
+    def is_due(self, taken: int) -> bool:
+        """Whether a checkpoint is written after so many steps, whether or not more are taken."""
+        return self.every > 0 and taken % self.every == 0
