@@ -167,7 +167,7 @@ def mesh_name(record: Record) -> str:
 
 def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
-    tokens = f"{workload.batch} × {workload.seq_len} tokens"
+    tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
     return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Strategy, Workload, device_blocks, dropless_padding, halves_queries
+from meshwright.step import (
+    DEFAULT,
+    Strategy,
+    Workload,
+    device_blocks,
+    dropless_padding,
+    halves_queries,
+    has_reference,
+    reference_pass,
+)
 from meshwright.step.ir import AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.step.train import train_step
 
@@ -26,6 +35,7 @@ HALVED = 0.75
 class StepFlops:
     """The flops of one step on one device, by phase."""
 
+    reference: float = 0.0
     forward: float = 0.0
     recompute: float = 0.0
     backward: float = 0.0
@@ -33,10 +43,11 @@ class StepFlops:
     @property
     def total(self) -> float:
         """All that is executed."""
-        return self.forward + self.recompute + self.backward
+        return self.reference + self.forward + self.recompute + self.backward
 
     def __add__(self, other: StepFlops) -> StepFlops:
         return StepFlops(
+            reference=self.reference + other.reference,
             forward=self.forward + other.forward,
             recompute=self.recompute + other.recompute,
             backward=self.backward + other.backward,
@@ -47,10 +58,13 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
     Stages in lockstep go through their layers in the ticks of the bubble too, and through layers before the pipeline;
-    GPipe's recompute the logits.
+    GPipe's recompute the logits. A frozen reference goes through its forward pass.
     """
-    step = train_step(workload, mesh, strategy)
-    return product_flops(step) + attention_flops(workload, mesh, strategy)
+    found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return found
+    once = product_flops(train_step(*own)) + attention_flops(*own)
+    return found + StepFlops(reference=once.forward)
 
 
 def product_flops(step: Step) -> StepFlops:
@@ -105,7 +119,8 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """The flops that a step of the model needs over all devices, nothing recomputed: what MFU counts.
 
     6 for each weight that multiplies and each token, and 12 layers x heads x head_dim x seq_len a token for attention
-    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps.
+    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps. A third more with a
+    frozen reference that each step runs, 2 for each of its weights.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
@@ -118,7 +133,7 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
             products = attention_products(op, step, is_fused=False)
             kept = window_share(op.windows, workload.seq_len) / 2 if is_causal else 1.0
             forward += kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
-    return 3 * forward
+    return (4 if has_reference(workload) else 3) * forward
 
 
 def dropless_padding_flops(
