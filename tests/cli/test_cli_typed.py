@@ -91,7 +91,7 @@ VALUES = {
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
     "--grace-seconds": "9", "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
-    "--repetition-penalty": "1.2",
+    "--repetition-penalty": "1.2", "--wandb": "curves",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +39,12 @@ from meshwright.training.restart import (
     saved_state,
     what_is_left,
 )
-from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
+from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
+from meshwright.training.watch import RunLog, load_wandb
 
 
 class NotFiniteError(MeshwrightError):
@@ -110,6 +113,8 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    if config.watching.wandb is not None:
+        load_wandb()
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -123,6 +128,7 @@ def _run(
     on_bytes: Callable[[int], None],
 ) -> Outcome:
     """The steps of a run whose directory is locked."""
+    began = time.perf_counter()
     checkpoints = Checkpoints(directory)
     if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
@@ -133,9 +139,10 @@ def _run(
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
+    log = RunLog(directory, config, on_note) if is_first_process() else None
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
-        with jax.set_mesh(mesh), checkpoints:
+        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
@@ -153,10 +160,13 @@ def _run(
             for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
                 if not interruption.has_begun:
-                    begin(config, directory, checkpoints, start, on_note)
+                    row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+                    begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
-                if is_first_process():
-                    append_metrics(directory, row)
+                    if log is not None:
+                        log.begin(start)
+                if log is not None:
+                    log.add(row)
                 if why := bad_steps.why(row):
                     _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
                 on_step(row)
@@ -167,12 +177,15 @@ def _run(
                     interruption.agree(waits=True)
                 is_last = taken == config.steps or interruption.stop is not None
                 if is_last or config.saving.is_due(taken):
+                    saving = time.perf_counter()
                     saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
                             f"parameters are no numbers (nan or inf) after step {taken}; training stops"
                         )
                     checkpoints.save(taken, saved, config.to_json())
+                    if log is not None:
+                        log.add_later({"save_seconds": time.perf_counter() - saving})
                 if is_last:
                     break
     except NotFiniteError as error:
