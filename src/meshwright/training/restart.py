@@ -14,6 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.pretrained import KEPT, keep_files
+from meshwright.training.resolved import write_resolved
 from meshwright.training.resume import config_conflict
 from meshwright.training.run import RunConfig, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
@@ -50,6 +51,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
         return
     keep_files(config, directory)
     begin_run(directory, config, start)
+    write_resolved(directory, config)
     keep_bad_steps(directory, start)
     for step in checkpoints.steps:
         if step > start:
@@ -60,7 +62,7 @@ def end_failed_start(directory: Path, start: int) -> None:
     """Delete what a new run wrote that failed before it had anything to go on from."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
-    for name in ("config.json", "metrics.jsonl"):
+    for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / KEPT, ignore_errors=True)
 
