@@ -78,3 +78,11 @@ class SavingArgs:
 
     save_every: Annotated[int | None, option("N")] = None
     """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
+
+
+@dataclass(frozen=True)
+class WatchArgs:
+    """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
+
+    wandb: Annotated[str | None, option("PROJECT")] = None
+    """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""
