@@ -15,7 +15,7 @@ import tyro
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, show, speed
 from meshwright.cli.text import next_line
-from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs
+from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -82,6 +82,7 @@ class Args:
     data: DataArgs = field(default_factory=DataArgs)
     optimizer: OptimizerArgs = field(default_factory=OptimizerArgs)
     saving: SavingArgs = field(default_factory=SavingArgs)
+    watching: WatchArgs = field(default_factory=WatchArgs)
     strategy: StrategyArgs = field(default_factory=StrategyArgs)
     process: ProcessArgs = field(default_factory=ProcessArgs)
 
@@ -93,7 +94,7 @@ class Args:
     @property
     def settings(self) -> dict[str, Any]:
         """What is said of the run beside its plan."""
-        return given_options(self.start, self.data, self.optimizer, self.saving)
+        return given_options(self.start, self.data, self.optimizer, self.saving, self.watching)
 
 
 def run(args: Args) -> int:
