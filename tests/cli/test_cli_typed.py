@@ -99,7 +99,8 @@ VALUES = {
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",
     "--lr-schedule": "linear", "--warmup-steps": "2", "--decay-share": "0.5", "--final-rate": "0", "--rate": "query=2",
     "--weight-decay": "0", "--no-decay": "layers", "--b1": "0.8", "--b2": "0.99", "--eps": "1e-6", "--momentum": "0.9",
-    "--clip-norm": "0", "--on-bad-step": "skip", "--spike-factor": "5", "--max-bad-steps": "4",
+    "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
+    "--spike-factor": "5", "--max-bad-steps": "4",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

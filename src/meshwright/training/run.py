@@ -63,6 +63,8 @@ class RunConfig:
     """The share of memory that the plan kept for the error of its prediction."""
     weights: str | None = None
     """The Hugging Face directory whose weights are the first parameters; None where they are drawn."""
+    source: str | None = None
+    """What named the model of a new run: a preset, a file or a directory; None where it was given as an object."""
     tokenizer: str | None = None
     """The Hugging Face directory whose tokenizer reads the text; None where it is read as bytes."""
 

@@ -29,6 +29,8 @@ SETTINGS: Mapping[str, Setting] = {
     "learning_rate": Setting("optimizer.learning_rate"),
     "lr_schedule": Setting("optimizer.schedule"),
     "warmup_steps": Setting("optimizer.warmup_steps"),
+    "first_rate": Setting("optimizer.first_rate"),
+    "decay_steps": Setting("optimizer.decay_steps"),
     "decay_share": Setting("optimizer.decay_share"),
     "final_rate": Setting("optimizer.final_rate"),
     "weight_decay": Setting("optimizer.weight_decay"),
@@ -65,6 +67,8 @@ class TrainOptions(PlanOptions, total=False):
     learning_rate: float | None
     lr_schedule: RateSchedule | None
     warmup_steps: int | None
+    first_rate: float | None
+    decay_steps: int | None
     decay_share: float | None
     final_rate: float | None
     weight_decay: float | None
