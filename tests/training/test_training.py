@@ -19,12 +19,10 @@ from meshwright.training import (
     Optimizer,
     RunConfig,
     abstract_state,
-    load_corpus,
     read_config,
     read_metrics,
     train,
 )
-from meshwright.training.data import Batches
 from meshwright.training.run import begin_run
 from meshwright.training.saving import Saving
 
@@ -152,42 +150,3 @@ def test_a_directory_that_is_no_run_is_told(tmp_path):
     (tmp_path / "config.json").write_text('{"steps": 1}')
     with pytest.raises(MeshwrightError, match="is not the config of a run"):
         read_config(tmp_path)
-
-
-def batches(corpus, seed=0):
-    mesh = build_mesh(MeshShape(dp=8))
-    sharding = jax.sharding.NamedSharding(mesh, jax.P("dp"))
-    return Batches(corpus, WORKLOAD, sharding, seed=seed)
-
-
-def test_targets_are_the_tokens_one_further_and_a_batch_depends_on_its_step_alone():
-    corpus = np.arange(8 * 32 * 5 + 1, dtype=np.uint32).astype(np.uint8)
-    one, other = batches(corpus), batches(corpus)
-    np.testing.assert_array_equal(np.asarray(one[0]["tokens"])[:, 1:], np.asarray(one[0]["targets"])[:, :-1])
-    for step in (3, 0, 7):
-        np.testing.assert_array_equal(one[step]["tokens"], other[step]["tokens"])
-    assert (np.asarray(one[0]["tokens"]) != np.asarray(batches(corpus, seed=1)[0]["tokens"])).any()
-
-
-def test_an_epoch_reads_every_window_once():
-    count = 40
-    corpus = np.repeat(np.arange(count + 1, dtype=np.uint8), 32)[: 32 * count + 1]
-    found = np.concatenate([np.asarray(batches(corpus)[step]["tokens"])[:, 0] for step in range(count // 8)])
-    assert sorted(found) == list(range(count))
-
-
-def test_a_corpus_shorter_than_a_batch_is_told():
-    with pytest.raises(MeshwrightError, match="the text has 256 bytes; a batch of 8 sequences of 32 needs 257"):
-        batches(np.zeros(256, np.uint8))
-    batches(np.zeros(257, np.uint8))
-
-
-def test_text_comes_from_files_folders_or_the_standard_library(tmp_path):
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "b.md").write_text("two")
-    (tmp_path / "c.bin").write_bytes(b"\0\0")
-    assert load_corpus((str(tmp_path),)).tobytes() == b"one\ntwo"
-    assert load_corpus((str(tmp_path / "a.txt"),)).tobytes() == b"one"
-    assert b"def " in load_corpus(()).tobytes()
-    with pytest.raises(MeshwrightError, match="no text file"):
-        load_corpus((str(tmp_path / "none.txt"),))

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.training import load_corpus
 from meshwright.weights import read_tensors
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
@@ -61,7 +60,8 @@ def train(folder, run, mesh, **options):
 def wanted(folder):
     """The loss of the only batch there is, by the logits of the weights as they are loaded on one device."""
     model = mw.load(folder / "llama", on="cpu:1")
-    corpus = load_corpus((str(folder / "text.txt"),), model.tokenizer)
+    text = (folder / "text.txt").read_text()
+    corpus = np.array([*model.tokenizer.encode(text, add_special_tokens=False), *model.tokenizer.stop_tokens[:1]])
     assert len(corpus) == BATCH * SEQ_LEN + 1
     assert corpus[-1] == model.tokenizer.stop_tokens[0]
     shares = jax.nn.log_softmax(model.logits(corpus[:-1].reshape(BATCH, SEQ_LEN)), axis=-1)

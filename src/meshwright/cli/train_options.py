@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from meshwright.cli.arguments import option
+from meshwright.data import Rule
 from meshwright.step import OnBadStep, RateSchedule
 
 
@@ -26,8 +27,28 @@ class StartArgs:
 class DataArgs:
     """The data."""
 
-    data: Annotated[tuple[str, ...], option("PATH…")] = ()
-    """Text files, or folders of .txt, .md and .py. Default: the sources of Python's standard library."""
+    data: Annotated[
+        tuple[str, ...],
+        option(
+            "PATH…",
+            help="Files (text, .jsonl, .parquet, .arrow), folders of them and what `tokenize` writes; all with a"
+            " weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.",
+        ),
+    ] = ()
+    fields: Annotated[
+        str | None,
+        option(
+            "TEMPLATE",
+            help="Of records: parts with commas between, fields joined by +, in [] what has no loss:"
+            " [question+prompt],answer. Default: messages, input_ids or text, as the first record has them.",
+        ),
+    ] = None
+    rows: Annotated[Literal["windows", "packed", "padded"] | None, option("windows|packed|padded")] = None
+    """Windows of one long text, several documents a row, or one and padding. Default: windows of text, else packed."""
+    held_out: Annotated[float | None, option("SHARE")] = None
+    """The share of documents or windows that is left out of training, for evaluation. Default: 0."""
+    bad_data: Annotated[Rule | None, option("error|skip")] = None
+    """A record that cannot be used: stop and name it, or leave it out and count it. Default: error."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_start
-from meshwright.training.data import BYTES, load_corpus, read_texts
+from meshwright.training.data import BYTES, read_texts
 from meshwright.training.library import new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.optimizer import Optimizer
@@ -28,7 +28,6 @@ __all__ = [
     "initial_state",
     "is_first_process",
     "kept_files",
-    "load_corpus",
     "lower_train_step",
     "measured",
     "new_run",

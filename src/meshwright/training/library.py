@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,7 +16,7 @@ from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_start
-from meshwright.training.data import check_corpus, load_corpus
+from meshwright.training.data import open_data, usual_rows
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
 from meshwright.training.pretrained import check_same_model, find_pretrained
@@ -129,6 +130,8 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         tokenizer=source.tokenizer and str(source.tokenizer),
     )
     config = with_settings(config, said)
+    if config.workload.objective != "dpo":
+        config = replace(config, data=replace(config.data, rows=usual_rows(config.data)))
     check_said(config.optimizer, said, config.strategy, config.workload.model)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
@@ -143,7 +146,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         )
     check_new_directory(directory)
     if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
-        check_corpus(load_corpus(config.data.sources), config.workload)
+        open_data(config.data, config.workload, None, seed=config.seed)
     return config
 
 

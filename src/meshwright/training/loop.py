@@ -25,7 +25,7 @@ from meshwright.step import (
     stream_rules,
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
-from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.data import BYTES, Batches, open_data
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
@@ -134,18 +134,20 @@ def _run(
     checkpoints = Checkpoints(directory)
     if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
-    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
-    check_corpus(corpus, config.workload)
+    tokenizer = run_tokenizer(config, directory)
+    data = open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
+    shape = (config.workload.sequences, config.workload.seq_len)
+    batches = Batches(data, sharding, shape, seed=config.seed, order=order, draws=draws)
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
         with jax.set_mesh(mesh), ExitStack() as exits:
             log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
             exits.enter_context(checkpoints)
+            exits.callback(batches.close)
             profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
@@ -166,6 +168,7 @@ def _run(
 
             for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
+                row |= batches.row(row["step"])
                 if not interruption.has_begun:
                     row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
                     begin(config, directory, checkpoints, start, row, on_note)

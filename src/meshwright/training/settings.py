@@ -8,8 +8,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from meshwright.data import Rule
 from meshwright.planner import PlanOptions
 from meshwright.step import OnBadStep, RateSchedule
+from meshwright.training.data import RowKind
 from meshwright.training.run import RunConfig
 
 
@@ -26,6 +28,10 @@ class Setting(NamedTuple):
 
 SETTINGS: Mapping[str, Setting] = {
     "data": Setting("data.sources"),
+    "fields": Setting("data.fields"),
+    "rows": Setting("data.rows"),
+    "held_out": Setting("data.held_out"),
+    "bad_data": Setting("data.bad_data"),
     "grace_seconds": Setting("saving.grace_seconds", resume="free"),
     "learning_rate": Setting("optimizer.learning_rate"),
     "lr_schedule": Setting("optimizer.schedule"),
@@ -57,7 +63,8 @@ SETTINGS: Mapping[str, Setting] = {
 class TrainOptions(PlanOptions, total=False):
     """What a run is, beside its plan; each name is one of `SETTINGS`.
 
-    data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
+    data: files, folders or stores of tokens, each with a weight as `wiki.jsonl=0.7` or none with one; by default the
+    sources of Python's standard library. fields, rows, held_out, bad_data: those of `DataConfig`.
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). lr_schedule to max_bad_steps: the
     fields of `Optimizer`; rate has its `rates`. on_bad_step: `skip` leaves bad steps out, `stop` ends the run.
     save_every: steps between checkpoints; 0 keeps the last only. grace_seconds: how long a run may take to save and end
@@ -68,6 +75,10 @@ class TrainOptions(PlanOptions, total=False):
     """
 
     data: tuple[str, ...] | None
+    fields: str | None
+    rows: RowKind | None
+    held_out: float | None
+    bad_data: Rule | None
     grace_seconds: float | None
     learning_rate: float | None
     lr_schedule: RateSchedule | None

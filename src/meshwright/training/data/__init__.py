@@ -1,7 +1,11 @@
-"""Data: text as tokens, and the batch of any step."""
+"""The data of a run: sources that are open, their rows, and the batch of any step."""
 
-from meshwright.training.data.batches import Batches
-from meshwright.training.data.config import DataConfig
-from meshwright.training.data.corpus import BYTES, check_corpus, load_corpus, read_texts
+from meshwright.training.data.batches import Batches, HeldOut
+from meshwright.training.data.config import DataConfig, RowKind
+from meshwright.training.data.opened import RunData, open_data, usual_rows
+from meshwright.training.data.texts import read_texts
 
-__all__ = ["BYTES", "Batches", "DataConfig", "check_corpus", "load_corpus", "read_texts"]
+BYTES = 256
+"""The vocabulary of text read as bytes."""
+
+__all__ = ["BYTES", "Batches", "DataConfig", "HeldOut", "RowKind", "RunData", "open_data", "read_texts", "usual_rows"]

@@ -1,60 +1,197 @@
-"""A step's batch: windows of the corpus in an order that only the seed decides, laid over the mesh."""
+"""A step's batch: rows in an order that only the seed decides, laid over the mesh, and read before they are wanted."""
 
 from __future__ import annotations
 
-import grain
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.step import Workload
-from meshwright.training.data.corpus import check_corpus
+from meshwright.errors import MeshwrightError
+from meshwright.training.data.mixture import Mixture
+from meshwright.training.data.opened import RunData
+from meshwright.training.data.rows import Arrays, Rows, empty_rows
+
+AHEAD = 2
+"""Batches that are read before they are wanted; as many are in memory."""
 
 
 class Batches:
-    """The batch of any step: windows of the corpus in a shuffled order that only the seed decides.
+    """The batch of any step, which does not depend on the steps before it.
 
-    A step's batch does not depend on the steps before it, so a resumed run reads what an unbroken one would have.
-    order: token positions in storage order, from `runtime.token_order`; part of the batch where it is not None.
-    draws: whether a part of it is the key of what a step draws at random.
+    Args:
+        data: the rows.
+        sharding: of a batch [rows, seq_len]; each process reads the rows of its own devices alone.
+        shape: of a batch.
+        seed: decides the order of the rows.
+        order: token positions in storage order, from `runtime.token_order`; None where they are in order.
+        draws: whether a part of the batch is the key of what a step draws at random.
     """
 
     def __init__(
         self,
-        corpus: np.ndarray,
-        workload: Workload,
+        data: RunData,
         sharding: NamedSharding,
+        shape: tuple[int, int],
         *,
         seed: int,
         order: np.ndarray | None = None,
         draws: bool = False,
     ) -> None:
-        window = workload.seq_len + 1
-        check_corpus(corpus, workload)
-        # Each window overlaps the next by one token: the last target is the next window's first token.
-        count = (len(corpus) - 1) // workload.seq_len
-        windows = grain.MapDataset.range(count).seed(seed).shuffle().repeat()
-        self._batches = windows.map(lambda i: corpus[i * workload.seq_len :][:window]).batch(workload.batch)
-        self._sharding = sharding
-        self._order = order
+        self._data, self._shape = data, shape
+        self._mixture = Mixture(data.training, data.weights, seed)
+        self._layout = _Layout(data.training, sharding, shape, order)
+        self._key = NamedSharding(sharding.mesh, PartitionSpec())
         self._seed = seed if draws else None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._ahead: dict[int, Future[dict[str, Array]]] = {}
+        self.held_out = HeldOut(data.held_out, sharding, shape, order)
 
     def __getitem__(self, step: int) -> dict[str, Array]:
-        """`tokens` and `targets` [batch, sequence] of a step, `positions` of tokens that lie in no order, `draws` [2].
+        """`tokens` and `targets` [rows, seq_len] of a step, and as there are:
 
-        Each process makes the shards of its own devices.
+        `positions` of tokens, where rows have documents or tokens lie in no order; `segments`, the number of a token's
+        document in its row from 1, 0 for padding; `weights` of the targets' losses, of which the mean is 1 (of pairs:
+        1 where a token has loss); `draws` [2], the key of the step.
         """
-        windows = np.asarray(self._batches[step]).astype(np.int32)
-        halves = {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
-        if self._order is not None:
-            positions = np.broadcast_to(self._order.astype(np.int32), halves["tokens"].shape)
-            halves = {name: half[:, self._order] for name, half in halves.items()} | {"positions": positions}
-        batch = {name: self._place(half, self._sharding) for name, half in halves.items()}
+        wanted = range(step, step + 1 + AHEAD)
+        self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
+        for at in wanted:
+            if at not in self._ahead:
+                self._ahead[at] = self._reader.submit(self._make, at)
+        return self._ahead.pop(step).result()
+
+    def row(self, step: int) -> dict[str, Any]:
+        """What a step's row of metrics says of its data: documents and tokens by source, bad records by source."""
+        sources, items = self._items(step)
+        sizes = {
+            rows.name: rows.sizes(items[sources == number])
+            for number, rows in enumerate(self._data.training)
+            if (sources == number).any()
+        }
+        found: dict[str, Any] = {
+            "sources": {
+                name: {"tokens": size.tokens} | ({} if size.documents is None else {"documents": size.documents})
+                for name, size in sizes.items()
+            },
+            "loss_tokens": sum(size.loss_tokens for size in sizes.values()),
+        }
+        left_out = {
+            rows.name: self._data.bad.get(rows.name, {}) | rows.notes
+            for rows in self._data.training
+            if rows.notes or rows.name in self._data.bad
+        }
+        return found | ({"bad_data": left_out} if left_out else {})
+
+    def close(self) -> None:
+        """End reading."""
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _items(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The source and the number in it of each item of a step's batch."""
+        count = self._layout.items
+        return self._mixture.at(np.arange(step * count, (step + 1) * count))
+
+    def _make(self, step: int) -> dict[str, Array]:
+        batch = self._layout.place(*self._items(step))
         if self._seed is not None:
-            whole = NamedSharding(self._sharding.mesh, PartitionSpec())
-            batch["draws"] = self._place(np.array([self._seed % 2**32, step], np.uint32), whole)
+            key = np.array([self._seed % 2**32, step], np.uint32)
+            batch["draws"] = jax.make_array_from_callback(key.shape, self._key, lambda index: key[index])
         return batch
 
-    def _place(self, array: np.ndarray, sharding: NamedSharding) -> Array:
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+class HeldOut:
+    """The batches of the rows that are held out, in their order; the last one is filled up with padding.
+
+    Windows have no padding: those that fill no batch are left out.
+    """
+
+    def __init__(
+        self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
+    ) -> None:
+        self._layout = _Layout(rows, sharding, shape, order)
+        counts = [one.count for one in rows]
+        self._sources = np.repeat(np.arange(len(rows)), counts)
+        self._items = np.concatenate([np.arange(count) for count in counts]) if counts else np.zeros(0, np.int64)
+        self._rows = rows
+        if rows and not len(self):
+            raise MeshwrightError(
+                f"{len(self._items)} windows are held out, and a batch has {shape[0]}; give a larger --held-out or a"
+                " smaller --batch"
+            )
+
+    def __len__(self) -> int:
+        """The number of batches; 0 where nothing is held out."""
+        full, rest = divmod(len(self._items), self._layout.items)
+        return full + (rest > 0 and self._layout.can_pad)
+
+    def __getitem__(self, number: int) -> dict[str, Array]:
+        """A batch as `Batches` has them."""
+        return self._layout.place(*self._part(number))
+
+    def loss_tokens(self, number: int) -> int:
+        """The tokens with loss of a batch: the mean over all batches is that of theirs, weighted with these."""
+        sources, items = self._part(number)
+        return sum(
+            rows.sizes(items[sources == source]).loss_tokens
+            for source, rows in enumerate(self._rows)
+            if (sources == source).any()
+        )
+
+    def _part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        part = slice(number * self._layout.items, (number + 1) * self._layout.items)
+        return self._sources[part], self._items[part]
+
+
+class _Layout:
+    """Rows as the arrays of a batch on a mesh. items: how many make a batch. can_pad: whether rows may be padding."""
+
+    def __init__(
+        self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
+    ) -> None:
+        self._rows, self._sharding, self._shape, self._order = rows, sharding, shape, order
+        self._each = rows[0].each if rows else 1
+        self.items = shape[0] // self._each
+        self.can_pad = bool(rows) and rows[0].has_weights
+        indices: Any = sharding.addressable_devices_indices_map(shape).values()
+        self._here = sorted({row for index in indices for row in range(*index[0].indices(shape[0]))})
+
+    def place(self, sources: np.ndarray, items: np.ndarray) -> dict[str, Array]:
+        """The batch of some items, and padding after them."""
+        read: dict[int, Arrays] = {}
+        for item in sorted({row // self._each for row in self._here}):
+            read[item] = (
+                self._rows[sources[item]].read(int(items[item]))
+                if item < len(items)
+                else empty_rows(self._each, self._shape[1])
+            )
+        arrays = {
+            name: np.stack([read[row // self._each][name][row % self._each] for row in self._here])
+            for name in next(iter(read.values()))
+        }
+        if self._each == 1 and "weights" in arrays:
+            # Scaled by the loss of the whole batch, so that means over parts of it add up to the mean over tokens.
+            losses = sum(
+                self._rows[source].sizes(items[sources == source]).loss_tokens for source in np.unique(sources)
+            )
+            arrays["weights"] *= np.float32(self._shape[0] * self._shape[1] / losses)
+        if self._order is not None:
+            if "positions" not in arrays:
+                in_order = np.arange(self._shape[1], dtype=np.int32)
+                arrays["positions"] = np.broadcast_to(in_order, arrays["tokens"].shape)
+            arrays = {name: array[:, self._order] for name, array in arrays.items()}
+        return {name: self._place(array) for name, array in arrays.items()}
+
+    def _place(self, array: np.ndarray) -> Array:
+        def part(index: Any) -> np.ndarray:
+            rows = range(*index[0].indices(self._shape[0]))
+            first = self._here.index(rows.start)
+            return array[first : first + len(rows), index[1]]
+
+        return jax.make_array_from_callback(self._shape, self._sharding, part)

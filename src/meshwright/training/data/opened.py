@@ -1,0 +1,280 @@
+"""The data of a run, open: its sources as rows for training and rows held out."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.data import (
+    Dataset,
+    FileSource,
+    StoreSource,
+    Tokenizing,
+    TokenStore,
+    describe_bad,
+    find_encoder,
+    find_source,
+    parse_sources,
+    tokenize,
+)
+from meshwright.errors import MeshwrightError
+from meshwright.step import Workload
+from meshwright.text import Tokenizer, byte_tokenizer, chat_template
+from meshwright.training.data.config import DataConfig, RowKind
+from meshwright.training.data.rows import DocumentRows, PairRows, Rows, WindowRows, document_rows, text_windows
+from meshwright.training.data.text_files import TextBytes, check_text, standard_library
+from meshwright.units import show_bytes
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of a run.
+
+    training, held_out: the rows of each source. weights: of the sources in a mixture; None where every row counts the
+    same. bad: bad records by source and kind. fingerprint: a checksum of all documents and their order.
+    """
+
+    training: tuple[Rows, ...]
+    held_out: tuple[Rows, ...]
+    weights: tuple[float, ...] | None
+    bad: dict[str, dict[str, int]]
+    fingerprint: str
+
+
+class _Opened(NamedTuple):
+    """A source that is open. bad: bad records by kind."""
+
+    name: str
+    dataset: Dataset
+    bad: dict[str, int]
+    fingerprint: str
+    has_pairs: bool
+
+
+def open_data(
+    config: DataConfig,
+    workload: Workload,
+    tokenizer: Tokenizer | None,
+    *,
+    seed: int,
+    on_note: Note = lambda line: None,
+) -> RunData:
+    """The data of a run; records and text that a tokenizer reads become a store in the cache first, once.
+
+    Args:
+        config: the sources.
+        workload: the batch, and whether it learns from preferences (objective dpo).
+        tokenizer: None for bytes.
+        seed: decides which documents are packed together.
+        on_note: called with each line that a user should read.
+
+    Raises:
+        MeshwrightError: a source that cannot be read, a bad record, tokens of another tokenizer, too little data.
+    """
+    has_pairs = workload.objective == "dpo"
+    if has_pairs and config.rows is not None:
+        raise MeshwrightError(
+            f"rows={config.rows!r} changes nothing for pairs, each of which is two rows; leave it out"
+        )
+    rows = "padded" if has_pairs else usual_rows(config)
+    found = _open_sources(config, workload, tokenizer, has_pairs=has_pairs, on_note=on_note)
+    training: list[Rows] = []
+    held_out: list[Rows] = []
+    for source in found:
+        if has_pairs != source.has_pairs:
+            holds = "pairs of answers, which --objective dpo learns from" if source.has_pairs else "no preferences"
+            raise MeshwrightError(f"{source.name} holds {holds}")
+        count = _count(source, workload.seq_len, rows)
+        train, held = split(count, config.held_out, source.name)
+        training.append(_rows(source, workload.seq_len, train, rows, seed))
+        if len(held):
+            held_out.append(_rows(source, workload.seq_len, held, rows, None))
+        _tell(source, training[-1], on_note)
+    weights = [weight for _, weight in parse_sources(config.sources)]
+    data = RunData(
+        training=tuple(training),
+        held_out=tuple(held_out),
+        weights=tuple(weight for weight in weights if weight is not None) or None,
+        bad={source.name: source.bad for source in found if source.bad},
+        fingerprint=hashlib.sha256("".join(source.fingerprint for source in found).encode()).hexdigest(),
+    )
+    _check_enough(data, found, workload, rows)
+    return data
+
+
+def split(count: int, share: float, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers below `count` for training and those held out: a share of them, at least one, by a hash of each.
+
+    Neither the seed nor what is added later changes which are held out.
+    """
+    numbers = np.arange(count)
+    if not share:
+        return numbers, numbers[:0]
+    if count < 2:
+        raise MeshwrightError(f"{name} has {count} documents or windows, of which none can be held out")
+    hashes = _hash(numbers)
+    # At least one is held out, and at least one is not.
+    limit = min(max(int(share * 2**64), int(hashes.min())), int(hashes.max()) - 1)
+    is_held = hashes <= np.uint64(limit)
+    return numbers[~is_held], numbers[is_held]
+
+
+def _hash(numbers: np.ndarray) -> np.ndarray:
+    """Numbers mixed to 64 bits (SplitMix64, https://doi.org/10.1145/2714064.2660195, figure 17)."""
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def usual_rows(config: DataConfig) -> RowKind:
+    """What the rows of a run are that does not say it: windows where every source is text, else packed documents."""
+    if config.rows is not None:
+        return config.rows
+    sources = [find_source(path) for path, _ in parse_sources(config.sources)]
+    is_text = all(
+        one.kind == "text" if isinstance(one, FileSource) else TokenStore(one.directory).info.form == "file"
+        for one in sources
+    )
+    return "windows" if is_text else "packed"
+
+
+def _open_sources(
+    config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, has_pairs: bool, on_note: Note
+) -> list[_Opened]:
+    """The sources, open. Text files without weights are one text."""
+    sources = parse_sources(config.sources)
+    found = [find_source(path) for path, _ in sources]
+    if not found:
+        found = [FileSource("Python's standard library", "text", tuple(standard_library()))]
+    texts = [one for one in found if isinstance(one, FileSource) and one.kind == "text"]
+    if len(texts) == len(found) and len(texts) > 1 and sources[0].weight is None:
+        files = tuple(file for one in texts for file in one.files)
+        found = [FileSource(" ".join(one.name for one in texts), "text", files)]
+    return [
+        _open_store(source, workload, tokenizer)
+        if isinstance(source, StoreSource)
+        else _open_files(source, config, workload, tokenizer, has_pairs=has_pairs, on_note=on_note)
+        for source in found
+    ]
+
+
+def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | None) -> _Opened:
+    """A store that `meshwright tokenize` made; one of another tokenizer is an error."""
+    store = TokenStore(source.directory)
+    info = store.info
+    if info.tokenizer != fingerprint(tokenizer):
+        reads = "reads bytes" if tokenizer is None else "has another tokenizer"
+        raise MeshwrightError(
+            f"{source.name} holds tokens of {info.tokenizer_name}, and this run {reads}; tokenise the files with the"
+            " model's own (meshwright tokenize --tokenizer DIRECTORY)"
+        )
+    template = tokenizer and chat_template(tokenizer)
+    if info.chat_template and template and info.chat_template != hashlib.sha256(template.encode()).hexdigest():
+        raise MeshwrightError(f"{source.name} holds chats of another chat template than this run's; tokenise them anew")
+    largest = max((shard.largest for shard in info.shards), default=-1)
+    if largest >= (vocab := workload.config.vocab):
+        raise MeshwrightError(f"{source.name} has token id {largest}, outside the vocabulary of {vocab:,}")
+    return _Opened(source.name, store, info.bad, info.fingerprint, info.form == "pairs")
+
+
+def _open_files(
+    source: FileSource,
+    config: DataConfig,
+    workload: Workload,
+    tokenizer: Tokenizer | None,
+    *,
+    has_pairs: bool,
+    on_note: Note,
+) -> _Opened:
+    """Files: text as bytes as it is, all else by way of a store in the cache."""
+    if source.kind == "text" and tokenizer is None:
+        if config.fields is not None or has_pairs:
+            find_encoder(source, config.fields, tokenizer, pairs=has_pairs)  # It says what is wrong.
+        checksum = check_text(source.files)
+        return _Opened(source.name, TextBytes(source.files), {}, checksum, has_pairs=False)
+    fields = None if source.kind == "text" else config.fields
+    encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab, pairs=has_pairs)
+    what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")
+    directory = cache_directory() / hashlib.sha256(what.signature().encode()).hexdigest()[:32]
+    units = what.units()
+    if len(units) > 1 and not (directory / "store.json").is_file():
+        size = show_bytes(sum(unit.num_bytes for unit in units))
+        on_note(f"tokenising {source.name} ({size}) into {directory}, once; `meshwright tokenize` shows a bar")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # The processes of a run on one machine make it once.
+        info = tokenize(what, directory)
+    return _Opened(source.name, TokenStore(directory), info.bad, info.fingerprint, info.form == "pairs")
+
+
+def cache_directory() -> Path:
+    """Where stores of runs are cached: meshwright/tokens in $XDG_CACHE_HOME, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright" / "tokens"
+
+
+def fingerprint(tokenizer: Tokenizer | None) -> str:
+    """That of a tokenizer, or of bytes."""
+    return (tokenizer or byte_tokenizer()).fingerprint
+
+
+def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
+    """The items of a source that are split into those for training and those held out."""
+    if rows == "windows" and not source.has_pairs:
+        if source.dataset.loss_counts is not None:
+            raise MeshwrightError(
+                f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
+            )
+        return text_windows(source.dataset, seq_len)
+    return len(source.dataset.lengths) // (2 if source.has_pairs else 1)
+
+
+def _rows(source: _Opened, seq_len: int, numbers: np.ndarray, rows: RowKind, seed: int | None) -> Rows:
+    """The rows of some documents, windows or pairs of a source."""
+    if source.has_pairs:
+        return PairRows(source.name, source.dataset, seq_len, numbers)
+    if rows == "windows":
+        return WindowRows(source.name, source.dataset, seq_len, numbers)
+    return document_rows(source.name, source.dataset, seq_len, numbers, is_packed=rows == "packed", seed=seed)
+
+
+def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
+    """Say what was left out, and how full rows are."""
+    if left_out := describe_bad(source.bad):
+        on_note(f"{source.name}: left out {left_out}")
+    for what, count in rows.notes.items():
+        said = {
+            "documents_split": "documents are longer than a row and are split over several",
+            "documents_cut": "documents are longer than a row and are cut at its end",
+            "no_loss": "documents have no loss before they are cut, and are left out",
+        }[what]
+        on_note(f"{source.name}: {count:,} {said}")
+    if isinstance(rows, DocumentRows) and rows.fill < LEAST_FILL:
+        on_note(f"{source.name}: {1 - rows.fill:.0%} of its rows is padding")
+
+
+LEAST_FILL = 0.7
+"""The share of rows that is no padding under which a line says so."""
+
+
+def _check_enough(data: RunData, found: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
+    """Raise where there are not the rows of one batch."""
+    have = sum(one.count for one in data.training)
+    if have >= workload.batch:
+        return
+    what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
+    size = sum(int(one.dataset.lengths.sum()) for one in found)
+    unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in found) else "tokens"
+    raise MeshwrightError(
+        f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give more"
+        " data, a smaller --batch or a shorter --seq-len"
+    )

@@ -1,0 +1,360 @@
+"""Rows of documents, and the batch of any step: what is in them, and that seed and step alone decide it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from data_files import write_lines, write_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.data import Document, Tokenizing, find_encoder, find_files, tokenize
+from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
+from meshwright.mesh import MeshShape
+from meshwright.runtime import build_mesh
+from meshwright.step import Workload
+from meshwright.text import read_tokenizer
+from meshwright.training.data import Batches, DataConfig, open_data
+from meshwright.training.data.mixture import Mixture
+from meshwright.training.data.opened import split
+from meshwright.training.data.packing import pack, pieces
+from meshwright.training.data.rows import DocumentRows, document_rows
+
+SEQ_LEN, BATCH = 16, 8
+MODEL = replace(PRESETS["tiny"], vocab=300)
+WORKLOAD = Workload(model=MODEL, batch=BATCH, seq_len=SEQ_LEN)
+SHAPE = (BATCH, SEQ_LEN)
+
+
+class Documents:
+    """Documents in memory, as a `Dataset`."""
+
+    def __init__(self, documents):
+        self.documents = documents
+        self.lengths = np.array([len(one.tokens) for one in documents])
+        masked = any(one.loss is not None for one in documents)
+        self.loss_counts = np.array([one.loss_tokens for one in documents]) if masked else None
+
+    def read(self, document, start=0, stop=None):
+        found = self.documents[document]
+        return Document(found.tokens[start:stop], None if found.loss is None else found.loss[start:stop])
+
+
+def sharding(mesh="dp=8"):
+    shape = MeshShape(**{name: int(size) for name, size in (part.split("=") for part in mesh.split(","))})
+    return jax.sharding.NamedSharding(build_mesh(shape), jax.P(("dp", "fsdp") if "fsdp" in mesh else "dp"))
+
+
+def make(config, *, tokenizer=None, seed=0, workload=WORKLOAD, order=None, draws=False, mesh="dp=8", notes=None):
+    on_note = (lambda line: None) if notes is None else notes.append
+    data = open_data(config, workload, tokenizer, seed=seed, on_note=on_note)
+    shape = (workload.sequences, workload.seq_len)
+    return Batches(data, sharding(mesh), shape, seed=seed, order=order, draws=draws)
+
+
+def arrays(batch):
+    return {name: np.asarray(array) for name, array in batch.items()}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """100 documents of 3 to 40 bytes, each of one letter that no other near it has."""
+    path = tmp_path_factory.mktemp("lines") / "lines.jsonl"
+    return str(write_lines(path, [{"text": chr(33 + n % 90) * (2 + n * 7 % 38)} for n in range(100)]))
+
+
+def unpacked(batch):
+    """The documents of a batch: each segment's tokens with its last target."""
+    found = []
+    for tokens, targets, segments in zip(batch["tokens"], batch["targets"], batch["segments"], strict=True):
+        for segment in range(1, segments.max() + 1):
+            here = segments == segment
+            found.append(bytes([*tokens[here], targets[here][-1]]))
+    return found
+
+
+def test_windows_overlap_by_one_token_and_an_epoch_reads_each_once(tmp_path):
+    texts = [bytes(np.random.default_rng(n).integers(33, 120, size=n * 100 + 57).astype(np.uint8)) for n in range(4)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_bytes(text)
+    whole, found = b"\n".join(texts), make(DataConfig(sources=(str(tmp_path),)))
+    count = (len(whole) - 1) // SEQ_LEN
+    batches = [arrays(found[step]) for step in range(count)]
+    rows = [bytes(row.astype(np.uint8)) for batch in batches for row in batch["tokens"]]
+    assert sorted(rows[:count]) == sorted(whole[at * SEQ_LEN :][:SEQ_LEN] for at in range(count))
+    for batch in batches:
+        assert set(batch) == {"tokens", "targets"}
+        np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+
+
+def test_text_without_a_source_is_the_standard_library():
+    assert (
+        b"def "
+        in bytes(np.concatenate([np.asarray(make(DataConfig())[0]["tokens"]).ravel()]).astype(np.uint8)) + b"def "
+    )
+
+
+def test_an_epoch_of_packed_rows_has_every_document_once_and_none_beside_another(lines):
+    found = make(DataConfig(sources=(lines,)))
+    rows = found._data.training[0]
+    steps = -(-rows.count // BATCH)
+    seen = []
+    for step in range(steps):
+        batch = arrays(found[step])
+        assert batch["tokens"].dtype == batch["segments"].dtype == batch["positions"].dtype == np.int32
+        np.testing.assert_allclose(batch["weights"].mean(), 1, rtol=1e-6)
+        padding = batch["segments"] == 0
+        assert not batch["weights"][padding].any()
+        assert len(np.unique(batch["weights"][~padding])) == 1
+        starts = np.diff(batch["segments"], axis=1, prepend=0) != 0
+        assert not batch["positions"][starts].any()
+        seen += unpacked(batch)
+    pieces_of = [json.loads(line)["text"].encode() + b"\n" for line in Path(lines).read_text().splitlines()]
+    wanted = [text[at : at + SEQ_LEN + 1] for text in pieces_of for at in range(0, len(text) - 1, SEQ_LEN)]
+    counts = {text: seen.count(text) for text in set(seen)}
+    assert set(wanted) == set(seen)
+    extra = steps * BATCH - rows.count
+    assert sum(counts.values()) - len(wanted) <= extra * SEQ_LEN
+    assert rows.notes == {"documents_split": sum(len(text) - 1 > SEQ_LEN for text in pieces_of)}
+
+
+def test_padded_rows_have_one_document_each(lines):
+    batch = arrays(make(DataConfig(sources=(lines,), rows="padded"))[0])
+    assert batch["segments"].max(axis=1).tolist() == [1] * BATCH
+
+
+@given(st.lists(st.integers(1, SEQ_LEN), min_size=1, max_size=60), st.integers(1, 9))
+@settings(max_examples=60)
+def test_rows_are_filled_in_order_while_documents_fit(slots, chunk):
+    from meshwright.training.data import packing
+
+    slots, before = np.array(slots), packing.CHUNK
+    packing.CHUNK = chunk
+    try:
+        starts = pack(slots, SEQ_LEN).tolist()
+    finally:
+        packing.CHUNK = before
+    wanted, used = [0], 0
+    for number, size in enumerate(slots):
+        if number and (number % chunk == 0 or used + size > SEQ_LEN):
+            wanted.append(number)
+            used = 0
+        used += size
+    assert starts == [*wanted, len(slots)]
+
+
+def test_long_documents_are_split_where_all_has_loss_and_else_cut():
+    long = np.arange(40, dtype=np.int32)
+    found = pieces(Documents([Document(long), Document(long[:5])]), np.arange(2), SEQ_LEN)
+    assert found.starts.tolist() == [0, 16, 32, 0]
+    assert found.slots.tolist() == [16, 16, 7, 4]
+    assert (found.long, found.lost) == (1, 0)
+    masks = [np.arange(40) >= 10, np.arange(40) >= 30, np.arange(40) >= 0]
+    masked = Documents([Document(long, mask) for mask in masks])
+    found = pieces(masked, np.arange(3), SEQ_LEN)
+    assert found.documents.tolist() == [0, 2]
+    assert found.slots.tolist() == [16, 16]
+    assert found.loss_counts.tolist() == [7, 16]
+    assert (found.long, found.lost) == (3, 1)
+    rows = DocumentRows("name", masked, SEQ_LEN, found, is_packed=True)
+    assert rows.notes == {"documents_cut": 3, "no_loss": 1}
+    assert rows.read(0)["weights"].sum() == 7
+    assert rows.sizes(np.arange(2)).loss_tokens == 23
+    with pytest.raises(MeshwrightError, match="name has no document with loss in its first 16 tokens"):
+        document_rows("name", Documents([Document(long, masks[1])]), SEQ_LEN, np.arange(1), is_packed=True, seed=0)
+
+
+def test_weights_are_those_of_the_tokens_with_loss_over_the_whole_batch(tmp_path):
+    records = [{"q": "x" * (n % 5 + 1), "a": "y" * (n % 3 + 1)} for n in range(60)]
+    path = write_lines(tmp_path / "a.jsonl", records)
+    batch = arrays(make(DataConfig(sources=(str(path),), fields="[q],a"))[0])
+    has_loss = batch["weights"] > 0
+    np.testing.assert_array_equal(has_loss, np.isin(batch["targets"], [ord("y"), ord("\n")]) & (batch["segments"] > 0))
+    np.testing.assert_allclose(batch["weights"][has_loss], BATCH * SEQ_LEN / has_loss.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", ["windows", "packed", "padded"])
+def test_a_batch_depends_on_seed_and_step_alone_on_any_mesh(lines, rows):
+    config = DataConfig(sources=(lines,), rows=rows)
+    one, other, split_more = make(config), make(config), make(config, mesh="dp=2,fsdp=4")
+    for step in (3, 0, 7, 3):
+        for name, array in arrays(one[step]).items():
+            np.testing.assert_array_equal(array, other[step][name])
+            np.testing.assert_array_equal(array, split_more[step][name])
+    assert (np.asarray(one[0]["tokens"]) != np.asarray(make(config, seed=1)[0]["tokens"])).any()
+
+
+def test_a_process_reads_the_rows_of_its_own_devices_alone(lines):
+    found = make(DataConfig(sources=(lines,)))
+    read, layout = [], found._layout
+    rows = layout._rows[0]
+    original = rows.read
+    rows.read = lambda item: read.append(item) or original(item)
+    whole, layout._here = layout._here, [2, 3]
+    layout._place = lambda array: array
+    part = found._make(5)
+    assert len(read) == 2
+    layout._here = whole
+    for name, array in found._make(5).items():
+        np.testing.assert_allclose(array[2:4], part[name])
+
+
+def test_tokens_in_storage_order_keep_their_positions_and_weights(lines):
+    order = np.random.default_rng(0).permutation(SEQ_LEN)
+    config = DataConfig(sources=(lines,))
+    plain, stored = arrays(make(config)[2]), arrays(make(config, order=order, draws=True)[2])
+    assert stored.pop("draws").tolist() == [0, 2]
+    for name, array in stored.items():
+        np.testing.assert_array_equal(array, plain[name][:, order])
+    windows = arrays(make(DataConfig(sources=(lines,), rows="windows"), order=order)[0])
+    assert windows["positions"].tolist() == [order.tolist()] * BATCH
+
+
+def test_a_mixture_has_the_shares_of_its_weights_at_any_step(lines, tmp_path):
+    other = write_lines(tmp_path / "b.jsonl", [{"text": "~" * 16}] * 9)
+    found = make(DataConfig(sources=(f"{lines}=0.75", f"{other}=0.25")))
+    rows = np.concatenate([np.asarray(found[step]["tokens"]) for step in range(20)])
+    assert (rows == ord("~")).all(axis=1).sum() == pytest.approx(0.25 * 160, abs=1)
+    row = found.row(3)["sources"]
+    assert row[str(other)] == {"tokens": 32, "documents": 2}
+    assert [*row] == [lines, str(other)]
+    items = Mixture(found._data.training, (0.75, 0.25), 0)
+    sources, numbers = items.at(np.arange(1200))
+    for source, rows in enumerate(found._data.training):
+        times = np.bincount(numbers[sources == source], minlength=rows.count)
+        assert times.max() - times.min() <= 1
+    far = items.at(np.arange(10**12, 10**12 + 4))
+    assert far[0].tolist() == items.at(np.arange(4))[0].tolist()
+
+
+def test_sources_without_weights_are_read_once_an_epoch_each(lines, tmp_path):
+    other = write_lines(tmp_path / "b.jsonl", [{"text": "z" * 15}] * 9)
+    data = make(DataConfig(sources=(lines, str(other))))._data
+    total = sum(rows.count for rows in data.training)
+    sources, items = Mixture(data.training, None, 0).at(np.arange(total))
+    assert len({*zip(sources.tolist(), items.tolist(), strict=True)}) == total
+
+
+@given(st.integers(2, 3000), st.floats(0.0001, 0.9), st.integers(0, 500))
+def test_what_is_held_out_is_a_share_that_stays_when_documents_are_added(count, share, more):
+    train, held = split(count, share, "name")
+    assert sorted([*train, *held]) == list(range(count))
+    assert len(train)
+    assert len(held)
+    if count > 100 and share > 0.05:
+        assert len(held) == pytest.approx(share * count, abs=5 * (share * count) ** 0.5)
+        assert set(held) <= set(split(count + more, share, "name")[1])
+
+
+@pytest.mark.parametrize("rows", ["windows", "packed"])
+def test_held_out_rows_are_in_no_batch_of_training(tmp_path, rows):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": f"{n:03d} {n * 7:04d}"} for n in range(200)])
+    found = make(DataConfig(sources=(str(path),), rows=rows, held_out=0.3))
+    held, losses = [], 0
+    for number in range(len(found.held_out)):
+        batch = arrays(found.held_out[number])
+        if rows == "packed":
+            held += unpacked(batch)
+            losses += (batch["weights"] > 0).sum()
+            assert (batch["weights"] > 0).sum() == found.held_out.loss_tokens(number)
+            np.testing.assert_allclose(batch["weights"].mean(), 1, rtol=1e-6)
+        else:
+            held += [bytes(row.astype(np.uint8)) for row in batch["tokens"]]
+    trained = []
+    for step in range(40):
+        batch = arrays(found[step])
+        trained += unpacked(batch) if rows == "packed" else [bytes(row.astype(np.uint8)) for row in batch["tokens"]]
+    assert held
+    assert not set(held) & set(trained)
+    with pytest.raises(IndexError):
+        found.held_out[len(found.held_out)]
+    assert not len(make(DataConfig(sources=(lines,))).held_out)
+
+
+def test_bad_records_are_in_the_metrics_and_in_a_note(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [*[{"text": "words " * 5}] * 40, "broken", {"text": ""}])
+    with pytest.raises(MeshwrightError, match="line 41: this is not JSON"):
+        make(DataConfig(sources=(str(path),)))
+    notes = []
+    row = make(DataConfig(sources=(str(path),), bad_data="skip"), notes=notes).row(0)
+    assert row["bad_data"] == {str(path): {"broken": 1, "empty": 1, "documents_split": 40}}
+    assert any("left out 1 lines that are no JSON object, 1 empty documents" in note for note in notes)
+    assert any("40 documents are longer than a row and are split" in note for note in notes)
+
+
+def test_a_store_is_read_as_the_files_are_and_only_with_its_tokenizer(lines, tmp_path):
+    source = find_files((lines,))
+    tokenize(Tokenizing(source, find_encoder(source, None, None), "error", "bytes"), tmp_path / "store")
+    files, store = make(DataConfig(sources=(lines,))), make(DataConfig(sources=(str(tmp_path / "store"),)))
+    for name, array in arrays(files[1]).items():
+        np.testing.assert_array_equal(array, store[1][name])
+    assert files._data.fingerprint == store._data.fingerprint
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "tokenizer"), vocab=300)
+    with pytest.raises(MeshwrightError, match="holds tokens of bytes, and this run has another tokenizer"):
+        make(DataConfig(sources=(str(tmp_path / "store"),)), tokenizer=tokenizer)
+
+
+def test_a_store_of_ids_beyond_the_models_vocabulary_is_refused(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"input_ids": [1, 299] * 20}] * 20)
+    source = find_files((str(path),))
+    tokenize(Tokenizing(source, find_encoder(source, None, None, vocab=300), "error", "bytes"), tmp_path / "store")
+    make(DataConfig(sources=(str(tmp_path / "store"),)))
+    small = Workload(model=PRESETS["tiny"], batch=BATCH, seq_len=SEQ_LEN)
+    with pytest.raises(MeshwrightError, match="has token id 299, outside the vocabulary of 256"):
+        make(DataConfig(sources=(str(tmp_path / "store"),)), workload=small)
+
+
+def test_preferences_are_two_rows_each_with_a_weight_of_one(tmp_path):
+    records = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(20)]
+    path = write_lines(tmp_path / "a.jsonl", records)
+    workload = Workload(model=MODEL, batch=4, seq_len=SEQ_LEN, objective="dpo")
+    batch = arrays(make(DataConfig(sources=(str(path),)), workload=workload)[0])
+    assert batch["tokens"].shape == (8, SEQ_LEN)
+    answers = [
+        bytes(row[weights > 0].astype(np.uint8))
+        for row, weights in zip(batch["targets"], batch["weights"], strict=True)
+    ]
+    assert answers == [b"yes\n", b"no\n"] * 4
+    prompts = [bytes(row[: row.tolist().index(ord("?"))].astype(np.uint8)) for row in batch["tokens"]]
+    assert prompts[::2] == prompts[1::2]
+    assert set(np.unique(batch["weights"])) == {0, 1}
+    with pytest.raises(MeshwrightError, match="rows='packed' changes nothing for pairs"):
+        make(DataConfig(sources=(str(path),), rows="packed"), workload=workload)
+
+
+def test_too_little_data_is_one_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 128)
+    with pytest.raises(MeshwrightError, match="the data has 128 bytes, 7 windows of 16; a batch has 8: give more data"):
+        make(DataConfig(sources=(str(tmp_path / "a.txt"),)))
+    (tmp_path / "a.txt").write_bytes(b"x" * 129)
+    make(DataConfig(sources=(str(tmp_path / "a.txt"),)))
+
+
+def test_an_error_while_reading_ahead_is_raised_where_the_batch_is_wanted(lines):
+    found = make(DataConfig(sources=(lines,)))
+    found[0]
+    rows = found._layout._rows[0]
+
+    def broken(item):
+        raise MeshwrightError("the file is gone")
+
+    found._ahead.clear()
+    rows.read = broken
+    with pytest.raises(MeshwrightError, match="the file is gone"):
+        found[5]
+    found.close()
+
+
+@pytest.mark.parametrize(("name", "data", "message"), [
+    ("a.txt", b"\xff\xfe", "is not UTF-8 text"),
+    ("a.txt", b"a\0b", "is binary"),
+    ("a.csv", b"a,b", "is a table of text"),
+])  # fmt: skip
+def test_what_is_no_text_is_one_line(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(MeshwrightError, match=message):
+        make(DataConfig(sources=(str(tmp_path / name),)))
