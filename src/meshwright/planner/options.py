@@ -83,8 +83,8 @@ class WorkloadOptions(TypedDict, total=False):
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
     model's own. lora_rank, lora_alpha, lora_targets: adapters of low rank, which then are all that trains
     (`families.adapters`). freeze: patterns of the paths of parameters that are not trained. hardware: a TOML file with
-    a chip of your own. memory_headroom: the share that is added to a predicted peak before it is held against the memory
-    (`MEMORY_HEADROOM` of the kind of chip).
+    a chip of your own. memory_headroom: the share that is added to a predicted peak before it is held against the
+    memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike

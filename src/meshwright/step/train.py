@@ -109,9 +109,12 @@ def _ops(
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
+    # Whether the stream that enters the stages has a gradient.
+    is_entry_trained = build.has_gradient
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+            is_entry_trained = build.has_gradient
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
@@ -122,7 +125,8 @@ def _ops(
             name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
             array=array,
         ))  # fmt: skip
-    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    ops += (op for op in moves if is_entry_trained or op.phase == "forward")
     ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
     return Ops(tuple(ops))
 

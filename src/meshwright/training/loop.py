@@ -25,6 +25,7 @@ from meshwright.step import (
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
@@ -125,7 +126,7 @@ def _run(
         with jax.set_mesh(mesh), checkpoints:
             start = last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-            check_free(directory, wanted, what=f"train in {directory}")
+            check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
 

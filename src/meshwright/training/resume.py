@@ -8,15 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.models import merge_adapters
 from meshwright.planner import Count, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.frozen import abstract_parts, with_frozen
 from meshwright.training.run import RunConfig, config_from_data, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
@@ -194,14 +197,21 @@ def restore_params(
 ) -> Any:
     """The parameters of the last whole checkpoint of a run, on a mesh, in a dtype; nothing else of it is read.
 
+    Adapters are added to the weights beside them. Frozen parameters are read or drawn as the run has them.
     To be called under `jax.set_mesh`, on a mesh without stages. Raises where there is none, or where it is another
     model's.
     """
     checkpoints = Checkpoints(directory)
-    if (step := checkpoints.whole(on_note, parts=("params",))) is None:
+    if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"
         raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
     if conflict := config_conflict(config, checkpoints.config(step)):
         raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
-    wanted = abstract_for_inference(parameters(config.workload.config), mesh, ShardingContext(mesh_shape), dtype)
-    return checkpoints.restore(step, {"params": wanted})["params"]
+    model, layout = config.workload.config, ShardingContext(mesh_shape)
+    wanted: Any = {"params": abstract_for_inference(parameters(model), mesh, layout, dtype)}
+    if not config.workload.frozen_paths:
+        return checkpoints.restore(step, wanted)["params"]
+    found = checkpoints.restore(step, abstract_parts(config, wanted, mesh))
+    params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
+    stored = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
+    return jax.jit(lambda params: merge_adapters(params, model))(stored)

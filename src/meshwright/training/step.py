@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from meshwright.step import (
     strategy_from_data,
     stream_rules,
 )
+from meshwright.step.parameter_tree import is_adapter
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
@@ -105,14 +106,7 @@ def initial_state(
     instead; on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
     """
     model, frozen = workload.config, workload.frozen_paths
-    ordered, wide = in_order(layout, model, strategy), "f32" if strategy.master_weights else workload.param_dtype
-    declared, read = parameters(model), {}
-    if weights is not None:
-        base = replace(model, lora=None)
-        wanted = _abstract_parameters(parameters(base), mesh, ordered, workload, wide)
-        read = load_weights(read_tensors(weights), base, wanted, on_bytes)
-        declared = without(declared, [path for path, _ in leaves(read)])
-    drawn = initialise(declared, jax.random.key(seed), mesh, ordered, wide) if declared else {}
+    first = first_parameters(workload, layout, mesh, strategy, seed=seed, weights=weights, on_bytes=on_bytes)
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
@@ -122,7 +116,39 @@ def initial_state(
         state |= {"master": trained} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
 
-    return jax.jit(begin)(merged(drawn, read))
+    return jax.jit(begin)(first)
+
+
+def first_parameters(
+    workload: Workload,
+    layout: ShardingContext,
+    mesh: Mesh,
+    strategy: Strategy,
+    *,
+    seed: int,
+    weights: Path | None,
+    paths: Collection[str] | None = None,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> Any:
+    """The parameters that a run begins with, their layers in the model's order: read from `weights`, or drawn.
+
+    Adapters are drawn in any case. paths: of those wanted; by default all. To be called under `jax.set_mesh`.
+    """
+    model, ordered = workload.config, in_order(layout, workload.config, strategy)
+    dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
+    declared = parameters(model)
+    if paths is not None:
+        declared = without(declared, [path for path, _ in leaves(declared) if path not in paths])
+    wanted: Any = _abstract_parameters(declared, mesh, ordered, workload, dtype)
+    read: Any = {}
+    if weights is not None:
+        published = without(wanted, [path for path, _ in leaves(wanted) if is_adapter(path)])
+        read = load_weights(read_tensors(weights), replace(model, lora=None), published, on_bytes)
+    if not (rest := without(declared, [path for path, _ in leaves(read)])):
+        return read
+    drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
+    stored = dict(leaves(wanted))
+    return merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
 
 
 def abstract_state(
