@@ -316,7 +316,7 @@ def test_the_end_asked_for_is_the_end_and_the_schedule_is_never_run_past_its_own
 
 @pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(warmup_steps=0), Optimizer(decay_steps=3)])
 def test_the_rate_without_jax_is_that_of_the_schedule(optimizer):
-    schedule = optimizer.schedule()
+    schedule = optimizer.optax_schedule()
     for step in (0, 1, 19, 20, 21, 100, 199, 200, 1000):
         assert optimizer.rate(step) == pytest.approx(float(schedule(step)), rel=1e-5)
 

@@ -167,7 +167,7 @@ def mesh_name(record: Record) -> str:
 
 def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
-    tokens, lora = f"{workload.batch} × {workload.seq_len} tokens", workload.config.lora
+    tokens, lora = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}", workload.config.lora
     what = f"train LoRA {lora.rank}" if lora else "train"
     return f"{workload.model.name} · {what} · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 

@@ -11,7 +11,7 @@ from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Strategy, Workload, is_zigzag, token_axes
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, is_zigzag, reference_pass, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
@@ -46,9 +46,22 @@ def step_memory(
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch, dropout's key."""
+    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch.
+
+    With it come dropout's key, and the limit over which a step is left out; with a live reference its parameters too, and the batch once more as its mesh has it.
+    """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
-    return int(states.arguments) + _batch_bytes(workload, mesh, strategy) + (8 if strategy.dropout else 0)
+    scalars = 8 * (strategy.dropout > 0) + 4 * (strategy.on_bad_step == "skip")
+    own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + scalars
+    return own + int(reference_bytes(workload, mesh, strategy, kind=kind))
+
+
+def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
+    """The bytes of a live reference's parameters and of its batch on one device; 0 where a step runs none."""
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return 0.0
+    batch = _text_bytes(own.workload, own.mesh, own.strategy)
+    return States(*own, is_tiled=kind == "tpu").parameters + batch
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
@@ -127,11 +140,27 @@ class _Step:
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
             always["master weights"] = states.master_weights
+        always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
-        moments = (self._loss(), self._attention(), self._mlp(), self._before(), self._table(), self._update())
+        moments = (
+            self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
+            self._update(),
+        )  # fmt: skip
         fullest = max(moments, key=lambda terms: sum(terms.values()))
         terms = {name: int(size) for name, size in (always | fullest).items() if size or name in ALWAYS}
         return terms | {"peak": sum(terms.values())}
+
+    def _reference(self) -> dict[str, float]:
+        """The reference's pass, before the policy's: its logits, the weight that makes them, and a layer's input."""
+        if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
+            return {}
+        forward = _Step(*own, self.kind)
+        logits = 4 * forward.activations.logit_elements + forward.activations.narrow * forward.activations.inputs
+        return {
+            "activations": 0.0,
+            "gradients": 0.0,
+            "reference pass": logits + forward._gathered(forward._logits_weight),
+        }
 
     def _loss(self) -> dict[str, float]:
         """The loss: the logits, and the weight that makes them with its gradient.
@@ -317,6 +346,13 @@ def _is_mlp(op: Matmul) -> bool:
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of tokens and targets on one device, and of positions where tokens do not lie in order."""
+    """The bytes of a step's batch on one device: its text, and what the reference made of each row of pairs."""
+    rows = workload.sequences // mesh.degree(RULES["batch"])
+    return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
+
+
+def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
+    """The bytes of tokens and targets on one device, of positions where these lie in no order, and pairs' weights."""
     has_positions = is_zigzag(mesh, strategy) and has_attention(workload.model)
-    return (3 if has_positions else 2) * 4 * (workload.tokens // mesh.degree(token_axes()))
+    arrays = 2 + has_positions + (workload.objective == "dpo")
+    return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

@@ -42,7 +42,7 @@ BLOCK_OF_8BIT = 256
 TILE = (8, 128)
 """The rows and columns of the tile that a TPU fills a float32 array up to."""
 
-STATES = ("parameters", "master weights", "optimizer")
+STATES = ("parameters", "master weights", "optimizer", "reference")
 """The terms of `step_memory` that stay from step to step; all others come and go within one."""
 
 

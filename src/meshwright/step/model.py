@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
@@ -304,6 +304,11 @@ class ProgramModel:
 
 Model = ModelConfig | ProgramModel
 """What a step is of."""
+
+
+def without_lora(model: Model) -> Model:
+    """The model without its adapters."""
+    return replace(model, lora=None) if isinstance(model, ModelConfig) else model
 
 
 def _check_whole(model: ModelConfig, field: str) -> None:

@@ -44,7 +44,7 @@ from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
 from meshwright.step.sequence import has_attention, is_zigzag
 from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Remat, Workload, num_query_chunks
+from meshwright.step.workload import Objective, Remat, Workload, num_query_chunks
 
 STAGED = MeshShape(pp=2)
 """A mesh with stages, for what depends on whether there are some."""
@@ -63,7 +63,17 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     if mesh.pp > 1:
         stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
     return Step(
-        ops=_ops(model, workload.frozen_paths, workload.remat, has_chunks, live, mesh.sp == 2, plain, shared),
+        ops=_ops(
+            model,
+            workload.frozen_paths,
+            workload.remat,
+            workload.objective,
+            has_chunks,
+            live,
+            mesh.sp == 2,
+            plain,
+            shared,
+        ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
@@ -75,7 +85,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
     """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
     schedule = strategy.schedule if has_stages else "1f1b"
     parts = min(strategy.num_microbatches, 2)
-    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule)
+    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule, reference_mesh=None)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -91,6 +101,7 @@ def _ops(
     model: Model,
     frozen: frozenset[str],
     remat: Remat,
+    objective: Objective,
     has_chunks: bool,
     live: frozenset[str],
     is_pair: bool,
@@ -118,7 +129,7 @@ def _ops(
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
-    ops += build.ends(logits_nodes(found.logits, layout), is_recomputed=is_recomputed)
+    ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
     if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
         array = Array("positions", (layout.tokens[0], Dim("S", None)), width="float32")
         ops.append(Communicate(

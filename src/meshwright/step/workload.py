@@ -13,6 +13,8 @@ from meshwright.step.trained import frozen_paths
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
+Objective = Literal["next-token", "dpo"]
+Reference = Literal["live", "precomputed"]
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
 """What a layer keeps for backward, from most to least of the device's memory.
@@ -36,6 +38,11 @@ class Workload:
     Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
     `compute_dtype`. frozen: patterns of the paths of parameters that are not trained (`step.trained`). They have no
     gradients and no moments, and weights among them are kept in `compute_dtype`, as products use them.
+
+    objective: what is minimised. `next-token`: the mean loss of all tokens. `dpo`: the loss of `batch` pairs of a
+    chosen and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a
+    frozen reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made
+    of all pairs before the first step (`precomputed`).
     """
 
     model: Model
@@ -45,6 +52,8 @@ class Workload:
     param_dtype: Dtype = "f32"
     remat: Remat = "block"
     frozen: tuple[str, ...] = ()
+    objective: Objective = "next-token"
+    reference: Reference = "live"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,6 +61,10 @@ class Workload:
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
         frozen_paths(self.model, self.frozen)
+        if self.objective != "dpo" and self.reference != "live":
+            raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
+        if self.objective == "dpo" and isinstance(self.model, ProgramModel):
+            raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
 
     @property
     def frozen_paths(self) -> frozenset[str]:
@@ -74,9 +87,19 @@ class Workload:
         return self.model
 
     @property
+    def sequences(self) -> int:
+        """The sequences of a step, over all devices: two in each pair of answers."""
+        return self.batch * (2 if self.objective == "dpo" else 1)
+
+    @property
+    def in_pairs(self) -> str:
+        """How many pairs the sequences are, in words to be put after their number; nothing where they are none."""
+        return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""
+
+    @property
     def tokens(self) -> int:
         """The tokens of a step, over all devices."""
-        return self.batch * self.seq_len
+        return self.sequences * self.seq_len
 
 
 QUERY_CHUNK = 1024

@@ -19,6 +19,7 @@ from meshwright.training.resume import config_conflict
 from meshwright.training.run import RunConfig, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
+from meshwright.training.update.bad_steps import keep_bad_steps
 
 
 def is_first_process() -> bool:
@@ -50,6 +51,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
         return
     keep_files(config, directory)
     begin_run(directory, config, start)
+    keep_bad_steps(directory, start)
     for step in checkpoints.steps:
         if step > start:
             on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")

@@ -15,16 +15,23 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import merge_adapters
 from meshwright.planner import Count, given, read_count, read_mesh, read_system
-from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
+from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.frozen import abstract_parts, with_frozen
+from meshwright.training.optimizer import check_said
 from meshwright.training.run import RunConfig, config_from_data, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
 """What decides the arrays of a checkpoint, so that no run can go on with another."""
+
+FROZEN = ("lora_rank", "lora_alpha", "lora_targets", "freeze")
+"""What decides which arrays a checkpoint has, by the options' names."""
+
+REFERENCES = ("objective", "reference")
+"""What decides the frozen model that a run keeps beside its checkpoints (`training.reference`)."""
 
 
 def resumed_run(
@@ -53,14 +60,15 @@ def resumed_run(
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
     free = {name: said.pop(name) for name in [*said] if name in SETTINGS and SETTINGS[name].resume == "free"}
-    lines = _change(said, before, directory, is_allowed=change)
+    lines = _change(said, before, directory, num_devices=mesh.num_devices, is_allowed=change)
     config = replace(
-        _with(said | free, before),
+        _with(said | free, before, mesh.num_devices),
         hardware=str(system),
         hardware_file=system.chip.file,
         memory_headroom=system.memory_headroom,
         mesh=mesh,
     )
+    check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
@@ -73,17 +81,21 @@ def resumed_run(
     return config, lines + more
 
 
-def _change(said: Mapping[str, Any], before: RunConfig, directory: Path, *, is_allowed: bool) -> list[str]:
+def _change(
+    said: Mapping[str, Any], before: RunConfig, directory: Path, *, num_devices: int, is_allowed: bool
+) -> list[str]:
     """A line for each setting that is another than before; an error where it may not be."""
-    after, lines = _with(said, before), []
+    after, lines = _with(said, before, num_devices), []
     for name in said:
         old, new = _value(name, before), _value(name, after)
         if old == new:
             continue
-        if name in SHAPES:
+        # Frozen weights are kept in the dtype of products.
+        is_shape = name in (*SHAPES, *FROZEN) or (name == "dtype" and before.workload.frozen_paths)
+        if is_shape or name in REFERENCES:
+            made = "the checkpoints of {} were made" if is_shape else "{} was begun"
             raise MeshwrightError(
-                f"{name} is {new!r}; the checkpoints of {directory} were made with {old!r}, and only a new run can"
-                " have another"
+                f"{name} is {new!r}; {made.format(directory)} with {old!r}, and only a new run can have another"
             )
         if not is_allowed:
             raise MeshwrightError(
@@ -105,13 +117,18 @@ def _value(name: str, config: RunConfig) -> Any:
         return workload.config.num_layers
     if name in STRATEGY_OPTIONS:
         return getattr(config.strategy, name)
+    if name == "freeze":
+        return workload.frozen
+    if name in FROZEN:
+        return getattr(workload.config.lora, name.removeprefix("lora_"), None)
     return getattr(workload, "compute_dtype" if name == "dtype" else name)
 
 
-def _with(said: Mapping[str, Any], before: RunConfig) -> RunConfig:
+def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
     """A config with the options that are said in it."""
     workload = _workload(said, before.workload)
-    fields = read_strategy({name: value for name, value in said.items() if name in STRATEGY_OPTIONS})
+    strategy = {name: value for name, value in said.items() if name in STRATEGY_OPTIONS}
+    fields = read_strategy(strategy, num_devices)
     if fields.get("sp_method", "gather") != "gather":
         fields.setdefault("attention", "flash")
     config = replace(before, workload=workload, strategy=replace(before.strategy, **fields))
@@ -130,17 +147,24 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
     seq_len = counts.get("seq_len", before.seq_len)
     check_positions(before.model, seq_len)
     batch = counts.get("batch", before.batch)
-    if (tokens := counts.get("batch_tokens", batch * seq_len)) % seq_len:
-        raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of seq_len {seq_len}")
-    model = replace(before.model, num_layers=counts["num_layers"]) if "num_layers" in counts else before.model
+    each = seq_len * before.sequences // before.batch
+    if (tokens := counts.get("batch_tokens", batch * each)) % each:
+        raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of {each}")
+    model = replace(before.config, num_layers=counts["num_layers"]) if "num_layers" in counts else before.config
+    if adapters := {name: said[name] for name in FROZEN[:3] if name in said}:
+        own = {f"lora_{name}": value for name, value in vars(model.lora).items()} if model.lora else {}
+        model = read_adapters(replace(model, lora=None), own | adapters)
     return replace(
         before,
         model=model,
-        batch=tokens // seq_len,
+        frozen=read_names(said["freeze"]) if "freeze" in said else before.frozen,
+        batch=tokens // each,
         seq_len=seq_len,
         compute_dtype=said.get("dtype", before.compute_dtype),
         param_dtype=said.get("param_dtype", before.param_dtype),
         remat=said.get("remat", before.remat),
+        objective=said.get("objective", before.objective),
+        reference=said.get("reference", before.reference),
     )
 
 

@@ -20,7 +20,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
-from meshwright.training.optimizer import Optimizer
+from meshwright.training.optimizer import Optimizer, optimizer_from_data
 from meshwright.training.saving import Saving
 
 Row = dict[str, Any]
@@ -110,7 +110,10 @@ def config_from_data(data: Any) -> RunConfig:
             data["data"] = {"sources": data["data"]}
         if "save_every" in data:
             data["saving"] = {"every": data.pop("save_every")}
-    return from_data(RunConfig, data, readers={Workload: workload_from_data, Strategy: strategy_from_data})
+    return from_data(RunConfig, data, readers=_READERS)
+
+
+_READERS = {Workload: workload_from_data, Strategy: strategy_from_data, Optimizer: optimizer_from_data}
 
 
 def append_metrics(directory: Path, row: Row) -> None:

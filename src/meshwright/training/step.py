@@ -42,6 +42,8 @@ from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.slots import in_order, to_stage_layout
 from meshwright.training.trained import merged, without
+from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
+from meshwright.training.update.transformation import transformation
 from meshwright.weights import load_weights, read_tensors
 
 State = dict[str, Any]
@@ -53,21 +55,30 @@ def train_step(
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
 
+    A batch with a limit for the norm of the gradients (`NORM_LIMIT`) has a step over it left out.
+
     To be called under `jax.set_mesh`, whose devices say what their compiler is told.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        batch = dict(batch)
+        limit = batch.pop(NORM_LIMIT, None)
         (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(gradients)
-            scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
-            clipped = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
+            if optimizer.clip_norm:
+                scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
+                gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
             metrics = {"loss": value, "grad_norm": norm}
             if load is not None:
                 metrics |= load.metrics
-            return _updated(state, clipped, workload, optimizer, strategy), metrics
+            updated = _updated(state, gradients, workload, optimizer, strategy)
+            if limit is not None:
+                bad = is_bad(value, norm, limit)
+                updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
+            return updated, metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
@@ -81,7 +92,7 @@ def _updated(state: State, gradients: Any, workload: Workload, optimizer: Optimi
     trained = without(params, workload.frozen_paths)
     stored = state.get("master", trained)
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
-    updates, moments = optimizer.build(strategy).update(wide, moments, stored)
+    updates, moments = transformation(optimizer, strategy).update(wide, moments, stored)
     stored = optax.apply_updates(stored, updates)
     if "master" not in state:
         return {"params": merged(params, stored), "optimizer": moments}
@@ -112,7 +123,7 @@ def initial_state(
     def begin(drawn: Any) -> State:
         drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
         trained = without(drawn, frozen)
-        state = {"params": drawn, "optimizer": optimizer.build(strategy).init(trained)}
+        state = {"params": drawn, "optimizer": transformation(optimizer, strategy).init(trained)}
         state |= {"master": trained} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
 
@@ -167,8 +178,8 @@ def abstract_state(
 
     def moments(stored: Any) -> Any:
         """What the optimizer keeps after a first step: what it begins with may lie otherwise, as zeros do."""
-        transformation = optimizer.build(strategy)
-        return transformation.update(stored, transformation.init(stored), stored)[1]
+        rule = transformation(optimizer, strategy)
+        return rule.update(stored, rule.init(stored), stored)[1]
 
     # eval_shape knows specs but not devices.
     kept = jax.tree.map(lambda leaf: _on_mesh(leaf, mesh), jax.eval_shape(moments, stored))
@@ -208,8 +219,11 @@ def abstract_batch(
     shape = (workload.batch, workload.seq_len)
     names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    whole = NamedSharding(mesh, PartitionSpec())
     if strategy.dropout:
-        batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
+        batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
+    if strategy.on_bad_step == "skip":
+        batch[NORM_LIMIT] = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     return batch
 
 
