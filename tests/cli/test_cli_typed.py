@@ -92,6 +92,7 @@ VALUES = {
     "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
     "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
+    "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--freeze": "embedding",
     "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",
     "--lr-schedule": "linear", "--warmup-steps": "2", "--decay-share": "0.5", "--final-rate": "0", "--rate": "query=2",
