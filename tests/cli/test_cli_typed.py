@@ -89,14 +89,15 @@ VALUES = {
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
-    "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
+    "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json", "--wandb": "curves",
     "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",
     "--lr-schedule": "linear", "--warmup-steps": "2", "--decay-share": "0.5", "--final-rate": "0", "--rate": "query=2",
     "--weight-decay": "0", "--no-decay": "layers", "--b1": "0.8", "--b2": "0.99", "--eps": "1e-6", "--momentum": "0.9",
-    "--clip-norm": "0", "--on-bad-step": "skip", "--spike-factor": "5", "--max-bad-steps": "4",
+    "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
+    "--spike-factor": "5", "--max-bad-steps": "4",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

@@ -40,6 +40,10 @@ class OptimizerArgs:
     """What it does then: cosine or linear, falling to the end; wsd, falling at the end; constant. Default: cosine."""
     warmup_steps: Annotated[int | None, option("N")] = None
     """Steps in which it rises. Default: a tenth of all, at most 2000."""
+    first_rate: Annotated[float | None, option("SHARE")] = None
+    """What the first step has of it. Default: 1 / the warm-up's steps."""
+    decay_steps: Annotated[int | None, option("N")] = None
+    """The step at which the schedule ends. Default: --steps."""
     decay_share: Annotated[float | None, option("SHARE")] = None
     """Of wsd, the share of the steps after the warm-up in which it falls. Default: 0.2."""
     final_rate: Annotated[float | None, option("SHARE")] = None
@@ -74,3 +78,11 @@ class SavingArgs:
 
     save_every: Annotated[int | None, option("N")] = None
     """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
+
+
+@dataclass(frozen=True)
+class WatchArgs:
+    """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
+
+    wandb: Annotated[str | None, option("PROJECT")] = None
+    """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""

@@ -48,7 +48,8 @@ def step_memory(
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
     """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch.
 
-    With it come dropout's key, and the limit over which a step is left out; with a live reference its parameters too, and the batch once more as its mesh has it.
+    With it come dropout's key, and the limit over which a step is left out. With a live reference its parameters too,
+    and the batch once more as its mesh has it.
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
     scalars = 8 * (strategy.dropout > 0) + 4 * (strategy.on_bad_step == "skip")

@@ -109,6 +109,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         memory_headroom=plan.memory_headroom,
         optimizer=Optimizer(learning_rate=rate, warmup_steps=usual_warmup(count), decay_steps=count),
         steps=count,
+        source=_source(what),
         strategy=plan.strategy,
         weights=source.weights and str(source.weights),
         tokenizer=source.tokenizer and str(source.tokenizer),
@@ -130,3 +131,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
         check_corpus(load_corpus(config.data.sources), config.workload)
     return config
+
+
+def _source(what: Any) -> str | None:
+    """What names a model from any folder: a preset's name, or the whole path of a file or directory."""
+    if not isinstance(what, (str, Path)):
+        return None
+    return str(Path(what).resolve()) if Path(what).exists() else str(what)

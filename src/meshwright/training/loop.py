@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,12 @@ from meshwright.training.restart import (
     saved_state,
     what_is_left,
 )
-from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
+from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
+from meshwright.training.watch import RunLog, load_wandb
 
 
 class NotFiniteError(MeshwrightError):
@@ -102,6 +105,8 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    if config.watching.wandb is not None:
+        load_wandb()
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -116,14 +121,16 @@ def _run(
     on_bytes: Callable[[int], None],
 ) -> Record:
     """The steps of a run whose directory is locked."""
+    began = time.perf_counter()
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
     checkpoints, start = Checkpoints(directory), 0
+    log = RunLog(directory, config, on_note) if is_first_process() else None
     try:
-        with jax.set_mesh(mesh), checkpoints:
+        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
             start = last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
@@ -141,10 +148,13 @@ def _run(
             for row, state in _rows(config, program, of_steps, first, start, is_due):
                 taken = row["step"] + 1
                 if not interruption.has_begun:
-                    begin(config, directory, checkpoints, start, on_note)
+                    row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+                    begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
-                if is_first_process():
-                    append_metrics(directory, row)
+                    if log is not None:
+                        log.begin(start)
+                if log is not None:
+                    log.add(row)
                 if why := bad_steps.why(row):
                     _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
                 on_step(row)
@@ -153,12 +163,15 @@ def _run(
                     continue
                 is_last = taken == config.steps or interruption.is_asked
                 if is_last or config.saving.is_due(taken):
+                    saving = time.perf_counter()
                     saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
                             f"parameters are no numbers (nan or inf) after step {taken}; training stops"
                         )
                     checkpoints.save(taken, saved, config.to_json())
+                    if log is not None:
+                        log.add_later({"save_seconds": time.perf_counter() - saving})
                 if is_last:
                     break
     except NotFiniteError as error:

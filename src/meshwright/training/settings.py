@@ -29,6 +29,8 @@ SETTINGS: Mapping[str, Setting] = {
     "learning_rate": Setting("optimizer.learning_rate"),
     "lr_schedule": Setting("optimizer.schedule"),
     "warmup_steps": Setting("optimizer.warmup_steps"),
+    "first_rate": Setting("optimizer.first_rate"),
+    "decay_steps": Setting("optimizer.decay_steps"),
     "decay_share": Setting("optimizer.decay_share"),
     "final_rate": Setting("optimizer.final_rate"),
     "weight_decay": Setting("optimizer.weight_decay"),
@@ -44,6 +46,7 @@ SETTINGS: Mapping[str, Setting] = {
     "max_bad_steps": Setting("optimizer.max_bad_steps"),
     "save_every": Setting("saving.every", resume="free"),
     "seed": Setting("seed"),
+    "wandb": Setting("watching.wandb", resume="free"),
     "weights": Setting("weights", resume="never"),
 }
 """The settings by the names of their options, in the library and at the command (`--learning-rate`)."""
@@ -57,13 +60,15 @@ class TrainOptions(PlanOptions, total=False):
     fields of `Optimizer`; rate has its `rates`. on_bad_step: `skip` leaves bad steps out, `stop` ends the run.
     save_every: steps between checkpoints; 0 keeps the last only. seed: decides the first parameters and the order of
     the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with, where it is not
-    the model's own.
+    the model's own. wandb: the project of Weights & Biases that metrics go to as well (none).
     """
 
     data: tuple[str, ...] | None
     learning_rate: float | None
     lr_schedule: RateSchedule | None
     warmup_steps: int | None
+    first_rate: float | None
+    decay_steps: int | None
     decay_share: float | None
     final_rate: float | None
     weight_decay: float | None
@@ -79,6 +84,7 @@ class TrainOptions(PlanOptions, total=False):
     max_bad_steps: int | None
     save_every: int | None
     seed: int | None
+    wandb: str | None
     weights: str | Path | None
 
 
