@@ -88,7 +88,7 @@ VALUES = {
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
-    "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
+    "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x", "--start-seconds": "60",
     "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json", "--wandb": "curves",
     "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
