@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import RunLog, load_wandb
+from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
 
 
 class NotFiniteError(MeshwrightError):
@@ -116,6 +116,8 @@ def _check(config: RunConfig) -> None:
     check_stage_remat(workload.remat, config.mesh, config.strategy)
     if config.watching.wandb is not None:
         load_wandb()
+    if config.watching.profile is not None:
+        parse_profile(config.watching.profile)
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -140,10 +142,12 @@ def _run(
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
-    log = RunLog(directory, config, on_note) if is_first_process() else None
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
-        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
+        with jax.set_mesh(mesh), ExitStack() as exits:
+            log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+            exits.enter_context(checkpoints)
+            profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
@@ -152,11 +156,14 @@ def _run(
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            if is_first_process():
+                profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
                 interruption.agree(waits=False)
-                return interruption.stop is not None or config.saving.is_due(step + 1)
+                is_profiled = profiler is not None and profiler.is_due(step + 1)
+                return interruption.stop is not None or config.saving.is_due(step + 1) or is_profiled
 
             for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
@@ -174,6 +181,8 @@ def _run(
                 checkpoints.check()
                 if state is None:
                     continue
+                if profiler is not None:
+                    profiler.after(taken)
                 if not runs_ahead:
                     interruption.agree(waits=True)
                 is_last = taken == config.steps or interruption.stop is not None
@@ -201,7 +210,8 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    return Outcome(measured(config, read_metrics(directory)), taken, interruption.stop)
+    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
+    return Outcome(record, taken, interruption.stop)
 
 
 def _tell_bad_step(

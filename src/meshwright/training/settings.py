@@ -47,6 +47,7 @@ SETTINGS: Mapping[str, Setting] = {
     "max_bad_steps": Setting("optimizer.max_bad_steps"),
     "save_every": Setting("saving.every", resume="free"),
     "seed": Setting("seed"),
+    "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
     "weights": Setting("weights", resume="never"),
 }
@@ -62,7 +63,8 @@ class TrainOptions(PlanOptions, total=False):
     save_every: steps between checkpoints; 0 keeps the last only. grace_seconds: how long a run may take to save and end
     after a SIGTERM (30). seed: decides the first parameters and the order of the data (0). weights: the Hugging Face
     directory whose weights and tokenizer a new run begins with, where it is not the model's own. wandb: the
-    project of Weights & Biases that metrics go to as well (none).
+    project of Weights & Biases that metrics go to as well (none). profile: the first and the last step of a trace, as
+    `10:15` (none).
     """
 
     data: tuple[str, ...] | None
@@ -88,6 +90,7 @@ class TrainOptions(PlanOptions, total=False):
     save_every: int | None
     seed: int | None
     wandb: str | None
+    profile: str | None
     weights: str | Path | None
 
 
