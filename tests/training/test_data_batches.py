@@ -272,7 +272,7 @@ def test_held_out_rows_are_in_no_batch_of_training(tmp_path, rows):
     assert not set(held) & set(trained)
     with pytest.raises(IndexError):
         found.held_out[len(found.held_out)]
-    assert not len(make(DataConfig(sources=(lines,))).held_out)
+    assert not len(make(DataConfig(sources=(str(path),))).held_out)
 
 
 def test_bad_records_are_in_the_metrics_and_in_a_note(tmp_path):

@@ -26,6 +26,7 @@ from meshwright.step import (
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, open_data
+from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
@@ -117,6 +118,8 @@ def _check(config: RunConfig) -> None:
         load_wandb()
     if config.watching.profile is not None:
         parse_profile(config.watching.profile)
+    if config.data.rows in ("packed", "padded"):
+        raise MeshwrightError(f"rows={config.data.rows!r} can be read and not yet trained; --rows windows can")
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -150,7 +153,7 @@ def _run(
             exits.callback(batches.close)
             profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-            check_free(directory, wanted, what=f"train in {directory}")
+            check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
