@@ -24,16 +24,18 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
+from meshwright.step.passes.muon import dealt_matrices, is_matrix, short_and_long
 from meshwright.step.passes.optimizer import factored_dims
 from meshwright.step.passes.pipeline import is_spmd_pipeline
 
-MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
+MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
 """The arrays of a parameter's size that an optimizer keeps beside it.
 
-Lion has one (arXiv:2302.06675). sgd is without momentum. Of Adafactor, without momentum too, see `factored_elements`.
+Lion has one (arXiv:2302.06675), and Muon, with a second of what AdamW updates for it. sgd is without momentum. Of
+Adafactor, without momentum too, see `factored_elements`.
 """
 
-COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1}
+COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
 """The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
 
 BLOCK_OF_8BIT = 256
@@ -59,16 +61,18 @@ def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy =
 
 @lru_cache(maxsize=1 << 14)
 def stored_elements(
-    model: Model, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
+    model: Model, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0, without_matrices: bool = False
 ) -> tuple[int, int]:
     """The elements that one device stores of the layers, and of what is before and after; `mesh` without dp, of copies.
 
     Of a pipeline those of a stage with most layers, and of the larger end. is_tiled: as they lie in a TPU's tiles.
     virtual_stages: of stages in lockstep, which have as many slots each, share both tables and have the plain layers
-    before those of experts all; 0 where they are not.
+    before those of experts all; 0 where they are not. without_matrices: of what is none of Muon's matrices alone.
     """
     layers, ends = 0, list[int]()
     for path, parameter in leaves(parameters(model)):
+        if without_matrices and is_matrix(parameter):
+            continue
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
         size = tiled_elements(shape) if is_tiled else math.prod(shape)
         if parameter.is_stacked and not (virtual_stages and "dense_layers" in parameter.axes):
@@ -142,10 +146,16 @@ class States:
         """The elements of the parameters as they are from step to step: shards from ZeRO-1 on, else whole."""
         return sum(self._stored_on(self._kept_on))
 
-    def _stored_on(self, mesh: MeshShape) -> tuple[int, int]:
+    def _stored_on(self, mesh: MeshShape, *, without_matrices: bool = False) -> tuple[int, int]:
         """The elements of layers and tables where a mesh without copies shards them."""
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
-        return stored_elements(self.workload.model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual)
+        return stored_elements(
+            self.workload.model,
+            mesh,
+            is_tiled=self.is_tiled,
+            virtual_stages=virtual,
+            without_matrices=without_matrices,
+        )
 
     @property
     def arguments(self) -> float:
@@ -185,7 +195,20 @@ class States:
             return each * factored_elements(self.workload.model, self._kept_on)
         if name == "adamw-8bit":
             each = 1 + 4 / BLOCK_OF_8BIT
-        return MOMENTS[name] * each * self.kept
+        second = sum(self._stored_on(self._kept_on, without_matrices=True)) if name == "muon" else 0
+        return each * (MOMENTS[name] * self.kept + second)
+
+    @property
+    def dealt_matrices(self) -> float:
+        """The bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
+        if self.strategy.optimizer != "muon":
+            return 0.0
+        each = dtype_bytes(self.workload.compute_dtype)
+        most = 0.0
+        for parameter, count in dealt_matrices(self.workload.model, self.mesh, self.strategy):
+            short, long = short_and_long(parameter)
+            most = max(most, each * count * (2 * short * long + 2 * short * short))
+        return most
 
     def gradients(self, elements: float) -> float:
         """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2.

@@ -28,6 +28,7 @@ from meshwright.step.model import Model
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
 from meshwright.step.passes.microbatch import extents_of, gradient_sum
+from meshwright.step.passes.muon import is_matrix, matrix_moves
 from meshwright.step.passes.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import (
@@ -43,7 +44,7 @@ from meshwright.step.passes.shard import shard_stack
 from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
 from meshwright.step.sequence import has_attention, is_zigzag
-from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.strategy import DEFAULT, Optimizer, Strategy
 from meshwright.step.workload import Objective, Remat, Workload, num_query_chunks
 
 STAGED = MeshShape(pp=2)
@@ -121,7 +122,7 @@ def _ops(
             array=array,
         ))  # fmt: skip
     ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-    ops += _update(model, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
+    ops += _update(model, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer)
     return Ops(tuple(ops))
 
 
@@ -257,13 +258,16 @@ class _Builder:
 
 
 @lru_cache(maxsize=1 << 10)
-def _update(model: Model, layout: Layout, is_one_program: bool, is_adafactor: bool) -> tuple[Communicate, ...]:
-    """What the update of every parameter sums."""
+def _update(model: Model, layout: Layout, is_one_program: bool, optimizer: Optimizer) -> tuple[Communicate, ...]:
+    """What the update of every parameter communicates."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
-        found += update_moves(path, tuple(dims), is_adafactor=is_adafactor)
+        found += update_moves(path, tuple(dims), is_adafactor=optimizer == "adafactor")
+        if optimizer == "muon" and is_matrix(parameter):
+            live = layout.live if is_one_program else layout.live - {"pp"}
+            found += matrix_moves(path, parameter, tuple(dims), live)
     return tuple(found)
