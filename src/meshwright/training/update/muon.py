@@ -56,10 +56,10 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
             return nu
         return optimizer.b2 * nu + (1 - optimizer.b2) * jnp.square(gradient)
 
-    def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
         count = optax.safe_increment(state.count)
-        mu = jax.tree.map_with_path(first, gradients, state.mu)
-        nu = jax.tree.map(second, gradients, state.nu)
+        mu = jax.tree.map_with_path(first, updates, state.mu)
+        nu = jax.tree.map(second, updates, state.nu)
 
         def step(path: Any, gradient: Array, mu: Array, nu: Any) -> Array:
             if parameter := matrix(path):
@@ -69,7 +69,7 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
             root = jnp.sqrt(nu / _lacking(optimizer.b2, count))
             return mu / _lacking(optimizer.b1, count) / (root + optimizer.eps)
 
-        return jax.tree.map_with_path(step, gradients, mu, nu), MuonState(count, mu, nu)
+        return jax.tree.map_with_path(step, updates, mu, nu), MuonState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
 
