@@ -19,7 +19,7 @@ from meshwright.cost.elementwise import (
     softmax_passes,
 )
 from meshwright.cost.flops import window_share
-from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.model_states import trained_elements
 from meshwright.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.cost.rates.attention import fused_attention_time
 from meshwright.cost.rates.efficiency import gpu_figures, layer_shares
@@ -392,12 +392,12 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
 
     And of the products of Muon, which is taken to read and write as much.
     """
-    states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
+    states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
     products = 0.0
     if strategy.optimizer == "muon":
         dtype = workload.compute_dtype
-        for parameter, count in dealt_matrices(workload.model, mesh, strategy):
+        for parameter, count in dealt_matrices(workload, mesh, strategy):
             each = sum(product_seconds(*sizes, system=system, dtype=dtype) for sizes in matrix_products(parameter))
             products += count * ITERATIONS * each
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products

@@ -18,6 +18,7 @@ from meshwright.step.model import Model
 from meshwright.step.parameter_tree import STACKED, Parameter, leaves, parameters
 from meshwright.step.passes.pipeline import is_spmd_pipeline, stage_slots
 from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of X, X Xᵀ X and (X Xᵀ)² X in an iteration (Keller Jordan, github.com/KellerJordan/Muon)."""
@@ -43,9 +44,9 @@ class Matrix(NamedTuple):
 def matrix_of(parameter: Parameter) -> Matrix | None:
     """How a parameter is matrices: weights of products within layers are; None where AdamW updates it.
 
-    Tables, norms and biases are AdamW's, and so are weights of one row or column, which are vectors.
+    Tables, norms, biases and adapters are AdamW's, and so are weights of one row or column, which are vectors.
     """
-    if parameter.role != "product" or not parameter.is_stacked:
+    if parameter.role != "product" or not parameter.is_stacked or not parameter.num_inputs:
         return None
     stacked = sum(axis in (*STACKED, "expert") for axis in parameter.axes)
     found = Matrix(stacked, parameter.num_inputs)
@@ -85,12 +86,17 @@ def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str
     return found
 
 
-def dealt_matrices(model: Model, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
-    """Each parameter that is matrices, and how many of them one device multiplies."""
-    counts, devices = matrix_counts(model, mesh, strategy), dealt_devices(mesh, strategy)
-    for _, parameter in leaves(parameters(model)):
-        if is_matrix(parameter):
-            yield parameter, counts[symbol(parameter)] // devices
+def matrices(workload: Workload) -> dict[str, Parameter]:
+    """The parameters of a step that Muon updates, by their paths: those that are matrices and not frozen."""
+    found = leaves(parameters(workload.model))
+    return {path: each for path, each in found if is_matrix(each) and path not in workload.frozen_paths}
+
+
+def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
+    """Each parameter that Muon updates, and how many of its matrices one device multiplies."""
+    counts, devices = matrix_counts(workload.model, mesh, strategy), dealt_devices(mesh, strategy)
+    for parameter in matrices(workload).values():
+        yield parameter, counts[symbol(parameter)] // devices
 
 
 def matrix_moves(

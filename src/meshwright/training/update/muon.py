@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +15,8 @@ from jax import Array
 
 from meshwright.mesh import LAYOUT
 from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.step import Parameter, Workload, leaves, parameters
-from meshwright.step.passes.muon import COEFFICIENTS, ITERATIONS, RMS, is_matrix, matrix_of
+from meshwright.step import Parameter, Workload
+from meshwright.step.passes.muon import COEFFICIENTS, ITERATIONS, RMS, matrices, matrix_of
 from meshwright.training.optimizer import Optimizer
 
 
@@ -34,13 +33,12 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
 
     With Nesterov's momentum, as `optax.contrib.scale_by_muon` has it. Products are in the workload's compute dtype.
     """
-    declared: Mapping[str, Parameter] = dict(leaves(parameters(workload.model)))
+    declared = matrices(workload)
     dtype = DTYPES[workload.compute_dtype]
 
     def matrix(path: Any) -> Parameter | None:
         """The declaration of a parameter that is matrices."""
-        found = declared.get(".".join(str(getattr(key, "key", key)) for key in path))
-        return found if found is not None and is_matrix(found) else None
+        return declared.get(".".join(str(getattr(key, "key", key)) for key in path))
 
     def init(params: Any) -> MuonState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -57,7 +55,7 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
         return optimizer.b2 * nu + (1 - optimizer.b2) * jnp.square(gradient)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
-        count = optax.safe_increment(state.count)
+        count = state.count + 1
         mu = jax.tree.map_with_path(first, updates, state.mu)
         nu = jax.tree.map(second, updates, state.nu)
 
