@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from meshwright.data import TokenStore, Tokenizing, find_encoder, find_files, tokenize
+from meshwright.data import Tokenizing, TokenStore, find_encoder, find_files, tokenize
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
