@@ -18,6 +18,7 @@ RUN = """\
 model: tiny
 on: cpu:8
 batch_tokens: 4Ki
+mesh: {fsdp: 2, tp: 4}
 seq-len: 64
 learning_rate: 1e-3
 rate: {embedding: 0.1, layers: 2}
@@ -44,6 +45,7 @@ def test_a_file_has_options_as_they_would_be_typed(config):
     args, typed = read(config)
     assert args.model == "tiny"
     assert (args.workload.on, args.workload.batch_tokens, args.workload.seq_len) == ("cpu:8", "4Ki", "64")
+    assert args.run.mesh == "fsdp=2,tp=4"
     assert args.optimizer.learning_rate == 0.001
     assert args.optimizer.rate == ("embedding=0.1", "layers=2")
     assert args.optimizer.no_decay == ("query", "*norm*")
@@ -63,14 +65,14 @@ def test_what_is_typed_counts_before_the_file(config):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("stepz: 3", "run.yaml, line 13: there is no option 'stepz'; did you mean steps?"),
-        ("config: other.yaml", "run.yaml, line 13: there is no option 'config'"),
-        ("model: small", "run.yaml, line 13: model stands twice"),
-        ("save_every: x", "run.yaml, line 13: --save-every is 'x'; it takes a whole number"),
-        ("save_every: [1, 2]", "run.yaml, line 13: save_every takes one value, and has 2 values"),
-        ("resume: 3", "run.yaml, line 13: resume takes true or false"),
-        ("lr_schedule: cosin", "run.yaml, line 13: --lr-schedule is 'cosin'; did you mean cosine?"),
-        ("steps: {a: {b: 1}}", "run.yaml, line 13: steps holds lists or mappings within another"),
+        ("stepz: 3", "run.yaml, line 14: there is no option 'stepz'; did you mean steps?"),
+        ("config: other.yaml", "run.yaml, line 14: there is no option 'config'"),
+        ("model: small", "run.yaml, line 14: model stands twice"),
+        ("save_every: x", "run.yaml, line 14: --save-every is 'x'; it takes a whole number"),
+        ("save_every: [1, 2]", "run.yaml, line 14: save_every takes one value, and has 2 values"),
+        ("resume: 3", "run.yaml, line 14: resume takes true or false"),
+        ("lr_schedule: cosin", "run.yaml, line 14: --lr-schedule is 'cosin'; did you mean cosine?"),
+        ("steps: {a: {b: 1}}", "run.yaml, line 14: steps holds lists or mappings within another"),
         ("steps: [", "is not YAML: expected"),
     ],
 )
