@@ -302,6 +302,12 @@ def _is_mlp(op: Matmul) -> bool:
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of tokens and targets on one device, and of positions where tokens do not lie in order."""
-    has_positions = is_zigzag(mesh, strategy) and has_attention(workload.model)
-    return (3 if has_positions else 2) * 4 * (workload.tokens // mesh.degree(token_axes()))
+    """The bytes of a batch on one device: tokens, targets, and positions where tokens do not lie in order.
+
+    Packed rows have positions, segments and weights; a model without attention reads no more than the weights of them.
+    """
+    reads_positions = has_attention(workload.model)
+    arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions
+    if workload.packed:
+        arrays += 1 + reads_positions
+    return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

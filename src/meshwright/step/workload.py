@@ -32,7 +32,9 @@ class Workload:
     """A training step: `batch` sequences of `seq_len` tokens, over all devices.
 
     Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
-    `compute_dtype`.
+    `compute_dtype`. packed: rows hold several documents, or padding; the batch then has each token's position in its
+    document, its document's id and its target's weight in the loss. z_loss: the coefficient of the loss that keeps the
+    logits' normalizer near 1 (PaLM, arXiv:2204.02311, section 5, has 1e-4).
     """
 
     model: Model
@@ -41,9 +43,13 @@ class Workload:
     compute_dtype: Dtype = "bf16"
     param_dtype: Dtype = "f32"
     remat: Remat = "block"
+    packed: bool = False
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not 0 <= self.z_loss < 1:
+            raise MeshwrightError(f"z_loss is {self.z_loss}; it is a coefficient from 0 to below 1, as 1e-4")
         for field in ("batch", "seq_len"):
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")

@@ -51,16 +51,14 @@ def train_step(
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
-        (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
+        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(gradients)
             scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
             clipped = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
-            metrics = {"loss": value, "grad_norm": norm}
-            if load is not None:
-                metrics |= load.metrics
+            metrics = parts.metrics | {"grad_norm": norm}
             return _updated(state, clipped, optimizer, strategy), metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
@@ -154,8 +152,12 @@ def abstract_batch(
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.batch, workload.seq_len)
-    names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
+    if workload.packed or is_zigzag(layout.mesh, strategy):
+        dtypes["positions"] = jnp.int32
+    if workload.packed:
+        dtypes |= {"segments": jnp.int32, "weights": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
     if strategy.dropout:
         batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
     return batch

@@ -55,8 +55,8 @@ class Layout:
 
     Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
 
-    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
-    2. parts: whether there are several microbatches.
+    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_packed: whether rows
+    hold several documents. is_pair: whether sp is 2. parts: whether there are several microbatches.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -65,7 +65,7 @@ class Layout:
     sequence: tuple[str, ...]
     residual: tuple[str, ...]
     sp_method: SequenceMethod
-    has_positions: bool
+    is_packed: bool
     is_pair: bool
     collective_matmul: bool
     tp_stream: TpStream
