@@ -82,7 +82,7 @@ def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
         return _read(_dataclass_of(options, value), value, path, readers)
     if is_dataclass(hint):
         return from_data(hint, value, path, readers)  # pyright: ignore[reportArgumentType]
-    for kind in options if origin in (Union, types.UnionType) else (hint,):
+    for kind in options or (hint,):
         if isinstance(kind, type) and issubclass(kind, Enum) and value in [one.value for one in kind]:
             return kind(value)
     if origin is tuple and isinstance(value, (list, tuple)):

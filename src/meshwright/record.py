@@ -12,11 +12,12 @@ from meshwright.notebook import Table, card
 from meshwright.units import show_bytes, show_degrees, show_percent, show_seconds
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
-Phase = Literal["forward", "backward", "recompute", "update"]
+Phase = Literal["reference", "forward", "backward", "recompute", "update"]
 Bound = Literal["compute", "memory", "communication"]
 
 KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "update")
+PHASES: tuple[Phase, ...] = ("reference", "forward", "recompute", "backward", "update")
+"""In the order of a step. `reference`: the forward pass of a frozen reference, over the axes of its own mesh."""
 
 
 class LoweredAs(StrEnum):
@@ -110,6 +111,11 @@ class Record:
             "notes": list(self.notes),
             "collectives": [collective.to_json() for collective in self.collectives],
         }
+
+    @property
+    def own_collectives(self) -> tuple[Collective, ...]:
+        """Those over the axes of this record's mesh: a frozen reference's are over the axes of another."""
+        return tuple(move for move in self.collectives if move.phase != "reference")
 
     def __str__(self) -> str:
         """The step, MFU, memory and what binds it, in a line."""

@@ -72,7 +72,7 @@ def make(folder: Path) -> None:
         row: dict[str, Any] = {"field": field, "changes": changes}
         try:
             theirs, found = computed(changed)
-        except Exception as error:
+        except Exception as error:  # Whatever transformers refuses a field with.
             if [*changes.values()] == [None]:
                 continue  # Of another type than transformers takes: what older files have for a field left out.
             rows.append(row | {"outcome": "refused", "because": f"{type(error).__name__}: {str(error)[:200]}"})

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.step import Attention, Dtype, MatmulDtype, Optimizer, Remat, SequenceMethod, TpStream
+from meshwright.step import (
+    Attention,
+    Dtype,
+    MatmulDtype,
+    Objective,
+    Optimizer,
+    Reference,
+    Remat,
+    SequenceMethod,
+    TpStream,
+)
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
@@ -52,7 +62,7 @@ class WorkloadArgs:
         ),
     ] = None
     batch: Annotated[str | None, option("N")] = None
-    """Sequences of the global batch. Needed, or --batch-tokens."""
+    """Sequences of the global batch, of --objective dpo its pairs. Needed, or --batch-tokens."""
     batch_tokens: Annotated[str | None, option("N")] = None
     """The global batch in tokens, as 4M, instead of --batch."""
     seq_len: Annotated[str | None, option("N")] = None
@@ -68,8 +78,20 @@ class WorkloadArgs:
             " Default: plan tries them all (auto); train and verify take block.",
         ),
     ] = None
+    objective: Annotated[Objective | None, option("next-token|dpo")] = None
+    """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
+    reference: Annotated[Reference | None, option("live|precomputed")] = None
+    """dpo's frozen model: run in each step (live), or once before the first one (precomputed). Default: live."""
     num_layers: Annotated[str | None, option("N")] = None
     """Cut the model to N layers, to look at a part of it. Default: all."""
+    lora_rank: Annotated[str | None, option("N")] = None
+    """Train adapters of this rank alone (LoRA), as 16; all other parameters are frozen. Default: train all."""
+    lora_alpha: Annotated[float | None, option("NUMBER")] = None
+    """What adapters add is times alpha / rank. Default: 2 * rank."""
+    lora_targets: Annotated[str | None, option("NAMES")] = None
+    """The products with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()
+    """Parameters that are not trained, by their paths: embedding, layers.query or 'layers.*_norm'. Default: none."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name (form: meshwright/hardware/data)."""
     memory_headroom: Annotated[str | None, option("SHARE")] = None
@@ -116,3 +138,5 @@ class StrategyArgs:
     """Round the operands of the layers' products; needs pip install meshwright[quantized] (off)."""
     dropout: Annotated[float | None, option("SHARE")] = None
     """The share dropped at random of what attention and MLP add to the residual stream (0)."""
+    reference_mesh: Mesh = None
+    """The mesh of dpo's frozen model, over the same devices, as fsdp=2,tp=4 (the policy's)."""

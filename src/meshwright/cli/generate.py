@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -113,11 +112,12 @@ def run(args: Args) -> int:
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
     _check_cache(found, len(rows), args.num_tokens)
     model = load_with_bar(found)
-    _note_length(found, model, rows, args.num_tokens)
+    prompt_len = max(len(model.encode(row)) for row in rows)
+    _note_length(found, model, prompt_len + args.num_tokens)
     with waiting("compiling"):
         model.compile(rows, **options)
     texts, measured = _write(model, rows, options, streams=not as_json and len(rows) == 1)
-    planned = _planned(model, rows, args.num_tokens)
+    planned = _planned(model, len(rows), prompt_len, args.num_tokens)
     if as_json:
         speeds = {"measured": asdict(measured), "planned": planned and asdict(planned)}
         print(json.dumps({"texts": texts} | speeds, indent=2))
@@ -153,9 +153,8 @@ def _check_cache(found: Found, num_texts: int, num_tokens: int) -> None:
         )
 
 
-def _note_length(found: Found, model: LoadedModel, rows: Sequence[Prompt], num_tokens: int) -> None:
+def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
     """A note where a text is longer than any sequence that a run was trained on."""
-    longest = max(len(model.encode(row)) for row in rows) + num_tokens
     if model.seq_len is not None and longest > model.seq_len:
         note(
             f"prompt and text are {longest:,} tokens; {found.path} was trained on sequences of {model.seq_len:,}, and"
@@ -192,20 +191,20 @@ def _shown(prompt: Prompt, text: str) -> str:
     return prompt + text if isinstance(prompt, str) else text
 
 
-def _planned(model: LoadedModel, rows: list[Prompt], num_tokens: int) -> Speed | None:
+def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
     """How fast a server of this model on this mesh is planned to be; None where none can be."""
     groups = model.mesh_shape.degree(SERVING_RULES["batch"])
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)
 
     def seconds(phase: ServingPhase) -> float:
         serving = Serving(
-            model=model.config, phase=phase, batch=-(-len(rows) // groups) * groups,
-            prompt_len=max(len(model.encode(row)) for row in rows), output_len=num_tokens, **dtypes,
+            model=model.config, phase=phase, batch=-(-count // groups) * groups,
+            prompt_len=prompt_len, output_len=num_tokens, **dtypes,
         )  # fmt: skip
         return rank_serving(serving, model.system, model.mesh_shape).candidates[0].seconds
 
     try:
-        rate = len(rows) / seconds("decode") if num_tokens > 1 else None
+        rate = count / seconds("decode") if num_tokens > 1 else None
         return Speed(seconds("prefill"), rate)
     except MeshwrightError:
         return None

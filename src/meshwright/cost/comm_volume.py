@@ -15,8 +15,9 @@ from typing import Literal
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
-from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding
+from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding, reference_pass
 from meshwright.step.ir import Communicate, Extents, Repeat, Step, Width
+from meshwright.step.passes.shard_ends import LOSS
 from meshwright.step.train import train_step
 
 Counted = Literal["useful", "executed", "static"]
@@ -33,6 +34,17 @@ def step_collectives(
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)
+
+
+def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """The collectives of a step's frozen reference, in the phase `reference`, over the axes of its own mesh.
+
+    Those of a train step's forward pass, but for the means of the loss; none where a step runs no reference.
+    """
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return ()
+    forward = (move for move in step_collectives(*own) if move.phase == "forward" and move.array != LOSS)
+    return tuple(replace(move, phase="reference") for move in forward)
 
 
 def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:

@@ -11,7 +11,7 @@ from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Strategy, Workload, is_zigzag, token_axes
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, is_zigzag, reference_pass, token_axes
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
@@ -46,9 +46,23 @@ def step_memory(
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch, dropout's key."""
+    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch.
+
+    With it come dropout's key, and the limit over which a step is left out. With a live reference its parameters too,
+    and the batch once more as its mesh has it.
+    """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
-    return int(states.arguments) + _batch_bytes(workload, mesh, strategy) + (8 if strategy.dropout else 0)
+    scalars = 8 * (strategy.dropout > 0) + 4 * (strategy.on_bad_step == "skip")
+    own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + scalars
+    return own + int(reference_bytes(workload, mesh, strategy, kind=kind))
+
+
+def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
+    """The bytes of a live reference's parameters and of its batch on one device; 0 where a step runs none."""
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return 0.0
+    batch = _text_bytes(own.workload, own.mesh, own.strategy)
+    return States(*own, is_tiled=kind == "tpu").parameters + batch
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
@@ -127,11 +141,27 @@ class _Step:
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
             always["master weights"] = states.master_weights
+        always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
-        moments = (self._loss(), self._attention(), self._mlp(), self._before(), self._table(), self._update())
+        moments = (
+            self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
+            self._update(),
+        )  # fmt: skip
         fullest = max(moments, key=lambda terms: sum(terms.values()))
         terms = {name: int(size) for name, size in (always | fullest).items() if size or name in ALWAYS}
         return terms | {"peak": sum(terms.values())}
+
+    def _reference(self) -> dict[str, float]:
+        """The reference's pass, before the policy's: its logits, the weight that makes them, and a layer's input."""
+        if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
+            return {}
+        forward = _Step(*own, self.kind)
+        logits = 4 * forward.activations.logit_elements + forward.activations.narrow * forward.activations.inputs
+        return {
+            "activations": 0.0,
+            "gradients": 0.0,
+            "reference pass": logits + forward._gathered(forward._logits_weight),
+        }
 
     def _loss(self) -> dict[str, float]:
         """The loss: the logits, and the weight that makes them with its gradient.
@@ -140,7 +170,7 @@ class _Step:
         else there may be both.
         """
         is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
-        both = 1 if self.workload.model.tied_embeddings or is_apart else 2
+        both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
         return {
             "activations": self._kept(last=True),
             "gradients": self._summed(),
@@ -166,7 +196,8 @@ class _Step:
         """The backward pass of a layer's mlp: its weights, and the gradient of one of them."""
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
-            "gathered": 4 / 3 * self._gathered(self._weights(_is_mlp)) + self._prefetched(),
+            "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
+            + self._prefetched(),
         }
 
     def _before(self) -> dict[str, float]:
@@ -219,13 +250,17 @@ class _Step:
         XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
         made, of the logits' gradient and what the product read.
         """
+        if not self._trains_logits:
+            return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
             return self.activations.logits - self.activations.narrow * self.activations.inputs
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
         """The gradient of the table of embeddings, whole, and its sum over devices."""
-        is_tied = self.workload.model.tied_embeddings
+        if not self.activations.trains_tables:
+            return {}
+        is_tied = self.workload.model.tied_embeddings or not self._trains_logits
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -290,6 +325,16 @@ class _Step:
         """The elements of the weight that makes the logits."""
         return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
 
+    @property
+    def _trains_logits(self) -> bool:
+        """Whether the weight that makes the logits has a gradient."""
+        ops = self.activations.step.ops.forward[LOGITS].matmuls
+        return any(op.name not in self.workload.frozen_paths for op in ops)
+
+    def _is_trained_mlp(self, op: Matmul) -> bool:
+        """Whether a product of an MLP has a gradient of its weight."""
+        return _is_mlp(op) and op.name not in self.workload.frozen_paths
+
 
 def _makes_heads(op: Matmul) -> bool:
     """Whether a product makes queries, keys or values, whose gradients wait for that of attention."""
@@ -302,7 +347,13 @@ def _is_mlp(op: Matmul) -> bool:
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of a batch on one device: tokens, targets, and positions where tokens do not lie in order.
+    """The bytes of a step's batch on one device: its text, and what the reference made of each row of pairs."""
+    rows = workload.sequences // mesh.degree(RULES["batch"])
+    return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
+
+
+def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
+    """The bytes of the text on one device: tokens, targets, and positions where these lie in no order; pairs' weights.
 
     Packed rows have positions, segments and weights; a model without attention reads no more than the weights of them.
     """
@@ -310,4 +361,5 @@ def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int
     arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions
     if workload.packed:
         arrays += 1 + reads_positions
+    arrays += workload.objective == "dpo"
     return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

@@ -195,7 +195,9 @@ def attend_to_cache(
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
-    attended = jax.shard_map(local, in_specs=(there, stored, stored, P(stored[0], None), of_heads), out_specs=result)(
+    heads_output = jax.shard_map(
+        local, in_specs=(there, stored, stored, P(stored[0], None), of_heads), out_specs=result
+    )(
         jax.reshard(jax.reshard(query, between), there),
         key,
         value,
@@ -203,7 +205,7 @@ def attend_to_cache(
         None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
     )
     # Back by the way they came.
-    return jax.reshard(jax.reshard(attended, between), P(batch, None, heads, group, None))
+    return jax.reshard(jax.reshard(heads_output, between), P(batch, None, heads, group, None))
 
 
 def _attend_on_device(

@@ -132,7 +132,7 @@ def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
     batch: `targets` [b, s], and `weights` [b, s] where not all count alike. Weights have a mean of 1 over the whole
     batch, so that the mean loss of its parts is the loss of the whole.
     """
-    losses, normalizers = token_losses(scores, batch["targets"])
+    losses, normalizers = _losses_and_normalizers(scores, batch["targets"])
     parts = [losses] if z_loss == 0 else [losses, z_loss * normalizers**2]
     if "weights" in batch:
         parts = [part * batch["weights"] for part in parts]
@@ -140,11 +140,13 @@ def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
     return jnp.mean(jnp.stack(parts), axis=(1, 2))
 
 
-def token_losses(scores: Array, targets: Array) -> tuple[Array, Array]:
-    """The loss in nats [b, s] of logits [b, s, v] for each of `targets` [b, s], and the log-normalizers [b, s].
+def token_losses(scores: Array, targets: Array) -> Array:
+    """The loss in nats [b, s] of logits [b, s, v] for each of `targets` [b, s]; a sharded vocab is never gathered."""
+    return _losses_and_normalizers(scores, targets)[0]
 
-    A sharded vocab is never gathered.
-    """
+
+def _losses_and_normalizers(scores: Array, targets: Array) -> tuple[Array, Array]:
+    """`token_losses`, and the logarithms of the softmax's normalizers [b, s]."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     normalizers = jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1))
     chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]

@@ -77,7 +77,7 @@ def _losses(model: ModelConfig, mesh: MeshShape, dtype: Any) -> Any:
 
     @jax.jit
     def run(params: Weights, lengths: Array, tokens: Array, targets: Array) -> Array:
-        losses, _ = token_losses(_scores(params, tokens, lengths, model, layout, dtype), targets)
+        losses = token_losses(_scores(params, tokens, lengths, model, layout, dtype), targets)
         return jax.reshard(losses, P(None, None))
 
     return run

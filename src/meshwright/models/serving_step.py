@@ -88,7 +88,7 @@ def _arguments(
 ) -> tuple[Any, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, Samplers]:
     """Abstract parameters, a number of each row, a number, and samplers of the likeliest."""
     whole = NamedSharding(mesh, P())
-    of_rows, number = (jax.ShapeDtypeStruct(size, jnp.int32, sharding=whole) for size in ((rows,), ()))
+    row_numbers, number = (jax.ShapeDtypeStruct(size, jnp.int32, sharding=whole) for size in ((rows,), ()))
     seeds: Any = jax.ShapeDtypeStruct((rows,), jnp.uint32, sharding=whole)
     params = abstract(parameters(read.model), mesh, layout, _dtype("weight_dtype", read.weight_dtype))
-    return params, of_rows, number, Samplers(None, None, None, None, None, seeds)
+    return params, row_numbers, number, Samplers(None, None, None, None, None, seeds)

@@ -160,5 +160,6 @@ def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:
 
 def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:
     """What is exposed over each set of axes."""
-    for axes in {move.axes for move in record.collectives}:
-        yield axes, sum(move.exposed_seconds or 0.0 for move in record.collectives if move.axes == axes)
+    moves = record.own_collectives
+    for axes in {move.axes for move in moves}:
+        yield axes, sum(move.exposed_seconds or 0.0 for move in moves if move.axes == axes)

@@ -41,6 +41,7 @@ from meshwright.step import (
     check_mesh,
     check_positions,
     check_strategy,
+    has_reference,
     stream_rules,
 )
 
@@ -95,7 +96,7 @@ def plan(
     given(options, (*MoreOptions.__annotations__, "on", "batch", "batch_tokens", "seq_len", "mesh", "remat", "dtype"))
     asked = {"on": on, "batch": batch, "batch_tokens": batch_tokens, "seq_len": seq_len, "remat": remat, "dtype": dtype}
     workload, system = read_workload(model, asked | _only(options, WORKLOAD_OPTIONS))
-    fields = read_strategy(_only(options, STRATEGY_OPTIONS))
+    fields = read_strategy(_only(options, STRATEGY_OPTIONS), system.num_devices)
     policies = (workload.remat,) if isinstance(model, Workload) else remats(remat)
     if strategy is not None and (mesh is None or fields):
         wrong = f"{next(iter(fields))} beside it says it twice" if fields else "give mesh too, or single fields of it"
@@ -127,6 +128,8 @@ def find_meshes(
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
+    if "reference_mesh" in fields and not has_reference(workload):
+        raise MeshwrightError("reference_mesh is of the frozen model of objective='dpo', which this step runs none of")
     space = _space(workload, system, policies, fields, include_planned=include_planned)
     ranking = rank_space(space, top=max(top, MOST_TIED))
     plans, num_tied = simplest_first(ranking.plans)
@@ -238,7 +241,7 @@ def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
     if not changes:
         return plan
     fields = {name: value for name, value in changes.items() if name != "param_dtype"}
-    said = read_strategy(fields)
+    said = read_strategy(fields, plan.system.num_devices)
     if said.get("sp_method", "gather") != "gather":
         said.setdefault("attention", "flash")
     workload = replace(plan.workload, param_dtype=changes.get("param_dtype", plan.workload.param_dtype))

@@ -125,6 +125,10 @@ def _plan(
     each = read.batch // shards
     strategy = plan.strategy
     fewer = replace(strategy, num_microbatches=math.gcd(each, parts * strategy.num_microbatches))
+    if fewer.reference_mesh is not None and factor > 1:
+        # More chips have more copies of the reference.
+        own = fewer.reference_mesh
+        fewer = replace(fewer, reference_mesh=replace(own, dp=factor * own.dp))
     if fewer.num_microbatches % shape.pp:
         fewer = replace(fewer, virtual_stages=1)
     return make_plan(read, shape, system, fewer)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model, usual_seq_len
+from meshwright.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.hardware import MEMORY_HEADROOM, System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.step import (
@@ -23,7 +24,9 @@ from meshwright.step import (
     ImageWorkload,
     MatmulDtype,
     ModelConfig,
+    Objective,
     Optimizer,
+    Reference,
     Remat,
     SequenceMethod,
     Serving,
@@ -54,8 +57,8 @@ class StrategyOptions(TypedDict, total=False):
     num_microbatches: parts of a device's batch that run one after the other. zero_stage: what fsdp shards (1 optimizer
     state, 2 gradients too, 3 parameters too). schedule, virtual_stages: of a pipeline. attention: `flash`, `cudnn` or
     `scores`. sp_method: how queries meet the keys that sp splits. tp_stream: whether tp splits the residual stream
-    between products. collective_matmul: whether tp's collectives run chunk by chunk beside products. The rest are
-    fields of `Strategy`.
+    between products. collective_matmul: whether tp's collectives run chunk by chunk beside products. reference_mesh: of
+    the frozen reference of `objective="dpo"` (the policy's). The rest are fields of `Strategy`.
     """
 
     num_microbatches: Count | None
@@ -72,16 +75,21 @@ class StrategyOptions(TypedDict, total=False):
     gradient_dtype: Dtype | None
     matmul_dtype: MatmulDtype | None
     dropout: float | None
+    reference_mesh: MeshLike | None
 
 
 class WorkloadOptions(TypedDict, total=False):
     """What is computed, and on what.
 
-    on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch; batch_tokens: the same in tokens. seq_len:
-    tokens of a sequence (what the model was trained on). dtype: of products (bf16; f32 on simulated CPU devices).
+    on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch, of dpo its pairs; batch_tokens: the same in
+    tokens. seq_len: tokens of a sequence (what the model was trained on). objective: `next-token`, or `dpo` to train on
+    pairs of answers against a frozen reference, which each step runs (reference `live`) or which is run once before the
+    first step (`precomputed`). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
-    model's own. hardware: a TOML file with a chip of your own. memory_headroom: the share that is added to a predicted
-    peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
+    model's own. lora_rank, lora_alpha, lora_targets: adapters of low rank, which then are all that trains
+    (`families.adapters`). freeze: patterns of the paths of parameters that are not trained. hardware: a TOML file with
+    a chip of your own. memory_headroom: the share that is added to a predicted peak before it is held against the
+    memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike
@@ -91,7 +99,13 @@ class WorkloadOptions(TypedDict, total=False):
     dtype: Dtype | None
     param_dtype: Dtype | None
     remat: Remat | Literal["auto"] | None
+    objective: Objective | None
+    reference: Reference | None
     num_layers: Count | None
+    lora_rank: Count | None
+    lora_alpha: float | None
+    lora_targets: str | Sequence[str] | None
+    freeze: str | Sequence[str] | None
     hardware: str | Path | None
     memory_headroom: float | str | None
 
@@ -247,6 +261,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     name = model if isinstance(model, str) else getattr(model, "name", model)
     # A wrong name of a model is told before what else is missing.
     found = model if isinstance(model, Workload) else read_model(model, said.pop("num_layers", None))
+    if not isinstance(found, Workload):
+        found = read_adapters(found, said)
     system = _hardware(name, said)
     said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
     if isinstance(found, Workload):
@@ -257,7 +273,12 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
         raise MeshwrightError(f"{name} needs one of --batch (batch=…) and --batch-tokens (batch_tokens=…)")
     seq_len = read_count("seq_len", said["seq_len"]) if "seq_len" in said else usual_seq_len(found)
     check_positions(found, seq_len)
-    batch = read_count("batch", said["batch"]) if "batch" in said else _sequences(said["batch_tokens"], seq_len)
+    objective = said.get("objective", "next-token")
+    batch = (
+        read_count("batch", said["batch"])
+        if "batch" in said
+        else _in_sequences(said["batch_tokens"], seq_len, is_pairs=objective == "dpo")
+    )
     remat = said.get("remat", "auto")
     workload = Workload(
         model=found,
@@ -266,16 +287,40 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
         compute_dtype=said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16"),
         param_dtype=said.get("param_dtype", "f32"),
         remat="block" if remat == "auto" else remat,
+        frozen=read_names(said.get("freeze", ())),
+        objective=objective,
+        reference=said.get("reference", "live"),
     )
     return workload, system
 
 
-def read_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Strategy` that `StrategyOptions` set."""
+def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
+    """The model with the low-rank adapters that options say, if any."""
+    if "lora_rank" not in options:
+        for name in ("lora_alpha", "lora_targets"):
+            if name in options:
+                raise MeshwrightError(
+                    f"{name} is {options[name]!r} of adapters without a rank; give lora_rank too, as 16"
+                )
+        return model
+    rank, targets = read_count("lora_rank", options["lora_rank"]), read_names(options.get("lora_targets", ALL_LINEAR))
+    return with_adapters(model, rank=rank, alpha=options.get("lora_alpha"), targets=targets)
+
+
+def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names as a text with commas between, or one by one; of a command's there may be both."""
+    texts = (value,) if isinstance(value, str) else value
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+
+
+def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
+    """The fields of `Strategy` that `StrategyOptions` set, for so many devices."""
     said = given(options, STRATEGY_OPTIONS)
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
             said[name] = read_count(name, said[name])
+    if "reference_mesh" in said:
+        said["reference_mesh"] = read_mesh(said["reference_mesh"], num_devices)
     return said
 
 
@@ -344,12 +389,11 @@ def is_image_model(model: object) -> bool:
     return isinstance(model, str) and model in RESNETS
 
 
-def _sequences(batch_tokens: Count, seq_len: int) -> int:
-    """The sequences in so many tokens."""
-    tokens = read_count("batch_tokens", batch_tokens)
-    if tokens % seq_len:
-        around = " or ".join(str(seq_len * count) for count in (tokens // seq_len, tokens // seq_len + 1) if count)
-        raise MeshwrightError(
-            f"batch_tokens {batch_tokens} is {tokens} tokens, not a multiple of seq_len {seq_len}; use {around}"
-        )
-    return tokens // seq_len
+def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
+    """The sequences in so many tokens, or the pairs of sequences."""
+    tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
+    if tokens % each:
+        around = " or ".join(str(each * count) for count in (tokens // each, tokens // each + 1) if count)
+        unit = f"a pair's {each} tokens" if is_pairs else f"seq_len {seq_len}"
+        raise MeshwrightError(f"batch_tokens {batch_tokens} is {tokens} tokens, not a multiple of {unit}; use {around}")
+    return tokens // each

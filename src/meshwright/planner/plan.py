@@ -25,6 +25,7 @@ from meshwright.step import (
     Workload,
     check_mesh,
     check_positions,
+    check_reference,
     check_runnable,
     check_stage_remat,
     check_strategy,
@@ -95,7 +96,7 @@ class Plan:
     def __str__(self) -> str:
         """What is planned, the mesh, and the answer, in two lines."""
         workload = self.workload
-        tokens = f"{workload.batch:,} × {workload.seq_len:,} tokens"
+        tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
         return f"{workload.model.name} · train · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
 
     def _repr_html_(self) -> str:
@@ -119,6 +120,7 @@ class Plan:
             check_strategy(self.workload, self.mesh, self.strategy)
             check_runnable(self.workload.model, self.mesh, self.strategy)
             check_stage_remat(self.workload.remat, self.mesh, self.strategy)
+            check_reference(self.workload, self.mesh, self.strategy, runs=True)
         except MeshwrightError as error:
             return str(error)
         for name in (known.name for known in fields(Strategy) if known.name not in RUN):
@@ -143,6 +145,7 @@ RUN = (
     "gradient_dtype",
     "matmul_dtype",
     "dropout",
+    "reference_mesh",
 )
 """The fields of a strategy that a step is run by; the others only say how other systems run one."""
 
@@ -152,6 +155,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
     check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh, stream_rules(strategy.tp_stream))
     check_strategy(workload, mesh, strategy)
+    check_reference(workload, mesh, strategy)
     check_kernel(system, strategy)
     return predicted_plan(workload, mesh, system, strategy)
 

@@ -34,8 +34,9 @@ from meshwright.planner.overlap import (
     ring_shares,
     step_budget,
 )
+from meshwright.planner.reference import reference_seconds, timed_reference_collectives
 from meshwright.record import Bound, Collective, Phase, Record, merge
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks, has_reference
 from meshwright.step.blocks import program
 from meshwright.step.passes.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
@@ -60,6 +61,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
     exposed = _exposed(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
+    beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
         origin="predicted",
@@ -73,7 +75,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
         bound=_bound(workload, mesh, system, breakdown),
         tokens_per_second=workload.tokens / step,
         breakdown_seconds=breakdown,
-        collectives=merge(_in_every_tick(exposed, in_ticks, layout)),
+        collectives=merge((*beside, *_in_every_tick(exposed, in_ticks, layout))),
         notes=layout.notes + _notes(workload, mesh, system, strategy),
     )
 
@@ -130,6 +132,8 @@ def step_breakdown(
         breakdown["contention"] = contention_seconds(hidden, system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
+    if has_reference(workload):
+        breakdown = {"reference": reference_seconds(workload, mesh, system, strategy)} | breakdown
     return breakdown
 
 
@@ -194,5 +198,7 @@ def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mappi
     for phase in ("forward", "recompute", "backward"):
         computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
         is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
-        seconds["compute" if is_computing else "memory"] += breakdown[phase]
+        # A reference's pass is a forward pass, and bound as one.
+        more = breakdown.get("reference", 0.0) if phase == "forward" else 0.0
+        seconds["compute" if is_computing else "memory"] += breakdown[phase] + more
     return max(seconds, key=seconds.__getitem__)

@@ -24,7 +24,7 @@ def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
     return (
         StateSize(size, room, sum(size > ratio * room for ratio in _RATIOS), axes),  # pyright: ignore[reportArgumentType]
         FsdpFirst(mesh.fsdp, mesh.num_devices, replace(mesh, fsdp=1)),
-        SequencesPerDevice(plan.workload.batch, batch_axes, mesh.degree(batch_axes)),
+        SequencesPerDevice(plan.workload.sequences, batch_axes, mesh.degree(batch_axes)),
     )
 
 

@@ -21,6 +21,7 @@ from meshwright.step.parameter_tree import (
     num_parameters,
     parameters,
 )
+from meshwright.step.reference import check_reference, reference_pass
 from meshwright.step.rules import (
     IN_USE,
     RULES,
@@ -59,17 +60,21 @@ from meshwright.step.strategy import (
     Attention,
     FrameworkProfile,
     MatmulDtype,
+    OnBadStep,
     Optimizer,
+    RateSchedule,
     SequenceMethod,
     Strategy,
     TpStream,
     strategy_from_data,
 )
-from meshwright.step.strategy_checks import check_strategy, unused_options
+from meshwright.step.strategy_checks import check_strategy, has_reference, unused_options
 from meshwright.step.token_routing import device_blocks, dropless_padding, expert_blocks, routed_tokens, sent_tokens
 from meshwright.step.workload import (
     REMATS,
     Dtype,
+    Objective,
+    Reference,
     Remat,
     Workload,
     can_halve_queries,
@@ -97,9 +102,13 @@ __all__ = [
     "MatmulDtype",
     "Model",
     "ModelConfig",
+    "Objective",
+    "OnBadStep",
     "Optimizer",
     "Parameter",
     "ProgramModel",
+    "RateSchedule",
+    "Reference",
     "Remat",
     "Rules",
     "SequenceMethod",
@@ -117,6 +126,7 @@ __all__ = [
     "check_image_mesh",
     "check_mesh",
     "check_positions",
+    "check_reference",
     "check_rules",
     "check_runnable",
     "check_sequence",
@@ -130,6 +140,7 @@ __all__ = [
     "expert_blocks",
     "generation_rules",
     "halves_queries",
+    "has_reference",
     "image_parameters",
     "is_zigzag",
     "largest",
@@ -145,6 +156,7 @@ __all__ = [
     "num_query_chunks",
     "num_staged_layers",
     "parameters",
+    "reference_pass",
     "routed_tokens",
     "rules_of",
     "scores_made",

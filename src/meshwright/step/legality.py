@@ -31,6 +31,11 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
             f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
             f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
         )
+    if workload.objective == "dpo" and mesh.pp > 1:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp}; the loss of dpo is of pairs of whole sequences, which no pipeline has yet:"
+            f" use pp=1 and more fsdp or tp"
+        )
     check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len, batch_axes=rules["batch"])
     check_divides("batch", workload.batch, mesh, rules["batch"])
     check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
@@ -48,6 +53,8 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
     for _, parameter in leaves(parameters(workload.model)):
         found.update((size, rules[name]) for name, size in zip(parameter.axes, parameter.shape, strict=True))
     found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
+    if workload.objective == "dpo":
+        found.add((1, ("pp",)))
     return frozenset((size, axes) for size, axes in found if axes)
 
 

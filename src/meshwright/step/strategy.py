@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields, from_data
+from meshwright.mesh import MeshShape
 from meshwright.step.workload import Dtype
 
 Attention = Literal["scores", "flash", "cudnn"]
@@ -14,6 +15,9 @@ SequenceMethod = Literal["gather", "ring", "ulysses"]
 TpStream = Literal["split", "whole"]
 MatmulDtype = Literal["int8", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+OnBadStep = Literal["stop", "skip"]
+RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
+"""What the learning rate does after its warm-up (`training.Optimizer`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,13 @@ class Strategy:
       those of a router.
     - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
     - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
+    - on_bad_step: what becomes of a step whose loss or gradients are no numbers or too large: with skip the compiled
+      step leaves the state as it was.
     - profile: the framework whose step is planned, where it is not XLA.
+
+    The frozen reference of `objective="dpo"`:
+
+    - reference_mesh: the mesh of all devices that its weights and its pass are laid over; None for the policy's.
     """
 
     num_microbatches: int = 1
@@ -107,7 +117,9 @@ class Strategy:
     optimizer: Optimizer = "adamw"
     moment_dtype: Dtype | None = None
     master_weights: bool = False
+    on_bad_step: OnBadStep = "stop"
     profile: FrameworkProfile = XLA
+    reference_mesh: MeshShape | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -40,10 +40,16 @@ def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
         ("moment_dtype", strategy.optimizer == "sgd", "sgd keeps no moments"),
         ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "products are made in it"),
         ("master_weights", workload.param_dtype == "f32", "parameters are float32 themselves"),
+        ("reference_mesh", not has_reference(workload), "no step runs a reference (objective='dpo', reference='live')"),
     )
     return {
         field: why for field, is_idle, why in idle if is_idle and getattr(strategy, field) != getattr(DEFAULT, field)
     }
+
+
+def has_reference(workload: Workload) -> bool:
+    """Whether a step runs a frozen reference."""
+    return workload.objective == "dpo" and workload.reference == "live"
 
 
 def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:

@@ -45,7 +45,7 @@ from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
 from meshwright.step.sequence import has_attention
 from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Remat, Workload, num_query_chunks
+from meshwright.step.workload import Objective, Remat, Workload, num_query_chunks
 
 STAGED = MeshShape(pp=2)
 """A mesh with stages, for what depends on whether there are some."""
@@ -64,7 +64,18 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     if mesh.pp > 1:
         stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
     return Step(
-        ops=_ops(model, workload.remat, has_chunks, live, mesh.sp == 2, plain, shared, workload.packed),
+        ops=_ops(
+            model,
+            workload.frozen_paths,
+            workload.remat,
+            workload.objective,
+            has_chunks,
+            live,
+            mesh.sp == 2,
+            plain,
+            shared,
+            workload.packed,
+        ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
@@ -76,7 +87,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
     """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
     schedule = strategy.schedule if has_stages else "1f1b"
     parts = min(strategy.num_microbatches, 2)
-    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule)
+    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule, reference_mesh=None)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -90,7 +101,9 @@ def _of_layout(strategy: Strategy) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _ops(
     model: Model,
+    frozen: frozenset[str],
     remat: Remat,
+    objective: Objective,
     has_chunks: bool,
     live: frozenset[str],
     is_pair: bool,
@@ -101,26 +114,32 @@ def _ops(
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
+    if frozen:
+        layout = replace(layout, frozen=frozen)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
+    # Whether the stream that enters the stages has a gradient.
+    is_entry_trained = build.has_gradient
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+            is_entry_trained = build.has_gradient
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
-    ops += build.ends(logits_nodes(found.logits, layout), is_recomputed=is_recomputed)
+    ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
     if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
         # Which document each key is of, once for all layers.
         ops.append(Communicate(
             name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
             array=Array("segments", (layout.tokens[0], Dim("S", None)), width="float32"),
         ))  # fmt: skip
-    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-    ops += _update(model, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
+    moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    ops += (op for op in moves if is_entry_trained or op.phase == "forward")
+    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
     return Ops(tuple(ops))
 
 
@@ -158,10 +177,22 @@ class _Builder:
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
         self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
         self.tables: set[str] = set()
+        self.has_gradient = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
-        """The ops of one layer of a stack: forward, recompute, backward, and its weights'."""
+        """The ops of one layer of a stack: forward, recompute, backward, and its weights'.
+
+        Below the first parameter that is trained nothing has a gradient, so that there is no backward. Layers of a
+        stack are one loop: what one of them has, all have.
+        """
         nodes = shard_stack(stack, layout)
+        self.has_gradient |= any(node.is_trained for node in nodes)
+        if not self.has_gradient:
+            for node in nodes:
+                yield from forward_ops(node)
+                yield from self._of_weights(node, is_recomputed=False)
+                yield from self._without_policy(node)
+            return
         positions = recomputed(nodes, remat, is_whole=is_whole)
         for at, node in enumerate(nodes):
             yield from forward_ops(node)
@@ -201,7 +232,7 @@ class _Builder:
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
-            phases: tuple[Phase, ...] = work.phases
+            phases: tuple[Phase, ...] = work.phases if self.has_gradient else ("forward",)
             region, array = node.region, work.array
             if work.name == "loss of imbalance" and not self.is_spmd_pipeline:
                 phases = ("forward",)
@@ -216,10 +247,14 @@ class _Builder:
         """The ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            if is_recomputed:
+            # A lookup reads integers, and what it moves is of its own table.
+            is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
+            has_input_gradient = node.is_trained if is_lookup else self.has_gradient
+            self.has_gradient |= node.is_trained
+            if is_recomputed and self.has_gradient:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
-            yield from backward_ops(node)
-            yield from self._of_weights(node, is_recomputed=is_recomputed)
+            yield from backward_ops(node, has_input_gradient=has_input_gradient)
+            yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
         """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
@@ -230,7 +265,7 @@ class _Builder:
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
         for work in node.work:
-            if isinstance(work, Vector):
+            if isinstance(work, Vector) and work.is_trained:
                 yield from sums(work, once if self.sums_once else region)
             if not isinstance(work, Weight):
                 continue
@@ -243,21 +278,32 @@ class _Builder:
                         yield from gathers(work, region, "recompute")
                 elif not is_used:
                     yield from gathers(work, once, "forward")
+            if not work.is_trained:
+                continue
             for op in scatters(work, region):
                 is_repeated = op.kind == "reduce-scatter" and stage >= 2
                 if is_repeated and (not is_used or self.is_spmd_pipeline):
                     yield op
                 elif not is_repeated and not is_used:
                     yield replace(op, region=once)
-            if self.strategy.num_microbatches > 1 and any(isinstance(other, Product) for other in node.work):
+            if self.strategy.num_microbatches > 1 and _has_product(node):
                 yield gradient_sum(work, region, node.block)
 
 
+def _has_product(node: Node) -> bool:
+    """Whether a node multiplies."""
+    return any(isinstance(work, Product) for work in node.work)
+
+
 @lru_cache(maxsize=1 << 10)
-def _update(model: Model, layout: Layout, is_one_program: bool, is_adafactor: bool) -> tuple[Communicate, ...]:
-    """What the update of every parameter sums."""
+def _update(
+    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, is_adafactor: bool
+) -> tuple[Communicate, ...]:
+    """What the update of every parameter that is trained sums."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
+        if path in frozen:
+            continue
         dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)

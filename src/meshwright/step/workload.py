@@ -8,9 +8,13 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.step.model import Model, ModelConfig, ProgramModel, largest
+from meshwright.step.parameter_tree import Parameter
+from meshwright.step.trained import frozen_paths
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
+Objective = Literal["next-token", "dpo"]
+Reference = Literal["live", "precomputed"]
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
 """What a layer keeps for backward, from most to least of the device's memory.
@@ -32,9 +36,17 @@ class Workload:
     """A training step: `batch` sequences of `seq_len` tokens, over all devices.
 
     Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
-    `compute_dtype`. packed: rows hold several documents, or padding; the batch then has each token's position in its
-    document, its document's id and its target's weight in the loss. z_loss: the coefficient of the loss that keeps the
-    logits' normalizer near 1 (PaLM, arXiv:2204.02311, section 5, has 1e-4).
+    `compute_dtype`. frozen: patterns of the paths of parameters that are not trained (`step.trained`). They have no
+    gradients and no moments, and weights among them are kept in `compute_dtype`, as products use them.
+
+    objective: what is minimised. `next-token`: the mean loss of all tokens. `dpo`: the loss of `batch` pairs of a
+    chosen and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a
+    frozen reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made
+    of all pairs before the first step (`precomputed`).
+
+    packed: rows hold several documents, or padding; the batch then has each token's position in its document, its
+    document's id and its target's weight in the loss. z_loss: the coefficient of the loss that keeps the logits'
+    normalizer near 1 (PaLM, arXiv:2204.02311, section 5, has 1e-4).
     """
 
     model: Model
@@ -43,6 +55,9 @@ class Workload:
     compute_dtype: Dtype = "bf16"
     param_dtype: Dtype = "f32"
     remat: Remat = "block"
+    frozen: tuple[str, ...] = ()
+    objective: Objective = "next-token"
+    reference: Reference = "live"
     packed: bool = False
     z_loss: float = 0.0
 
@@ -53,6 +68,26 @@ class Workload:
         for field in ("batch", "seq_len"):
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
+        frozen_paths(self.model, self.frozen)
+        if self.objective != "dpo" and self.reference != "live":
+            raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
+        if self.objective == "dpo" and isinstance(self.model, ProgramModel):
+            raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
+        if self.objective == "dpo" and (self.packed or self.z_loss):
+            raise MeshwrightError("objective='dpo' is of pairs, a row each; leave out packed and z_loss")
+
+    @property
+    def frozen_paths(self) -> frozenset[str]:
+        """The paths of the parameters that get no gradient: those of `frozen`, and all but adapters beside any."""
+        return frozen_paths(self.model, self.frozen)
+
+    def stored_dtype(self, path: str, parameter: Parameter) -> Dtype:
+        """What a parameter is kept in: a weight that is frozen as products use it, which changes no number of a step.
+
+        Vectors, which are used in float32, and what is updated are kept in `param_dtype`.
+        """
+        is_frozen = path in self.frozen_paths and parameter.role != "vector"
+        return self.compute_dtype if is_frozen else self.param_dtype
 
     @property
     def config(self) -> ModelConfig:
@@ -62,9 +97,19 @@ class Workload:
         return self.model
 
     @property
+    def sequences(self) -> int:
+        """The sequences of a step, over all devices: two in each pair of answers."""
+        return self.batch * (2 if self.objective == "dpo" else 1)
+
+    @property
+    def in_pairs(self) -> str:
+        """How many pairs the sequences are, in words to be put after their number; nothing where they are none."""
+        return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""
+
+    @property
     def tokens(self) -> int:
         """The tokens of a step, over all devices."""
-        return self.batch * self.seq_len
+        return self.sequences * self.seq_len
 
 
 QUERY_CHUNK = 1024

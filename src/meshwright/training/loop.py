@@ -6,11 +6,11 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from meshwright.errors import MeshwrightError
@@ -26,9 +26,11 @@ from meshwright.step import (
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
-from meshwright.training.interrupt import Interruption, interruptions
+from meshwright.training.frozen import abstract_parts
+from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
+from meshwright.training.program import StepProgram
 from meshwright.training.restart import (
     begin,
     end_failed_start,
@@ -38,13 +40,24 @@ from meshwright.training.restart import (
     saved_state,
     what_is_left,
 )
-from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
-from meshwright.training.run_record import measured, memory_peak, seconds_at_peak
+from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
+from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
+from meshwright.training.stepping import BatchOfStep, take_steps
+from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
+from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
 
 
 class NotFiniteError(MeshwrightError):
-    """Loss, gradients or parameters that are no numbers."""
+    """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended: what was measured, the steps taken in all, and the signal that stopped it, if one did."""
+
+    record: Record
+    taken: int
+    stopped_by: int | None
 
 
 def run_steps(
@@ -54,13 +67,14 @@ def run_steps(
     on_step: Callable[[Row], None] = lambda row: None,
     on_note: Note = warnings.warn,
     on_bytes: Callable[[int], None] = lambda n: None,
-    leave: Callable[[], None] | None = None,
-) -> Record:
-    """Train to `config.steps` steps, from the run's last whole checkpoint if it has one; what was measured.
+    leave: Leave | None = None,
+) -> Outcome:
+    """Train to `config.steps` steps, from the run's last whole checkpoint if it has one.
 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
-    mesh may be another than the one before. Of several processes, which all call this and see one directory, the first
-    writes what is not a checkpoint, and has the record; an interruption is for all.
+    mesh may be another than the one before. A run that has taken all its steps takes none and says so. Of several
+    processes, which all call this and see one directory, the first writes what is not a checkpoint, and has the record;
+    an interruption of one is for all.
 
     Args:
         config: all that the run depends on.
@@ -68,26 +82,26 @@ def run_steps(
         on_step: called with the metrics of every step.
         on_note: called with each line that a user should read.
         on_bytes: called with the bytes of each part of trained weights that was read.
-        leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for.
+        leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for,
+            or where the grace period of a SIGTERM is over; None has it go on.
 
     Raises:
         MeshwrightError: where the run cannot be started or gone on with.
         RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
     """
     _check(config)
-    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
-    check_corpus(corpus, config.workload)
     lock = RunLock(directory, on_note) if is_first_process() else None
 
-    def leave_unlocked() -> None:
+    def leave_unlocked(number: int, is_late: bool) -> None:
         if lock is not None:
             lock.release()
         if leave is not None:
-            leave()
+            leave(number, is_late)
 
     try:
-        with interruptions(on_note, leave and leave_unlocked) as interruption:
-            return _run(config, directory, corpus, interruption, on_step, on_note, on_bytes)
+        grace = config.saving.grace_seconds
+        with interruptions(on_note, leave and leave_unlocked, grace_seconds=grace) as interruption:
+            return _run(config, directory, interruption, on_step, on_note, on_bytes)
     finally:
         if lock is not None:
             lock.release()
@@ -100,6 +114,10 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    if config.watching.wandb is not None:
+        load_wandb()
+    if config.watching.profile is not None:
+        parse_profile(config.watching.profile)
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -107,44 +125,77 @@ def _check(config: RunConfig) -> None:
 def _run(
     config: RunConfig,
     directory: Path,
-    corpus: np.ndarray,
     interruption: Interruption,
     on_step: Callable[[Row], None],
     on_note: Note,
     on_bytes: Callable[[int], None],
-) -> Record:
+) -> Outcome:
     """The steps of a run whose directory is locked."""
+    began = time.perf_counter()
+    checkpoints = Checkpoints(directory)
+    if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
+        return Outcome(measured(config, read_metrics(directory)), start, None)
+    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
+    check_corpus(corpus, config.workload)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
-    checkpoints, start = Checkpoints(directory), 0
+    taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
-        with jax.set_mesh(mesh), checkpoints:
-            start = last_step(config, directory, checkpoints, on_note)
+        with jax.set_mesh(mesh), ExitStack() as exits:
+            log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+            exits.enter_context(checkpoints)
+            profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-            check_free(directory, wanted, what=f"train in {directory}")
+            check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
-            for row, state in _steps(config, layout, batches, first, start):
+            before = [row for row in read_metrics(directory) if row["step"] < start]
+            bad_steps = BadSteps(config.optimizer.spike_factor, before)
+            is_limited = config.strategy.on_bad_step == "skip"
+            of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            if is_first_process():
+                profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
+
+            def is_due(step: int) -> bool:
+                """Whether the state after a step is looked at before the next step is taken."""
+                interruption.agree(waits=False)
+                is_profiled = profiler is not None and profiler.is_due(step + 1)
+                return interruption.stop is not None or config.saving.is_due(step + 1) or is_profiled
+
+            for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
-                row["began_at"] = start
                 if not interruption.has_begun:
-                    begin(config, directory, checkpoints, start, on_note)
+                    row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+                    begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
-                if is_first_process():
-                    append_metrics(directory, row)
-                _check_finite(row, checkpoints)
+                    if log is not None:
+                        log.begin(start)
+                if log is not None:
+                    log.add(row)
+                if why := bad_steps.why(row):
+                    _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
                 on_step(row)
                 checkpoints.check()
-                is_last = taken == config.steps or interruption.is_asked
-                if is_last or (config.saving.every and taken % config.saving.every == 0):
+                if state is None:
+                    continue
+                if profiler is not None:
+                    profiler.after(taken)
+                if not runs_ahead:
+                    interruption.agree(waits=True)
+                is_last = taken == config.steps or interruption.stop is not None
+                if is_last or config.saving.is_due(taken):
+                    saving = time.perf_counter()
                     saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
                             f"parameters are no numbers (nan or inf) after step {taken}; training stops"
                         )
                     checkpoints.save(taken, saved, config.to_json())
+                    if log is not None:
+                        log.add_later({"save_seconds": time.perf_counter() - saving})
                 if is_last:
                     break
     except NotFiniteError as error:
@@ -159,22 +210,37 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    return measured(config, read_metrics(directory))
+    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
+    return Outcome(record, taken, interruption.stop)
 
 
-def _check_finite(row: Row, checkpoints: Checkpoints) -> None:
-    """Raise where loss or gradients of a step are no numbers; the checkpoint they came from is put aside."""
-    wrong = {"the loss": row["loss"], "the norm of the gradients": row["grad_norm"]}
-    wrong = {name: value for name, value in wrong.items() if not math.isfinite(value)}
-    if not wrong:
-        return
-    checkpoints.wait()
-    if is_first_process() and row["step"] in checkpoints.steps:
-        checkpoints.set_aside(row["step"], "nan")
-    name, value = next(iter(wrong.items()))
+def _tell_bad_step(
+    config: RunConfig,
+    directory: Path,
+    row: Row,
+    why: str,
+    bad_steps: BadSteps,
+    checkpoints: Checkpoints,
+    on_note: Note,
+) -> None:
+    """Note a bad step that was left out; raise where it was not, or where too many were in a row.
+
+    The checkpoint that it came from is put aside where it gives no numbers.
+    """
+    step = row["step"]
+    if row.get("skipped"):
+        if is_first_process():
+            note_bad_step(directory, row, why, {"seed": config.seed})
+        on_note(f"step {step + 1} is left out: {why}")
+        if bad_steps.in_a_row < config.optimizer.max_bad_steps:
+            return
+        why = f"{bad_steps.in_a_row} steps in a row were left out, and in the last one {why}"
+    if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
+        checkpoints.wait()
+        if is_first_process() and step in checkpoints.steps:
+            checkpoints.set_aside(step, "nan")
     raise NotFiniteError(
-        f"{name} is {value} at step {row['step'] + 1}, where the learning rate was {row['learning_rate']:.3g}; training"
-        f" stops"
+        f"{why} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}; training stops"
     )
 
 
@@ -189,21 +255,21 @@ def _is_finite(state: State) -> bool:
     return all(bool(found) for found in check(state))
 
 
-def _steps(
-    config: RunConfig, layout: ShardingContext, batches: Batches, state: State, start: int
-) -> Iterator[tuple[Row, State]]:
-    """The row of each step from `start` on, and the state after it."""
-    step_of = train_step(config.workload, layout, config.optimizer, config.strategy)
-    tokens, flops_at_peak = config.workload.tokens, seconds_at_peak(config)
-    batch = batches[start]
-    for step in range(start, config.steps):
-        began = time.perf_counter()
-        state, metrics = step_of(state, batch)
-        batch = batches[step + 1]  # Read while the devices work.
-        # Waiting for every step keeps simulated devices, which share cores, from timing out on each other.
-        found = {name: value.item() for name, value in metrics.items()}
-        seconds = time.perf_counter() - began
-        where = {"mesh": str(config.mesh), "hardware": config.hardware}
-        row = where | {"step": step} | found | {"learning_rate": config.optimizer.rate(step)}
-        speed = {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "mfu": flops_at_peak / seconds}
-        yield row | speed | {"memory_peak_bytes": memory_peak()}, state
+def _rows(
+    config: RunConfig,
+    program: StepProgram,
+    batches: BatchOfStep,
+    state: State,
+    start: int,
+    is_due: Callable[[int], bool],
+    *,
+    runs_ahead: bool,
+) -> Iterator[tuple[Row, State | None]]:
+    """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
+    tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
+    steps = range(start, config.steps)
+    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=runs_ahead):
+        seconds = found["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": start} | found
+        row |= {"learning_rate": config.optimizer.rate(found["step"])}
+        yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

@@ -13,11 +13,15 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.pretrained import KEPT, keep_files
+from meshwright.training.resolved import write_resolved
 from meshwright.training.resume import config_conflict
-from meshwright.training.run import RunConfig, begin_run, read_metrics
+from meshwright.training.run import Row, RunConfig, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
+from meshwright.training.update.bad_steps import keep_bad_steps
+from meshwright.training.watch import note_restart
 
 
 def is_first_process() -> bool:
@@ -37,18 +41,24 @@ def last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_n
             f"{directory} cannot go on from checkpoint {start}: {conflict}; put it back, or start a new run"
         )
     if start >= config.steps:
-        raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
-    if rows > start:
+        on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
+    elif rows > start:
         on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
     return start
 
 
-def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, on_note: Note) -> None:
-    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way."""
+def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
+    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way.
+
+    first: the row of that step.
+    """
     if not is_first_process():
         return
     keep_files(config, directory)
+    note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
+    write_resolved(directory, config)
+    keep_bad_steps(directory, start)
     for step in checkpoints.steps:
         if step > start:
             on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
@@ -58,7 +68,7 @@ def end_failed_start(directory: Path, start: int) -> None:
     """Delete what a new run wrote that failed before it had anything to go on from."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
-    for name in ("config.json", "metrics.jsonl"):
+    for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / KEPT, ignore_errors=True)
 
@@ -90,19 +100,21 @@ def first_state(
             seed=config.seed, weights=weights, on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    if (saved := _saved_layout(config, layout)) == layout:
-        return checkpoints.restore(start, wanted)
+    saved = _saved_layout(config, layout)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    back = jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))
-    return back(checkpoints.restore(start, kept))
+    found = checkpoints.restore(start, abstract_parts(config, kept, mesh))
+    state = with_frozen(config, found, layout, mesh, config.strategy, on_bytes)
+    if saved == layout:
+        return state
+    return jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))(state)
 
 
 def saved_state(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
     """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
-    if (saved := _saved_layout(config, layout)) == layout:
-        return state
-    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
+    if (saved := _saved_layout(config, layout)) != layout:
+        wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+        state = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
+    return saved_parts(config, state)
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:

@@ -8,31 +8,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.planner import Count, given, read_count, read_mesh, read_system
-from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
+from meshwright.models import merge_adapters
+from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, read_system
+from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
+from meshwright.training.begun_with import check_begun_with
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.frozen import abstract_parts, with_frozen
+from meshwright.training.optimizer import check_said
 from meshwright.training.run import RunConfig, config_from_data, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
 """What decides the arrays of a checkpoint, so that no run can go on with another."""
 
+FROZEN = ("lora_rank", "lora_alpha", "lora_targets", "freeze")
+"""What decides which arrays a checkpoint has, by the options' names."""
+
+REFERENCES = ("objective", "reference")
+"""What decides the frozen model that a run keeps beside its checkpoints (`training.reference`)."""
+
 
 def resumed_run(
-    directory: Path, *, steps: Count | None, change: bool, options: Mapping[str, Any]
+    directory: Path, *, steps: Count | None, change: bool, options: Mapping[str, Any], what: PlanLike | None = None
 ) -> tuple[RunConfig, list[str]]:
     """The config of a run as it goes on, and a line for everything in it that is another than before.
 
     Steps, hardware, mesh and settings that are free may always change. Another value of anything else is an error
     unless `change` is true, and of what checkpoints depend on always; the same value as before is no change.
+    what: the model or plan that the run should have been begun with; an error where it was another.
     """
     said = given(options, ("from_scratch", *TrainOptions.__annotations__))
+    before = read_config(directory)
+    if what is not None:
+        said = check_begun_with(what, said, before, directory)
     never = {"from_scratch", *(name for name, setting in SETTINGS.items() if setting.resume == "never")}
     if of_new := [name for name in said if name in never]:
         raise MeshwrightError(
@@ -40,7 +55,6 @@ def resumed_run(
         )
     if said.get("remat") == "auto":
         raise MeshwrightError("remat auto is for a new run, where the planner chooses; a run that goes on has its own")
-    before = read_config(directory)
     system = read_system(
         said.pop("on", before.hardware),
         said.pop("hardware", before.hardware_file),
@@ -50,14 +64,15 @@ def resumed_run(
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
     free = {name: said.pop(name) for name in [*said] if name in SETTINGS and SETTINGS[name].resume == "free"}
-    lines = _change(said, before, directory, is_allowed=change)
+    lines = _change(said, before, directory, num_devices=mesh.num_devices, is_allowed=change)
     config = replace(
-        _with(said | free, before),
+        _with(said | free, before, mesh.num_devices),
         hardware=str(system),
         hardware_file=system.chip.file,
         memory_headroom=system.memory_headroom,
         mesh=mesh,
     )
+    check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
@@ -70,17 +85,21 @@ def resumed_run(
     return config, lines + more
 
 
-def _change(said: Mapping[str, Any], before: RunConfig, directory: Path, *, is_allowed: bool) -> list[str]:
+def _change(
+    said: Mapping[str, Any], before: RunConfig, directory: Path, *, num_devices: int, is_allowed: bool
+) -> list[str]:
     """A line for each setting that is another than before; an error where it may not be."""
-    after, lines = _with(said, before), []
+    after, lines = _with(said, before, num_devices), []
     for name in said:
         old, new = _value(name, before), _value(name, after)
         if old == new:
             continue
-        if name in SHAPES:
+        # Frozen weights are kept in the dtype of products.
+        is_shape = name in (*SHAPES, *FROZEN) or (name == "dtype" and before.workload.frozen_paths)
+        if is_shape or name in REFERENCES:
+            made = "the checkpoints of {} were made" if is_shape else "{} was begun"
             raise MeshwrightError(
-                f"{name} is {new!r}; the checkpoints of {directory} were made with {old!r}, and only a new run can"
-                " have another"
+                f"{name} is {new!r}; {made.format(directory)} with {old!r}, and only a new run can have another"
             )
         if not is_allowed:
             raise MeshwrightError(
@@ -102,13 +121,18 @@ def _value(name: str, config: RunConfig) -> Any:
         return workload.config.num_layers
     if name in STRATEGY_OPTIONS:
         return getattr(config.strategy, name)
+    if name == "freeze":
+        return workload.frozen
+    if name in FROZEN:
+        return getattr(workload.config.lora, name.removeprefix("lora_"), None)
     return getattr(workload, "compute_dtype" if name == "dtype" else name)
 
 
-def _with(said: Mapping[str, Any], before: RunConfig) -> RunConfig:
+def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
     """A config with the options that are said in it."""
     workload = _workload(said, before.workload)
-    fields = read_strategy({name: value for name, value in said.items() if name in STRATEGY_OPTIONS})
+    strategy = {name: value for name, value in said.items() if name in STRATEGY_OPTIONS}
+    fields = read_strategy(strategy, num_devices)
     if fields.get("sp_method", "gather") != "gather":
         fields.setdefault("attention", "flash")
     config = replace(before, workload=workload, strategy=replace(before.strategy, **fields))
@@ -127,17 +151,24 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
     seq_len = counts.get("seq_len", before.seq_len)
     check_positions(before.model, seq_len)
     batch = counts.get("batch", before.batch)
-    if (tokens := counts.get("batch_tokens", batch * seq_len)) % seq_len:
-        raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of seq_len {seq_len}")
-    model = replace(before.model, num_layers=counts["num_layers"]) if "num_layers" in counts else before.model
+    each = seq_len * before.sequences // before.batch
+    if (tokens := counts.get("batch_tokens", batch * each)) % each:
+        raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of {each}")
+    model = replace(before.config, num_layers=counts["num_layers"]) if "num_layers" in counts else before.config
+    if adapters := {name: said[name] for name in FROZEN[:3] if name in said}:
+        own = {f"lora_{name}": value for name, value in vars(model.lora).items()} if model.lora else {}
+        model = read_adapters(replace(model, lora=None), own | adapters)
     return replace(
         before,
         model=model,
-        batch=tokens // seq_len,
+        frozen=read_names(said["freeze"]) if "freeze" in said else before.frozen,
+        batch=tokens // each,
         seq_len=seq_len,
         compute_dtype=said.get("dtype", before.compute_dtype),
         param_dtype=said.get("param_dtype", before.param_dtype),
         remat=said.get("remat", before.remat),
+        objective=said.get("objective", before.objective),
+        reference=said.get("reference", before.reference),
     )
 
 
@@ -194,14 +225,21 @@ def restore_params(
 ) -> Any:
     """The parameters of the last whole checkpoint of a run, on a mesh, in a dtype; nothing else of it is read.
 
+    Adapters are added to the weights beside them. Frozen parameters are read or drawn as the run has them.
     To be called under `jax.set_mesh`, on a mesh without stages. Raises where there is none, or where it is another
     model's.
     """
     checkpoints = Checkpoints(directory)
-    if (step := checkpoints.whole(on_note, parts=("params",))) is None:
+    if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"
         raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
     if conflict := config_conflict(config, checkpoints.config(step)):
         raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
-    wanted = abstract_for_inference(parameters(config.workload.config), mesh, ShardingContext(mesh_shape), dtype)
-    return checkpoints.restore(step, {"params": wanted})["params"]
+    model, layout = config.workload.config, ShardingContext(mesh_shape)
+    wanted: Any = {"params": abstract_for_inference(parameters(model), mesh, layout, dtype)}
+    if not config.workload.frozen_paths:
+        return checkpoints.restore(step, wanted)["params"]
+    found = checkpoints.restore(step, abstract_parts(config, wanted, mesh))
+    params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
+    stored = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
+    return jax.jit(lambda params: merge_adapters(params, model))(stored)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-import jax
-
 from meshwright.cost import model_flops
-from meshwright.record import Record
+from meshwright.record import Collective, Record
 from meshwright.training.run import Row, RunConfig
 
 
@@ -17,8 +15,11 @@ def seconds_at_peak(config: RunConfig) -> float:
     return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
-def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
-    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out."""
+def measured(config: RunConfig, rows: Sequence[Row], collectives: tuple[Collective, ...] = ()) -> Record:
+    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out.
+
+    collectives: those of its profile, if it has one.
+    """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
     times = [row["step_seconds"] for row in here[1:] or here]
@@ -32,9 +33,5 @@ def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
         mfu=seconds_at_peak(config) / step if step else None,
         memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
+        collectives=collectives,
     )
-
-
-def memory_peak() -> int | None:
-    """The most bytes that were in use on a device so far, where its runtime counts them; simulated devices do not."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

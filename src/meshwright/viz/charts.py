@@ -108,7 +108,7 @@ def roofline_point(record: Record) -> RooflinePoint | None:
     """
     degrees = dict(record.mesh)
     sent = seconds = 0.0
-    for move in record.collectives:
+    for move in record.own_collectives:
         sent += wire_bytes(move.kind, move.bytes, math.prod(degrees[axis] for axis in move.axes))
         seconds += move.seconds or 0.0
     if not sent or not seconds or not record.flops or not record.step_seconds:

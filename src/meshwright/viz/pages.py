@@ -26,7 +26,8 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
     if measured is not None and measured.memory_bytes:
         records["measured"] = measured
     lines = (
-        f"{workload.batch} × {workload.seq_len} tokens, {workload.compute_dtype}, remat {workload.remat}",
+        f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}, {workload.compute_dtype},"
+        f" remat {workload.remat}",
         f"compiled by {program.compiler} in {show_seconds(program.compile_seconds)}",
     )
     usable = plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None

@@ -1,8 +1,7 @@
 """Published weights: safetensors of a Hugging Face directory into sharded parameters, and back."""
 
 from meshwright.weights.directory import Tensor, tensor_dtype
-from meshwright.weights.fp8 import read_tensors
-from meshwright.weights.load import load_weights
+from meshwright.weights.load import load_weights, read_tensors
 from meshwright.weights.save import MAX_FILE_BYTES, save_weights
 
 __all__ = ["MAX_FILE_BYTES", "Tensor", "load_weights", "read_tensors", "save_weights", "tensor_dtype"]

@@ -91,8 +91,7 @@ def read_files(directory: Path) -> dict[str, Tensor]:
 
     Raises:
         MeshwrightError: no safetensors, a file that is missing, cut short or no safetensors, an index that names a
-        tensor
-            in a file that does not hold it.
+            tensor in a file that does not hold it.
     """
     if (directory / INDEX).is_file():
         return _read_sharded(directory)

@@ -12,19 +12,17 @@ from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.families.quantization import fp8_block
-from meshwright.weights.directory import DTYPES, Scale, Tensor, read_files
-from meshwright.weights.mxfp4 import with_mxfp4
+from meshwright.weights.directory import DTYPES, Scale, Tensor
 
 SUFFIX = "_scale_inv"
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of a directory by name; a scale is that of its weight, and none of its own.
+def with_fp8(tensors: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
+    """The tensors of a directory, each scale as part of the weight that it is of.
 
     Raises:
-        MeshwrightError: as `read_files`; a scale of another shape or dtype than its weight's blocks, or of no weight.
+        MeshwrightError: a scale of another shape or dtype than its weight's blocks, or of no weight.
     """
-    tensors = with_mxfp4(read_files(directory))
     scales = {name.removesuffix(SUFFIX): tensor for name, tensor in tensors.items() if name.endswith(SUFFIX)}
     if not scales:
         return tensors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,13 +14,23 @@ from meshwright.errors import MeshwrightError
 from meshwright.step import ModelConfig, Tree
 from meshwright.step.parameter_tree import map_leaves
 from meshwright.weights.aliases import with_known_names
-from meshwright.weights.directory import DTYPES, SCALED_DTYPES, Tensor
-from meshwright.weights.fp8 import SUFFIX
+from meshwright.weights.directory import DTYPES, SCALED_DTYPES, Tensor, read_files
+from meshwright.weights.fp8 import SUFFIX, with_fp8
+from meshwright.weights.mxfp4 import with_mxfp4
 from meshwright.weights.places import Place, places, published_family
 from meshwright.weights.slices import Bounds, read_slice
 
 NUM_READERS = 8
 """Threads that read: copying out of a memory map waits for the disk."""
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of a directory by name; a quantised weight is one tensor with its scales.
+
+    Raises:
+        MeshwrightError: as `read_files`, `with_mxfp4` and `with_fp8`.
+    """
+    return with_fp8(with_mxfp4(read_files(directory)), directory)
 
 
 def load_weights(

@@ -51,6 +51,8 @@ class FixedArgs:
     """adamw, adamw-8bit, lion, adafactor or sgd (adamw)."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters, gradients and moments are kept in (f32)."""
+    reference_mesh: Mesh = None
+    """The mesh of the frozen model of --objective dpo, as fsdp=2,tp=4 (that of the policy)."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _memory(record: Record) -> str:
 def _exposed(record: Record) -> dict[str, float]:
     """The seconds exposed over each set of axes."""
     seconds: dict[str, float] = {}
-    for move in record.collectives:
+    for move in record.own_collectives:
         name = "*".join(move.axes)
         seconds[name] = seconds.get(name, 0.0) + (move.exposed_seconds or 0.0)
     return seconds

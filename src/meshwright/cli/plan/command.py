@@ -70,7 +70,7 @@ class _Training:
         options["param_dtype"] = fixed.pop("param_dtype")
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
-        self.fields: dict[str, Any] = read_strategy(fixed)
+        self.fields: dict[str, Any] = read_strategy(fixed, self.system.num_devices)
         self.include_planned = args.search.include_planned
 
     def run(self) -> int:

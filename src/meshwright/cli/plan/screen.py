@@ -122,7 +122,7 @@ def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
 def headline(plan: Plan) -> str:
     """What a plan is about."""
     workload, system = plan.workload, plan.system
-    tokens = f"{workload.batch:,} × {workload.seq_len:,} tokens"
+    tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     devices = f"{system.num_devices:,} devices of {show_bytes(system.usable_bytes)}"
     return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
 

@@ -24,7 +24,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     that the loss sums.
     """
     parts = strategy.num_microbatches
-    sizes: dict[str, float] = {"B": workload.batch / parts, "S": workload.seq_len}
+    sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}
     if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
         sizes["I"] = workload.tokens / parts
     # Where each stage runs its own program, the last sums the losses of all microbatches first.

@@ -20,6 +20,7 @@ from meshwright.step.passes.nodes import (
     Work,
     outermost_first,
 )
+from meshwright.step.workload import Objective
 
 EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 
@@ -65,12 +66,12 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
 
 
 @lru_cache(maxsize=1 << 10)
-def logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
+def logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) -> tuple[Node, ...]:
     """The final norm, the logits, and the loss, of a split vocab each token's maximum, sum and target's logit."""
-    return tuple(_logits_nodes(ops, layout))
+    return tuple(_logits_nodes(ops, layout, objective))
 
 
-def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
+def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) -> Iterator[Node]:
     vocab, logits = layout.axes("vocab"), None
     for op in ops:
         match op:
@@ -98,7 +99,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
                 yield node
             case CrossEntropy():
                 assert logits, "a loss has logits before it"
-                yield from _loss(layout, vocab, logits)
+                yield from _loss(layout, vocab, logits, objective)
             case _:
                 pass
 
@@ -127,8 +128,18 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
     return _node(LOGITS, Block.LOGITS, *work, writes=op.target), logits
 
 
-def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array) -> Iterator[Node]:
-    """The softmax over a split vocab, and the mean over tokens. The target's logit is not recomputed."""
+LOSS = "loss"
+"""The mean over a step's tokens, or over its pairs with the means of what is measured of them."""
+
+PAIR_MEANS = 7
+"""The numbers that a step of dpo takes the mean of over its pairs: the loss and six metrics (`training.preference`)."""
+
+
+def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Objective) -> Iterator[Node]:
+    """The softmax over a split vocab, and the mean over tokens. The target's logit is not recomputed.
+
+    Of dpo the sum over each sequence, and the mean over pairs.
+    """
     tokens = Array("softmax", layout.tokens, width="float32")
     work: list[Work] = [PassOver(kind="loss", arrays=(logits,))]
     if vocab:
@@ -136,10 +147,17 @@ def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array) -> Iterator[Nod
             name="softmax", kind="all-reduce", axes=vocab, array=tokens, phases=("recompute",), times=2
         )
         work += [replace(recompute, phases=("forward",), times=3), recompute]
-    total = Array("loss", (Dim("loss", None),), width="float32")
+    over_sequence, over_batch = layout.sequence, tuple(axis for axis in layout.batch if axis != "pp")
+    if objective == "dpo":
+        sums = Array("log-probabilities", layout.tokens[:1], width="float32")
+        means = Array(LOSS, (Dim("N", PAIR_MEANS),), width="float32")
+        moves = ((sums, over_sequence), (means, over_batch))
+    else:
+        total = Array(LOSS, (Dim("loss", None),), width="float32")
+        moves = ((total, over_sequence), (total, over_batch))
     work += [
-        Exchange(name="loss", kind="all-reduce", axes=axes, array=total, phases=("forward",))
-        for axes in (layout.sequence, tuple(axis for axis in layout.batch if axis != "pp"))
+        Exchange(name=array.name, kind="all-reduce", axes=axes, array=array, phases=("forward",))
+        for array, axes in moves
         if axes
     ]
     yield _node(LOGITS, Block.LOGITS, *work, writes="loss")
@@ -153,6 +171,7 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
             name=name,
             array=Array(name, (Dim("N", op.size),), width="float32"),
             pending=(along, outermost_first(layout.batch)),
+            is_trained=name not in layout.frozen,
         )
 
 
@@ -165,6 +184,7 @@ def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pendin
         stored=Array(name, layout.stored(dims)),
         used=Array(name, used),
         pending=tuple(axis for axis in pending if axis not in split),
+        is_trained=name not in layout.frozen,
     )
 
 

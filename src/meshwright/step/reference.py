@@ -1,0 +1,80 @@
+"""The frozen reference of preference tuning: the forward pass that a live one adds to each step, and how it is run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.model import without_lora
+from meshwright.step.rules import RULES, stream_rules
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.strategy_checks import check_strategy, has_reference, unused_options
+from meshwright.step.workload import Workload
+
+KEPT = (
+    "num_microbatches",
+    "attention",
+    "sp_method",
+    "tp_stream",
+    "collective_matmul",
+    "overlaps_weights",
+    "matmul_dtype",
+    "profile",
+)
+"""The fields of the policy's strategy that its reference has too: those of a forward pass."""
+
+
+class ReferencePass(NamedTuple):
+    """The forward pass of a reference: what of a train step's forward is, of these three, but for the loss's mean.
+
+    Its parameters are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change.
+    """
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+
+
+@lru_cache(maxsize=1 << 12)
+def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
+    """The forward pass that a step's reference adds to it; None where there is no reference, or it is precomputed.
+
+    It goes through the policy's pairs, in as many microbatches where its mesh leaves a device enough of them.
+    """
+    if not has_reference(workload):
+        return None
+    own = strategy.reference_mesh or mesh
+    kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
+    each = max(1, workload.batch // own.degree(RULES["batch"]))
+    kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
+    # Nothing is kept for a backward pass, and the parameters are those that products want. Adapters are the policy's.
+    read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
+    read = replace(read, param_dtype=workload.compute_dtype)
+    idle = unused_options(read, own, kept)
+    return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
+
+
+def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, runs: bool = False) -> None:
+    """Raise where the mesh of a step's reference cannot split it; runs: or where nothing here runs it so."""
+    own = strategy.reference_mesh
+    if own is not None and own.num_devices != mesh.num_devices:
+        raise MeshwrightError(
+            f"reference_mesh {own} has {own.num_devices} devices; the reference shares the policy's, {mesh} of"
+            f" {mesh.num_devices}"
+        )
+    if runs and workload.objective == "dpo":
+        raise MeshwrightError("objective='dpo' can be planned, and does not run yet")
+    if (found := reference_pass(workload, mesh, strategy)) is None:
+        return
+    try:
+        check_mesh(found.workload, found.mesh, stream_rules(found.strategy.tp_stream))
+        check_strategy(found.workload, found.mesh, found.strategy)
+        if runs:
+            check_runnable(workload.model, found.mesh, found.strategy)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"the reference: {error}") from None

@@ -1,0 +1,105 @@
+"""Steps one after another, each with a row of what it measured; devices never wait for the host to read one.
+
+A row has `step_seconds`, from when the devices could begin with the step until they were done with it; what compiling
+took is beside it and not in it. `input_seconds` is the part of it that the devices waited for the next batch, at most:
+the time the batch took, where the devices were done before it was there, else 0.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+from jax import Array
+
+from meshwright.training.program import StepProgram
+from meshwright.training.run import Row
+from meshwright.training.step import State
+
+
+class BatchOfStep(Protocol):
+    """What has the batch of any step."""
+
+    def __getitem__(self, step: int) -> Mapping[str, Array]: ...
+
+
+@dataclass
+class _Pending:
+    """A step that devices were given, and what is known of it so far."""
+
+    step: int
+    metrics: dict[str, Array]
+    began: float
+    compile_seconds: float
+    input_seconds: float = 0.0
+
+
+def take_steps(
+    program: StepProgram,
+    batches: BatchOfStep,
+    state: State,
+    steps: range,
+    *,
+    is_due: Callable[[int], bool],
+    runs_ahead: bool,
+) -> Iterator[tuple[Row, State | None]]:
+    """The row of each step; with it the state after it, or None where the next one was begun already.
+
+    Args:
+        is_due: whether the state after a step is wanted; always after the last.
+        runs_ahead: whether devices are given a step before the row of the one before it is read, so that they have the
+            next one as soon as they are done. Simulated devices, which share cores, would time out on each other.
+    """
+    pending: _Pending | None = None
+    ready = -float("inf")
+    batch = batches[steps.start]
+    for step in steps:
+        began = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+            state, metrics = program(state, batch)
+        compile_seconds = program.compile_seconds
+        new = _Pending(step, metrics, began + compile_seconds, compile_seconds)
+        if step + 1 < steps.stop:
+            asked = time.perf_counter()
+            batch = batches[step + 1]  # Read while the devices work.
+            # Devices that are done by now had nothing to do for some of that time.
+            new.input_seconds = time.perf_counter() - asked if _is_ready(metrics) else 0.0
+        if pending is not None:
+            row, ready = _row(pending, ready)
+            yield row, None
+        pending = new
+        if not runs_ahead or step + 1 == steps.stop or is_due(step):
+            row, ready = _row(pending, ready)
+            pending = None
+            yield row, state
+
+
+def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
+    """The row of a step, once the devices are done with it, and when that was; ready: when they were with the last."""
+    found: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
+    now = time.perf_counter()
+    row: Row = {"step": pending.step} | found
+    row["step_seconds"] = now - max(pending.began, ready)
+    row["input_seconds"] = min(pending.input_seconds, row["step_seconds"])
+    if pending.compile_seconds:
+        row["compile_seconds"] = pending.compile_seconds
+    return row | _memory() | {"time": time.time()}, now
+
+
+def _is_ready(metrics: Mapping[str, Any]) -> bool:
+    """Whether the devices are done with all of some arrays."""
+    return all(value.is_ready() for value in metrics.values())
+
+
+def _memory() -> Row:
+    """The most bytes in use so far: on a device where its runtime counts them, and of this process on the host.
+
+    Simulated devices are not counted by any runtime; their memory is the host's.
+    """
+    stats = jax.local_devices()[0].memory_stats() or {}
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.
+    return {"memory_peak_bytes": stats.get("peak_bytes_in_use"), "host_peak_bytes": host}
