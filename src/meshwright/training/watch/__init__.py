@@ -3,6 +3,7 @@
 from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts
 from meshwright.training.watch.log import RunLog
 from meshwright.training.watch.profile import Profile, Profiler, parse_profile, profiled_collectives, read_profile
+from meshwright.training.watch.shortfall import Shortfall
 from meshwright.training.watch.weights_and_biases import load_wandb
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Profile",
     "Profiler",
     "RunLog",
+    "Shortfall",
     "goodput",
     "load_wandb",
     "note_restart",
