@@ -24,6 +24,7 @@ FLOORS = (
     "notebook",
     "mesh",
     "record",
+    "processes",
     "notation",
     "hardware",
     "step",
