@@ -42,7 +42,7 @@ from meshwright.training.restart import (
     what_is_left,
 )
 from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
-from meshwright.training.run_record import measured, seconds_at_peak
+from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
@@ -175,7 +175,8 @@ def _run(
                     begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
                     if log is not None:
-                        log.begin(start)
+                        assert program.compiled is not None
+                        log.begin(start, compiled_record(config, program.compiled))
                 if log is not None:
                     log.add(row)
                 if why := bad_steps.why(row):

@@ -16,7 +16,15 @@ from meshwright.planner import Plan, make_plan
 from meshwright.record import Record
 from meshwright.training import RunConfig, measured, read_config, read_metrics
 from meshwright.training.run import Row, read_json_lines
-from meshwright.training.watch import ACCOUNTS, Profile, goodput, profiled_collectives, read_profile, read_restarts
+from meshwright.training.watch import (
+    ACCOUNTS,
+    Profile,
+    goodput,
+    profiled_collectives,
+    read_compiled,
+    read_profile,
+    read_restarts,
+)
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 from meshwright.verification import compare_profile
 from meshwright.viz.curves import RUN_COLOURS, curves
@@ -35,6 +43,7 @@ class Run:
     rows: Sequence[Row]
     restarts: Sequence[Mapping[str, Any]]
     plan: Plan
+    compiled: Record | None
     measured: Record
     profile: Profile | None
     bad_steps: Sequence[Mapping[str, Any]]
@@ -83,6 +92,7 @@ def _read_run(directory: Path, name: str) -> Run:
         rows=rows,
         restarts=read_restarts(directory),
         plan=make_plan(config.workload, config.mesh, config.system, config.strategy),
+        compiled=read_compiled(directory),
         measured=measured(config, rows, profiled_collectives(directory, config)),
         profile=read_profile(directory),
         bad_steps=[data for _, data in read_json_lines(directory / "bad_steps.jsonl", {"step", "why"})],
@@ -230,6 +240,8 @@ def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
     of = "" if is_alone else f"{run.name}: "
     usable = run.plan.system.usable_bytes if run.plan.system.chip.kind != "cpu" else None
     records = {"predicted": run.plan.predicted}
+    if run.compiled is not None:
+        records["compiled"] = run.compiled
     if run.measured.memory_bytes:
         records["measured"] = run.measured
     memory = memory_section(records, usable)
@@ -259,7 +271,7 @@ def _quantities(run: Run) -> str:
         (
             "memory peak",
             _or_dash(planned.memory_bytes.get("peak"), show_bytes),
-            "–",
+            _or_dash(run.compiled.memory_bytes.get("peak") if run.compiled else None, show_bytes),
             _or_dash(found.memory_bytes.get("peak"), show_bytes),
         ),
     ]
