@@ -245,15 +245,14 @@ def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
     if run.measured.memory_bytes:
         records["measured"] = run.measured
     memory = memory_section(records, usable)
-    sections = [
-        Section(f"{of}predicted, compiled, measured", _quantities(run)),
-        Section(f"{of}mesh", _mesh(run)),
-        Section(f"{of}memory of a device", memory.body),
-        Section(f"{of}devices", _devices(run)),
-        Section(f"{of}data", _data(run.rows)),
-        Section(f"{of}bad steps", _bad_steps(run)),
+    return [
+        Section(f"{of}Predicted, compiled, measured", _quantities(run)),
+        Section(f"{of}Mesh", _mesh(run)),
+        Section(f"{of}Memory of a device", memory.body),
+        Section(f"{of}Devices", _devices(run)),
+        Section(f"{of}Data", _data(run.rows)),
+        Section(f"{of}Bad steps", _bad_steps(run)),
     ]
-    return [section for section in sections if section.body]
 
 
 def _quantities(run: Run) -> str:
