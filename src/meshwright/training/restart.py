@@ -58,6 +58,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
     begin_run(directory, config, start)
     write_resolved(directory, config)
     keep_bad_steps(directory, start)
+    checkpoints.clean()
     for step in checkpoints.steps:
         if step > start:
             on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
@@ -106,12 +107,12 @@ def first_state(
     return back(checkpoints.restore(start, kept))
 
 
-def saved_state(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
-    """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
+def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:
+    """What makes of a state the one that checkpoints have, its layers in their order, so that any mesh reads it."""
     if (saved := _saved_layout(config, layout)) == layout:
-        return state
+        return lambda state: state
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
+    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
