@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, headline, show, speed
+from meshwright.cli.tables import console, headline, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
@@ -22,6 +22,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan, plan_to_run
+from meshwright.processes import REFUSED, Processes, leave_at_once
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_rate, show_seconds
 
@@ -76,6 +77,8 @@ class ProcessArgs:
     """How many processes there are, each with as many of the devices."""
     process_id: Annotated[int | None, option("N")] = None
     """Which of them this is, from 0; the first writes the run directory and prints."""
+    start_seconds: Annotated[float | None, option("SECONDS")] = None
+    """How long they wait for each other before they start. Default: 300."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +173,22 @@ def _long(seconds: float) -> str:
 
 def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen."""
-    from meshwright.runtime import Processes, claim_devices
-    from meshwright.training import is_first_process, run_steps, what_is_left
+    from meshwright.runtime import claim_devices
+    from meshwright.training import RunStoppedError, is_first_process, run_steps, what_is_left
 
     with waiting(f"starting {config.hardware}"):
-        claim_devices(config.system, Processes(**vars(args.process)))
+        which = {name: value for name, value in vars(args.process).items() if value is not None}
+        several = claim_devices(config.system, Processes(**which), config.to_json())
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
+    if several is not None:
+        several.before_end = screen.stop
+
+    def step(row: dict[str, Any]) -> None:
+        if several is not None:
+            several.step = row["step"] + 1
+        screen.step(row)
 
     def note(line: str) -> None:
         if is_first:
@@ -207,10 +218,22 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         sys.stdout.flush()
     try:
         with screen:
-            outcome = run_steps(config, directory, on_step=screen.step, on_note=note, on_bytes=screen.read, leave=leave)
+            outcome = run_steps(config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave)
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
+        if several is not None:
+            leave_at_once(INTERRUPTED)
         return INTERRUPTED
+    except MeshwrightError as error:
+        if several is not None:
+            several.fail(str(error), FAILED if isinstance(error, RunStoppedError) else REFUSED)
+        raise
+    except Exception:
+        if several is not None:
+            several.crash()
+        raise
+    if several is not None:
+        several.leave()
     is_done = outcome.taken >= config.steps
     code = INTERRUPTED if outcome.stopped_by == signal.SIGINT and not is_done else 0
     if not is_first:
@@ -220,12 +243,32 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
     elif screen.taken:
         print("\n".join(screen.summary()))
         show(console(), f"measured: {speed(outcome.record)}   (plan: {speed(planned)})")
+        _show_profile(config, directory, planned)
     if not is_done:
         print(f"stopped at {outcome.taken} of {config.steps}; {on}", file=sys.stderr)
         return code
     if not args.run.json:
         print(next_line(f"meshwright generate {shlex.quote(str(directory))}"))
     return 0
+
+
+def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
+    """The collectives of the run's profile beside planned and compiled ones, if it was to have one."""
+    from meshwright.training.watch import read_profile
+
+    if config.watching.profile is None or (profile := read_profile(directory)) is None:
+        return
+    from meshwright.verification import compare_profile
+    from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows
+
+    rows = profile_rows(compare_profile(planned, profile))
+    first, last = profile.steps
+    print()
+    show(console(), f"profile of steps {first} to {last}: bytes a device and step, then seconds")
+    show(console(), table(PROFILE_COLUMNS, rows, left=(0, 1, 2)))
+    for note in profile.measured.notes:
+        show(console(), f"note: {note}")
+    show(console(), f"traces: {directory / 'profile'} (xprof), and its .trace.json.gz for ui.perfetto.dev")
 
 
 def _begun(args: Args) -> tuple[RunConfig, Path]:

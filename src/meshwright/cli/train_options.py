@@ -92,5 +92,7 @@ class SavingArgs:
 class WatchArgs:
     """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
 
+    profile: Annotated[str | None, option("FIRST:LAST")] = None
+    """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
     wandb: Annotated[str | None, option("PROJECT")] = None
     """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""

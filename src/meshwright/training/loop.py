@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from meshwright.step import (
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
@@ -45,7 +46,7 @@ from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import RunLog, load_wandb
+from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
 
 
 class Outcome(NamedTuple):
@@ -112,6 +113,8 @@ def _check(config: RunConfig) -> None:
     check_stage_remat(workload.remat, config.mesh, config.strategy)
     if config.watching.wandb is not None:
         load_wandb()
+    if config.watching.profile is not None:
+        parse_profile(config.watching.profile)
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -136,12 +139,14 @@ def _run(
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
-    log = RunLog(directory, config, on_note) if is_first_process() else None
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
-        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
+        with jax.set_mesh(mesh), ExitStack() as exits:
+            log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+            exits.enter_context(checkpoints)
+            profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-            check_free(directory, wanted, what=f"train in {directory}")
+            check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
@@ -150,11 +155,14 @@ def _run(
             in_order = order_of_checkpoints(config, layout, mesh)
             saver = Saver(config, directory, checkpoints, in_order, {"config": config.to_json()}, log, on_note)
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            if is_first_process():
+                profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
                 saver.decide(step + 1, interruption, waits=False)
-                return interruption.stop is not None or saver.is_due
+                is_profiled = profiler is not None and profiler.is_due(step + 1)
+                return interruption.stop is not None or saver.is_due or is_profiled
 
             for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
@@ -172,6 +180,8 @@ def _run(
                 saver.check()
                 if state is None:
                     continue
+                if profiler is not None:
+                    profiler.after(taken)
                 if not runs_ahead:
                     saver.decide(taken, interruption, waits=True)
                 is_last = taken == config.steps or interruption.stop is not None
@@ -191,7 +201,8 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    return Outcome(measured(config, read_metrics(directory)), taken, interruption.stop)
+    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
+    return Outcome(record, taken, interruption.stop)
 
 
 def _tell_bad_step(

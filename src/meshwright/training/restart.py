@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.resolved import write_resolved
 from meshwright.training.resume import config_conflict
@@ -100,19 +102,22 @@ def first_state(
             seed=config.seed, weights=weights, on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    if (saved := _saved_layout(config, layout)) == layout:
-        return checkpoints.restore(start, wanted)
+    saved = _saved_layout(config, layout)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    back = jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))
-    return back(checkpoints.restore(start, kept))
+    found = checkpoints.restore(start, abstract_parts(config, kept, mesh))
+    state = with_frozen(config, found, layout, mesh, config.strategy, on_bytes)
+    if saved == layout:
+        return state
+    return jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))(state)
 
 
 def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:
     """What makes of a state the one that checkpoints have, its layers in their order, so that any mesh reads it."""
     if (saved := _saved_layout(config, layout)) == layout:
-        return lambda state: state
+        return partial(saved_parts, config)
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
+    order = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
+    return lambda state: saved_parts(config, order(state))
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:

@@ -50,6 +50,7 @@ SETTINGS: Mapping[str, Setting] = {
     "save_every": Setting("saving.every", resume="free"),
     "save_minutes": Setting("saving.minutes", resume="free"),
     "seed": Setting("seed"),
+    "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
     "weights": Setting("weights", resume="never"),
 }
@@ -66,7 +67,8 @@ class TrainOptions(PlanOptions, total=False):
     are kept (2); keep_every: of every so many steps the first is kept too. grace_seconds: how long a run may take to
     save and end after a SIGTERM (30). seed: decides the first parameters and the order of the data (0). weights: the
     Hugging Face directory whose weights and tokenizer a new run begins with, where it is not the model's own. wandb:
-    the project of Weights & Biases that metrics go to as well (none).
+    the project of Weights & Biases that metrics go to as well (none). profile: the first and the last step
+    of a trace, as `10:15` (none).
     """
 
     data: tuple[str, ...] | None
@@ -95,6 +97,7 @@ class TrainOptions(PlanOptions, total=False):
     save_minutes: float | None
     seed: int | None
     wandb: str | None
+    profile: str | None
     weights: str | Path | None
 
 

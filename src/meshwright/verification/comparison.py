@@ -120,7 +120,7 @@ def compare(
         _memory("arguments", argument_bytes, memory, ran, Difference.PADDED_ARGUMENTS),
         _memory("temporaries", temporaries, memory, ran, Difference.ESTIMATED),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, Difference.DUE_TO_TEMPORARIES),
-        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, overhead),
+        *_with_measured(_collectives(predicted.collectives, compiled.collectives, compiled.mesh, overhead), measured),
         *_times(predicted, compiled, measured),
     )
 
@@ -207,6 +207,19 @@ def _collectives(
         is_explained = key in explained or key in combined or (wanted and wanted.num_bytes == sizes.get(key, 0))
         amount = amounts[key].num_bytes if wanted else None
         yield _collective_row(key, amount, found.get(key), causes if is_explained else [])
+
+
+def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
+    """Rows of collectives with what a profile measured of each."""
+    if measured is None or not measured.collectives:
+        yield from rows
+        return
+    found = {quantity_of(*_key(move)): move.bytes for move in in_plans_terms(measured).collectives}
+    for row in rows:
+        yield replace(row, measured=found.pop(row.quantity, 0))
+    for quantity, size in found.items():
+        causes = (Cause(difference=Difference.NOT_PLANNED),)
+        yield Row(quantity=quantity, unit="B", predicted=None, compiled=None, measured=size, causes=causes)
 
 
 def _collective_row(key: Key, planned: int | None, found: Collective | None, causes: list[Cause]) -> Row:

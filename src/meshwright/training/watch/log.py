@@ -32,6 +32,7 @@ class RunLog:
         self._writers: list[_Writer] = []
         self._last: Row = {}
         self._unwritten: list[Row] = []
+        self._has_gaps = False
 
     def __enter__(self) -> RunLog:
         return self
@@ -81,14 +82,13 @@ class RunLog:
 
     def _write(self, step: int, fields: Row) -> None:
         values = scalars(fields)
-        for writer in [*self._writers]:
+        for writer in self._writers:
             try:
                 writer.write(step + 1, self._last["time"], values)
-            except OSError as error:
-                self._writers.remove(writer)
-                self._on_note(
-                    f"curves are not written any more ({error.strerror or error}); metrics.jsonl has all rows"
-                )
+            except MeshwrightError as error:
+                if not self._has_gaps:
+                    self._on_note(f"{error}: curves have a gap; training goes on")
+                self._has_gaps = True
 
 
 def scalars(row: Row) -> dict[str, float]:
