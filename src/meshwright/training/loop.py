@@ -14,6 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwright.errors import MeshwrightError
+from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import (
@@ -41,12 +42,12 @@ from meshwright.training.restart import (
     what_is_left,
 )
 from meshwright.training.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
-from meshwright.training.run_record import measured, seconds_at_peak
+from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
 from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
+from meshwright.training.watch import Profiler, RunLog, Shortfall, load_wandb, parse_profile, profiled_collectives
 
 
 class Outcome(NamedTuple):
@@ -155,6 +156,8 @@ def _run(
             in_order = order_of_checkpoints(config, layout, mesh)
             saver = Saver(config, directory, checkpoints, in_order, {"config": config.to_json()}, log, on_note)
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
+            shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
             if is_first_process():
                 profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
@@ -171,11 +174,14 @@ def _run(
                     begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
                     if log is not None:
-                        log.begin(start)
+                        assert program.compiled is not None
+                        log.begin(start, compiled_record(config, program.compiled))
                 if log is not None:
                     log.add(row)
                 if why := bad_steps.why(row):
                     _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
+                if (line := shortfall.add(row)) is not None:
+                    on_note(line)
                 on_step(row)
                 saver.check()
                 if state is None:
@@ -186,7 +192,8 @@ def _run(
                     saver.decide(taken, interruption, waits=True)
                 is_last = taken == config.steps or interruption.stop is not None
                 if is_last or saver.is_due:
-                    saver.save(taken, state, is_last=is_last)
+                    stall = saver.save(taken, state, is_last=is_last)
+                    shortfall.add_later({"save_seconds": stall})
                 if is_last:
                     break
     except NotFiniteError as error:

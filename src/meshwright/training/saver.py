@@ -67,8 +67,8 @@ class Saver:
         except MeshwrightError as error:
             self._note_failure(error)
 
-    def save(self, taken: int, state: State, *, is_last: bool) -> None:
-        """Write the state after so many steps; the devices wait until it is copied.
+    def save(self, taken: int, state: State, *, is_last: bool) -> float:
+        """Write the state after so many steps, and return the seconds that steps waited for it: until it is copied.
 
         Raises:
             NotFiniteError: where a parameter is no number.
@@ -97,6 +97,7 @@ class Saver:
         if is_last:
             self._log_written(self._checkpoints.wait())
             self._log_later({"save_seconds": time.monotonic() - began})
+        return time.monotonic() - began
 
     def _log_later(self, fields: dict[str, Any], *, step: int | None = None) -> None:
         """Log what was measured after the row of a step, by default of the last."""
