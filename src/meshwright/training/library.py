@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -136,7 +135,8 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     )
     config = with_settings(config, said)
     if config.workload.objective != "dpo":
-        config = replace(config, data=replace(config.data, rows=usual_rows(config.data)))
+        rows = "packed" if config.workload.packed and config.data.rows is None else usual_rows(config.data)
+        config = with_settings(config, {"rows": rows})
     check_said(config.optimizer, said, config.strategy, config.workload.model)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:

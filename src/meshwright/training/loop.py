@@ -116,8 +116,6 @@ def _check(config: RunConfig) -> None:
         load_wandb()
     if config.watching.profile is not None:
         parse_profile(config.watching.profile)
-    if config.data.rows in ("packed", "padded"):
-        raise MeshwrightError(f"rows={config.data.rows!r} can be read and not yet trained; --rows windows can")
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 

@@ -125,6 +125,8 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """
     for name, value in values.items():
         config = _replaced(config, SETTINGS[name].path.split("."), value)
+    if config.data.rows is not None:  # The plan must know it too.
+        config = replace(config, workload=replace(config.workload, packed=config.data.rows != "windows"))
     return config
 
 

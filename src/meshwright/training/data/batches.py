@@ -158,7 +158,8 @@ class _Layout:
         self._rows, self._sharding, self._shape, self._order = rows, sharding, shape, order
         self._each = rows[0].each if rows else 1
         self.items = shape[0] // self._each
-        self.can_pad = bool(rows) and rows[0].has_weights
+        self._names = rows[0].names if rows else ()
+        self.can_pad = "weights" in self._names
         indices: Any = sharding.addressable_devices_indices_map(shape).values()
         self._here = sorted({row for index in indices for row in range(*index[0].indices(shape[0]))})
 
@@ -173,9 +174,9 @@ class _Layout:
             )
         arrays = {
             name: np.stack([read[row // self._each][name][row % self._each] for row in self._here])
-            for name in next(iter(read.values()))
+            for name in self._names
         }
-        if self._each == 1 and "weights" in arrays:
+        if self._each == 1 and self.can_pad:
             # Scaled by the loss of the whole batch, so that means over parts of it add up to the mean over tokens.
             losses = sum(
                 self._rows[source].sizes(items[sources == source]).loss_tokens for source in np.unique(sources)

@@ -17,14 +17,14 @@ class Rows(Protocol):
     """Rows by number. An item is one row, or of preferences the two rows of a pair.
 
     name: of the source. count: how many items there are. notes: documents by what was done with them. each: the rows of
-    an item. has_weights: whether rows have positions, segments and weights.
+    an item. names: of their arrays.
     """
 
     name: str
     count: int
     notes: dict[str, int]
     each: int
-    has_weights: bool
+    names: tuple[str, ...]
 
     def read(self, item: int) -> Arrays:
         """The arrays of an item [rows of an item, seq_len]."""
@@ -49,7 +49,7 @@ class WindowRows:
     windows: the numbers of those that these rows are.
     """
 
-    each, has_weights = 1, False
+    each, names = 1, ("tokens", "targets")
 
     def __init__(self, name: str, dataset: Dataset, seq_len: int, windows: np.ndarray) -> None:
         self.name, self.count, self.notes = name, len(windows), {}
@@ -78,7 +78,7 @@ class WindowRows:
 class DocumentRows:
     """Documents in rows, each a segment of its own: several where they are packed, else one and padding."""
 
-    each, has_weights = 1, True
+    each, names = 1, ("tokens", "targets", "positions", "segments", "weights")
 
     def __init__(self, name: str, dataset: Dataset, seq_len: int, found: Pieces, *, is_packed: bool) -> None:
         self.name = name
@@ -132,7 +132,7 @@ class PairRows:
     A pair of which an answer has no token in its row is left out.
     """
 
-    each, has_weights = 2, True
+    each, names = 2, ("tokens", "targets", "weights")
 
     def __init__(self, name: str, dataset: Dataset, seq_len: int, pairs: np.ndarray) -> None:
         both = np.stack([2 * pairs, 2 * pairs + 1], axis=1).ravel()
@@ -143,9 +143,9 @@ class PairRows:
         self.name, self.count, self.notes = name, self._rows.count // 2, self._rows.notes
 
     def read(self, item: int) -> Arrays:
-        """As those of `DocumentRows`, [2, seq_len]."""
+        """`tokens`, `targets` and `weights` (0 or 1) [2, seq_len]; no token sees the padding, which is after it."""
         both = [self._rows.read(2 * item), self._rows.read(2 * item + 1)]
-        return {name: np.concatenate([one[name] for one in both]) for name in both[0]}
+        return {name: np.concatenate([one[name] for one in both]) for name in self.names}
 
     def sizes(self, items: np.ndarray) -> Sizes:
         """What some pairs have together."""

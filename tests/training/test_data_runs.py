@@ -1,0 +1,75 @@
+"""Runs on records: packed documents of a mixture go on bit-equal, chats are learned, metrics say what was read."""
+
+import json
+
+import numpy as np
+import pytest
+from data_files import write_lines
+
+import meshwright as mw
+from meshwright.training import read_metrics
+
+SMALL = {"on": "cpu:8", "batch": 8, "seq_len": 32, "num_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture")
+    sums = [{"text": f"{n} plus {n} is {n + n}."} for n in range(200)]
+    asked = [{"q": f"What is {n}?", "a": f"It is {n}."} for n in range(150)]
+    write_lines(folder / "sums.jsonl", sums)
+    write_lines(folder / "asked.jsonl", asked)
+    from meshwright.data import Tokenizing, find_encoder, find_files, tokenize
+
+    source = find_files((str(folder / "asked.jsonl"),))
+    tokenize(Tokenizing(source, find_encoder(source, "[q],a", None), "error", "bytes"), folder / "asked")
+    return (f"{folder / 'sums.jsonl'}=0.6", f"{folder / 'asked'}=0.4")
+
+
+def train(directory, mixture, *, mesh="fsdp=8", **options):
+    mw.train("tiny", directory, mesh=mesh, data=mixture, **SMALL, **options)
+    return [row["loss"] for row in read_metrics(directory)]
+
+
+@pytest.mark.slow
+def test_a_run_of_a_packed_mixture_goes_on_bit_equal(mixture, tmp_path):
+    options = {"decay_steps": 4, "warmup_steps": 1, "held_out": 0.1}
+    straight, run = train(tmp_path / "straight", mixture, steps=4, **options), tmp_path / "run"
+    train(run, mixture, steps=2, **options)
+    mw.train(run, resume=True, steps=4)
+    assert [row["loss"] for row in read_metrics(run)] == straight
+    rows = read_metrics(run)
+    names = {name.rpartition("=")[0] for name in mixture}
+    assert {name for row in rows for name in row["sources"]} == names
+    for row in rows:
+        tokens = sum(size["tokens"] for size in row["sources"].values())
+        assert 0 < row["loss_tokens"] <= tokens <= 8 * 32
+        assert all(size["documents"] > 0 for size in row["sources"].values())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mesh", ["2,2,2,1", "1,2,2,2", "fsdp=2,pp=2,tp=2"])
+def test_a_packed_mixture_has_the_same_losses_on_every_mesh(mixture, tmp_path, mesh):
+    rows = {"num_layers": 2} if "pp" in mesh else {}
+    losses = []
+    for number, one in enumerate(("fsdp=8", mesh)):
+        options = SMALL | rows | {"steps": 3, "data": mixture}
+        options |= {"attention": "flash"} if "2,2,2" in one and one.startswith("1") else {}
+        directory = tmp_path / str(number)
+        mw.train("tiny", directory, mesh=one, **options)
+        losses.append([row["loss"] for row in read_metrics(directory)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_the_config_of_a_run_says_what_its_rows_are(mixture, tmp_path):
+    from meshwright.planner import plan_to_run
+    from meshwright.training import new_run
+
+    plan = plan_to_run("tiny", {"mesh": "fsdp=8", **SMALL})
+    config = new_run("tiny", plan, tmp_path / "run", steps=3, settings={"data": mixture})
+    assert (config.data.rows, config.workload.packed) == ("packed", True)
+    text = tmp_path / "a.txt"
+    text.write_text("some text " * 200)
+    config = new_run("tiny", plan, tmp_path / "run", steps=3, settings={"data": (str(text),)})
+    assert (config.data.rows, config.workload.packed) == ("windows", False)
+    assert json.loads(json.dumps(config.to_json()))["data"]["rows"] == "windows"
