@@ -39,7 +39,7 @@ class Args:
     max_file_size: Annotated[str, option("BYTES")] = "5G"
     """Weights of more bytes are written in several files, with an index. Default: 5G."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
-    """Add these low-rank adapters, as PEFT writes them, to the weights of a directory. Default: none."""
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     adapter_only: Annotated[bool, option()] = False
     """Of a run of LoRA write its adapters alone, as PEFT does. Default: added to the weights beside them."""
     on: Annotated[str, option("CHIPS")] = "cpu:1"

@@ -33,7 +33,7 @@ class ModelArgs:
     mesh: Mesh = None
     """The mesh, as 1,2,1,1 or fsdp=2. Default: that of the run, or all devices along fsdp."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
-    """Add these low-rank adapters, as PEFT writes them, to the weights of a directory. Default: none."""
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters are kept and products computed in. Default: that of the weights."""
 

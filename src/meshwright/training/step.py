@@ -115,7 +115,8 @@ def initial_state(
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
     What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
-    instead; adapter: a directory of PEFT's, for the adapters. on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
+    instead; adapter: a directory of PEFT's, for the adapters. on_bytes is called with the bytes of each part that was.
+    To be called under `jax.set_mesh`.
     """
     model, frozen = workload.config, workload.frozen_paths
     first = first_parameters(
@@ -147,7 +148,8 @@ def first_parameters(
 ) -> Any:
     """The parameters that a run begins with, their layers in the model's order: read from `weights`, or drawn.
 
-    Adapters are drawn, or read from the files of PEFT's in `adapter`. paths: of those wanted; by default all. To be called under `jax.set_mesh`.
+    Adapters are drawn, or read from the files of PEFT's in `adapter`. paths: of those wanted; by default all. To be
+    called under `jax.set_mesh`.
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype

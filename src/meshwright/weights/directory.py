@@ -131,7 +131,7 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> Iterator[Tensor]:
-    """The tensors of one safetensors file; the library checks that the header is whole and that its data fills the file."""
+    """The tensors of a safetensors file; the library checks that the header is whole and its data fills the file."""
     if not path.is_file():
         raise MeshwrightError(f"{path} is missing" + (f"; {INDEX} names it" if path.name.startswith("model") else ""))
     try:

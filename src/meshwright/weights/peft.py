@@ -1,8 +1,8 @@
 """Low-rank adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, read and written.
 
 PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module that holds several of our products
-(c_attn, qkv_proj) has one A for all of them. Ours have one each, which as PEFT's are one of so many times the rank, with
-a B that is zero but in its blocks: the same sum. PEFT's own are read as products that begin with the same A.
+(c_attn, qkv_proj) has one A for all of them. Ours have one each, which as PEFT's are one of so many times the rank,
+with a B that is zero but in its blocks: the same sum. PEFT's own are read as products that begin with the same A.
 """
 
 from __future__ import annotations
