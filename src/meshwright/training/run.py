@@ -33,6 +33,10 @@ class RunStoppedError(MeshwrightError):
     """A run that had begun could not go on: the line says why, and what is left of it."""
 
 
+class NotFiniteError(MeshwrightError):
+    """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
+
+
 MAX_SEED = 2**32 - 1
 """The largest seed that NumPy and Grain take."""
 

@@ -63,7 +63,7 @@ def train_step(
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         batch = dict(batch)
         limit = batch.pop(NORM_LIMIT, None)
-        (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
+        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
@@ -71,12 +71,10 @@ def train_step(
             if optimizer.clip_norm:
                 scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
                 gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
-            metrics = {"loss": value, "grad_norm": norm}
-            if load is not None:
-                metrics |= load.metrics
+            metrics = parts.metrics | {"grad_norm": norm}
             updated = _updated(state, gradients, workload, transformation(optimizer, workload, layout, strategy))
             if limit is not None:
-                bad = is_bad(value, norm, limit)
+                bad = is_bad(metrics["loss"], norm, limit)
                 updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
             return updated, metrics
 
@@ -227,8 +225,12 @@ def abstract_batch(
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.batch, workload.seq_len)
-    names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
+    if workload.packed or is_zigzag(layout.mesh, strategy):
+        dtypes["positions"] = jnp.int32
+    if workload.packed:
+        dtypes |= {"segments": jnp.int32, "weights": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
     whole = NamedSharding(mesh, PartitionSpec())
     if strategy.dropout:
         batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
