@@ -91,7 +91,7 @@ def _change(
     """A line for each setting that is another than before; an error where it may not be."""
     after, lines = _with(said, before, num_devices), []
     for name in said:
-        old, new = _value(name, before), _value(name, after)
+        old, new = option_value(name, before), option_value(name, after)
         if old == new:
             continue
         # Frozen weights are kept in the dtype of products.
@@ -110,7 +110,7 @@ def _change(
     return lines
 
 
-def _value(name: str, config: RunConfig) -> Any:
+def option_value(name: str, config: RunConfig) -> Any:
     """What a config has for an option."""
     if name in SETTINGS:
         return get_setting(config, name)
