@@ -15,8 +15,8 @@ SMALL = {"on": "cpu:8", "batch": 8, "seq_len": 32, "num_layers": 1}
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixture")
-    sums = [{"text": f"{n} plus {n} is {n + n}."} for n in range(200)]
-    asked = [{"q": f"What is {n}?", "a": f"It is {n}."} for n in range(150)]
+    sums = [{"text": f"{n}+{n}."} for n in range(200)]
+    asked = [{"q": f"{n}?", "a": f"{n}."} for n in range(150)]
     write_lines(folder / "sums.jsonl", sums)
     write_lines(folder / "asked.jsonl", asked)
     from meshwright.data import Tokenizing, find_encoder, find_files, tokenize

@@ -258,7 +258,7 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
             "no_loss": "documents have no loss before they are cut, and are left out",
         }[what]
         on_note(f"{source.name}: {count:,} {said}")
-    if isinstance(rows, DocumentRows) and rows.fill < LEAST_FILL:
+    if isinstance(rows, DocumentRows) and rows.is_packed and rows.fill < LEAST_FILL:
         on_note(f"{source.name}: {1 - rows.fill:.0%} of its rows is padding")
 
 

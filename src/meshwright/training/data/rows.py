@@ -91,7 +91,7 @@ class DocumentRows:
             if count
         }
         self._dataset, self._seq_len = dataset, seq_len
-        self._pieces = found
+        self._pieces, self.is_packed = found, is_packed
         starts = pack(found.slots, seq_len) if is_packed else np.arange(len(found.slots) + 1)
         self._row_starts, self.count = starts, len(starts) - 1
         self._tokens = np.concatenate([[0], np.cumsum(found.slots, dtype=np.int64)])[starts]
