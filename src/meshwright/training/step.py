@@ -35,6 +35,7 @@ from meshwright.step import (
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
+from meshwright.training.preference import DPO, Preference
 from meshwright.training.slots import in_order, to_stage_layout
 from meshwright.weights import load_weights, read_tensors
 
@@ -43,15 +44,21 @@ State = dict[str, Any]
 
 
 def train_step(
-    workload: Workload, layout: ShardingContext, optimizer: Optimizer, strategy: Strategy = DEFAULT
+    workload: Workload,
+    layout: ShardingContext,
+    optimizer: Optimizer,
+    strategy: Strategy = DEFAULT,
+    preference: Preference = DPO,
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
 
-    To be called under `jax.set_mesh`, whose devices say what their compiler is told.
+    preference: how pairs make a loss, where the objective is `dpo`. To be called under `jax.set_mesh`, whose devices say what their compiler is told.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
-        (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
+        (value, parts), gradients = loss_and_gradients(
+            state["params"], batch, workload, layout, strategy, preference
+        )
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
@@ -59,8 +66,8 @@ def train_step(
             scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
             clipped = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
             metrics = {"loss": value, "grad_norm": norm}
-            if load is not None:
-                metrics |= load.metrics
+            if parts is not None:
+                metrics |= parts.metrics
             return _updated(state, clipped, optimizer, strategy), metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
@@ -153,9 +160,13 @@ def abstract_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    shape = (workload.batch, workload.seq_len)
+    shape = (workload.sequences, workload.seq_len)
     names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    if workload.objective == "dpo":
+        batch["weights"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        rows = NamedSharding(mesh, layout.spec("batch"))
+        batch["reference"] = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
     if strategy.dropout:
         batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
     return batch
