@@ -65,7 +65,7 @@ def log_probabilities_and_load(
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
-    """The log-probability in nats [b] of the targets of each row together, and the load of each layer's experts, if any.
+    """The log-probability in nats [b] of each row's targets together, and the load of each layer's experts, if any.
 
     batch: as `loss_and_load` has it, with the `weights` [b, s] of the targets, 0 for those that do not count.
     """

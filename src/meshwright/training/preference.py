@@ -1,4 +1,4 @@
-"""Losses of preferences: pairs of a chosen and a rejected answer, by their log-probabilities under policy and reference.
+"""Losses of pairs of a chosen and a rejected answer, by their log-probabilities under policy and reference.
 
 DPO (arXiv:2305.18290, equation 7), its conservative form, in which a label may be wrong (Mitchell 2023,
 ericmitchell.ai/cdpo.pdf), and IPO (arXiv:2310.12036, equation 17).
@@ -29,8 +29,8 @@ class Preference:
     """How pairs make a loss.
 
     loss: `dpo`, or `ipo`, whose margin is held at 1 / (2 beta) and does not grow without end. beta: what holds the
-    policy near the reference, higher is nearer. label_smoothing: of `dpo`, the share of pairs whose answers are taken to
-    be the wrong way round.
+    policy near the reference, higher is nearer. label_smoothing: of `dpo`, the share of pairs whose answers are taken
+    to be the wrong way round.
     """
 
     loss: Literal["dpo", "ipo"] = "dpo"
@@ -43,7 +43,7 @@ class Preference:
             raise MeshwrightError(f"beta is {self.beta}; it is a number above 0, as 0.1")
         if not 0 <= self.label_smoothing < 0.5:
             raise MeshwrightError(
-                f"label_smoothing is {self.label_smoothing}; it is a share from 0 to below 0.5, where labels say nothing"
+                f"label_smoothing is {self.label_smoothing}; it is a share from 0 to below 0.5, where pairs say nothing"
             )
         if self.loss == "ipo" and self.label_smoothing:
             raise MeshwrightError(f"label_smoothing={self.label_smoothing} is for dpo; ipo has none, use 0")

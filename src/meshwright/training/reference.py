@@ -17,8 +17,6 @@ from meshwright.models.decoder import log_probabilities_and_load
 from meshwright.models.pipelined import microbatches
 from meshwright.runtime import DTYPES, ShardingContext, abstract_for_inference
 from meshwright.step import (
-    Strategy,
-    Workload,
     check_reference,
     parameters,
     reference_pass,
@@ -65,7 +63,7 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
 
 
 def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
-    """The parameters of a reference as shapes, dtypes and shardings: in the compute dtype, sharded as they are stored."""
+    """The parameters of a reference as shapes, dtypes and shardings: in the compute dtype, in shards."""
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
     return abstract_for_inference(parameters(own.workload.config), mesh, layout, own.workload.compute_dtype)
 

@@ -52,13 +52,12 @@ def train_step(
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
 
-    preference: how pairs make a loss, where the objective is `dpo`. To be called under `jax.set_mesh`, whose devices say what their compiler is told.
+    preference: how pairs make a loss, where the objective is `dpo`. To be called under `jax.set_mesh`, whose devices
+    say what their compiler is told.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
-        (value, parts), gradients = loss_and_gradients(
-            state["params"], batch, workload, layout, strategy, preference
-        )
+        (value, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from meshwright.hlo import canonicalize_collective
+from meshwright.mesh import MeshShape
 from meshwright.record import PHASES, Collective, Record, merge
 from meshwright.verification.differences import UNNAMED, Cause, Difference
 from meshwright.verification.explain import Key, combined_sums, explain
@@ -100,6 +101,7 @@ def compare(
     argument_bytes: int,
     measured: Record | None = None,
     overhead: StaticOverhead = NO_OVERHEAD,
+    reference_mesh: MeshShape | None = None,
 ) -> tuple[Row, ...]:
     """Every quantity of the records, side by side.
 
@@ -111,6 +113,7 @@ def compare(
       argument_bytes: as predicted.
       measured: the record of a run.
       overhead: known contents of the program's text beyond the plan.
+      reference_mesh: of a frozen reference that the step runs, whose collectives are over the axes of this mesh.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
@@ -120,9 +123,27 @@ def compare(
         _memory("arguments", argument_bytes, memory, ran, Difference.PADDED_ARGUMENTS),
         _memory("temporaries", temporaries, memory, ran, Difference.ESTIMATED),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, Difference.DUE_TO_TEMPORARIES),
-        *_collectives(predicted.collectives, compiled.collectives, compiled.mesh, overhead),
+        *(
+            row
+            for of_reference, mesh in ((False, compiled.mesh), (True, reference_mesh and reference_mesh.layout))
+            if mesh is not None
+            for row in _collectives(*_passes(predicted, compiled, overhead, of_reference=of_reference), mesh)
+        ),
         *_times(predicted, compiled, measured),
     )
+
+
+def _passes(
+    predicted: Record, compiled: Record, overhead: StaticOverhead, *, of_reference: bool
+) -> tuple[tuple[Collective, ...], tuple[Collective, ...], StaticOverhead]:
+    """The collectives of a plan, of its program, and the overheads of these, of the reference or of all else."""
+
+    def is_one(move: Collective) -> bool:
+        return (move.phase == "reference") is of_reference
+
+    moves = tuple((difference, move) for difference, move in overhead.collectives if is_one(move))
+    planned, found = (tuple(filter(is_one, record.collectives)) for record in (predicted, compiled))
+    return planned, found, replace(overhead, collectives=moves)
 
 
 def _memory(
@@ -184,8 +205,8 @@ class _Planned(NamedTuple):
 def _collectives(
     predicted: tuple[Collective, ...],
     compiled: tuple[Collective, ...],
-    mesh: Mapping[str, int],
     overhead: StaticOverhead,
+    mesh: Mapping[str, int],
 ) -> Iterator[Row]:
     """A row for every kind, axes and phase of collective in plan or program."""
     planned = {_key(move): _Planned(move.bytes) for move in predicted}

@@ -17,7 +17,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step.ir import Array, Communicate, Dim, Region, Repeat
 from meshwright.step.layer import Dispatch, Lookup, Program, Stack
-from meshwright.step.passes.nodes import Layout
+from meshwright.step.passes.nodes import IMBALANCE, Layout
 from meshwright.step.passes.schedule import Schedule
 from meshwright.step.stages import batch_before_stages, chunk_slots
 from meshwright.step.strategy import Strategy
@@ -161,7 +161,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
             # Each stage has the loads of its own layers, and the losses that these add.
             once = Region(STAGES, is_once=True)
             scalar = Array("loss", (), width="float32")
-            yield _over_pp("loss of imbalance", "all-reduce", scalar, "forward", once)
+            yield _over_pp(IMBALANCE, "all-reduce", scalar, "forward", once)
             slots = mesh.pp * stage_slots(layers.num_layers, mesh, strategy)
             load = Array("load", (Dim("slots", slots), Dim("load", 3 * op.num_experts)), width="float32")
             yield _over_pp("load of experts", "all-gather", load, "forward", once)
