@@ -33,6 +33,7 @@ FLOORS = (
     "runtime",
     "models",
     "text",
+    "data",
     "weights",
     "training",
     "inference",

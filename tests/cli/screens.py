@@ -53,6 +53,7 @@ SCREENS = {
     "inspect": ["inspect", "inspect_programs:whole", "--mesh", "dp=2,tp=4"],
     "inspect tpu": ["inspect", "inspect_programs:mistaken", "--mesh", "dp=2,tp=2", "--on", "v5e:2x2", "--memory"],
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
+    "tokenize": ["tokenize", "task.jsonl", "-o", "my runs/tokens", "--fields", "[query],query"],
     "generate": ["generate", "runs/tiny", "--num-tokens", "12"],
     "export": ["export", "runs/tiny", "my runs/exported"],
     "eval": ["eval", "runs/tiny", "--data", "text.txt", "my runs"],
@@ -132,7 +133,8 @@ def screen(name, columns, folder):
         patch.setenv("NO_COLOR", "1")
         patch.setenv("TERM", "xterm")
         patch.setattr("sys.stdout", out)
-        rmtree(folder / "my runs/exported", ignore_errors=True)
+        for made in ("exported", "tokens"):
+            rmtree(folder / "my runs" / made, ignore_errors=True)
         try:
             code = main(SCREENS[name])
         except SystemExit as left:  # of help

@@ -42,6 +42,7 @@ WORK = {
         "meshwright.cli.plan.images.plan_image_mesh",
     ],
     "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
+    "tokenize": ["meshwright.cli.tokenize.tokenize"],
     "train": ["meshwright.cli.train.TrainScreen"],
     "generate": ["meshwright.inference.Found.load"],
     "export": ["meshwright.inference.Found.load"],
@@ -61,6 +62,7 @@ CALLS = {
     "plan images": (ImageArgs, ["plan", "resnet50", "--on", "cpu:8", "--batch", "16"]),
     "verify": (None, ["verify", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "verify serve": (VerifyServeArgs, ["verify", "tiny", "--on", "cpu:8", "--serve", "decode"]),
+    "tokenize": (None, ["tokenize", "runs/begun/records.jsonl", "-o", "tokens"]),
     "train": (None, ["train", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "train resume": (TrainArgs, ["train", "runs/begun", "--resume"]),
     "generate": (None, ["generate", "runs/begun"]),
@@ -89,11 +91,16 @@ VALUES = {
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
-    "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json",
+    "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0", "--trace": "t.json", "--wandb": "curves",
     "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1", "--repetition-penalty": "1.2",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
+    "--tokenizer": "none", "--fields": "text", "--bad-data": "skip", "--processes": "2",
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",
+    "--lr-schedule": "linear", "--warmup-steps": "2", "--decay-share": "0.5", "--final-rate": "0", "--rate": "query=2",
+    "--weight-decay": "0", "--no-decay": "layers", "--b1": "0.8", "--b2": "0.99", "--eps": "1e-6", "--momentum": "0.9",
+    "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
+    "--spike-factor": "5", "--max-bad-steps": "4",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 
@@ -133,6 +140,7 @@ def stubbed(monkeypatch, tmp_path):
     settings = {"mesh": MeshShape(fsdp=2, tp=4), "hardware": "cpu:8", "optimizer": Optimizer(), "steps": 5}
     (tmp_path / "runs" / "begun").mkdir(parents=True)
     (tmp_path / "runs" / "begun" / "metrics.txt").write_text("a text")
+    (tmp_path / "runs" / "begun" / "records.jsonl").write_text('{"text": "a text"}')
     begin_run(tmp_path / "runs" / "begun", RunConfig(workload=workload, **settings), 0)
     watched = []
 

@@ -273,7 +273,7 @@ def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])
     layout = ShardingContext(row.mesh, rules_of(row.strategy))
-    optimizer = Optimizer(warmup_steps=1, decay_steps=10)
+    optimizer = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
     with jax.set_mesh(mesh):
         state = abstract_state(row.workload, layout, optimizer, mesh, row.strategy)
         batch = abstract_batch(row.workload, layout, mesh, row.strategy)

@@ -23,7 +23,7 @@ from meshwright.training import Optimizer, abstract_state, initial_state, train_
 from meshwright.training.slots import layer_of_slots
 from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 
-OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10)
+OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ CONFIG = RunConfig(
     workload=WORKLOAD,
     mesh=MeshShape(fsdp=2, tp=4),
     hardware="cpu:8",
-    optimizer=Optimizer(warmup_steps=2, decay_steps=6),
+    optimizer=Optimizer(warmup_steps=2, decay_steps=6, first_rate=0.0),
     steps=6,
 )
 

@@ -146,7 +146,7 @@ def test_a_run_with_dropout_that_is_resumed_drops_what_an_unbroken_one_does(tmp_
         workload=replace(F32, model=replace(MODEL, num_layers=1), batch=8),
         mesh=MeshShape(fsdp=2, tp=4),
         hardware="cpu:8",
-        optimizer=Optimizer(warmup_steps=1, decay_steps=4),
+        optimizer=Optimizer(warmup_steps=1, decay_steps=4, first_rate=0.0),
         steps=4,
         strategy=Strategy(dropout=0.2),
     )

@@ -99,7 +99,7 @@ def test_a_run_goes_on_from_the_last_whole_checkpoint(whole, run):
     ]
     rows = read_metrics(run)
     assert [row["step"] for row in rows] == list(range(8))
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 8
+    assert (run / "metrics.jsonl").read_text().count('"loss"') == 8
     before = [row["loss"] for row in read_metrics(whole)]
     assert [row["loss"] for row in rows[:6]] == pytest.approx(before, rel=1e-6)
     assert Checkpoints(run).steps == [6, 8]
@@ -316,7 +316,7 @@ def test_the_end_asked_for_is_the_end_and_the_schedule_is_never_run_past_its_own
 
 @pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(warmup_steps=0), Optimizer(decay_steps=3)])
 def test_the_rate_without_jax_is_that_of_the_schedule(optimizer):
-    schedule = optimizer.schedule()
+    schedule = optimizer.optax_schedule()
     for step in (0, 1, 19, 20, 21, 100, 199, 200, 1000):
         assert optimizer.rate(step) == pytest.approx(float(schedule(step)), rel=1e-5)
 

@@ -16,7 +16,7 @@ CONFIG = RunConfig(
     ),
     mesh=MeshShape(dp=8),
     hardware="cpu:8",
-    optimizer=Optimizer(warmup_steps=2, decay_steps=6),
+    optimizer=Optimizer(warmup_steps=2, decay_steps=6, first_rate=0.0),
     steps=3,
 )
 RING = replace(CONFIG, mesh=MeshShape(dp=2, sp=4), strategy=Strategy(attention="flash", sp_method="ring"))

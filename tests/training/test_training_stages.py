@@ -19,7 +19,7 @@ from meshwright.training.slots import in_order, to_order, to_stage_layout
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")
-OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10)
+OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
 INTERLEAVED = Strategy(num_microbatches=4, virtual_stages=2)
 
 STAGES = [

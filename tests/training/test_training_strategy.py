@@ -16,7 +16,7 @@ from meshwright.training import Optimizer, RunConfig, abstract_state, initial_st
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=16, compute_dtype="f32")
-OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=4)
+OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=4, first_rate=0.0)
 
 
 def started(shape, workload=WORKLOAD, strategy=DEFAULT):

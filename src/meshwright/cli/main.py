@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
     "verify": "compile the step of a plan with the real XLA compiler, and compare it with the plan",
     "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
+    "tokenize": "turn files into a store of tokens that runs read at once: JSON lines, Parquet, Arrow, text, chats",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
     "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",

@@ -15,12 +15,14 @@ import tyro
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, show, speed
 from meshwright.cli.text import next_line
-from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs
+from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
+from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.planner import plan_to_run
+from meshwright.planner import make_plan, plan_to_run
 from meshwright.record import Record
+from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -54,6 +56,10 @@ class RunArgs:
     """With --resume: go on with the settings given here where they are others than the run's."""
     anyway: Annotated[bool, option()] = False
     """Train though the plan does not fit the memory, or text is bytes and the vocabulary is larger than these 256."""
+    config: Annotated[Path | None, option("FILE")] = None
+    """A YAML file of these options by their names, `model` too, or a plan's; what is typed counts before it."""
+    dry_run: Annotated[bool, option()] = False
+    """Compile the step, say what memory it takes and how long the run would be, and stop; nothing is written."""
     json: Json = False
     """Print the measured record, with the first and last loss, instead of the bar."""
 
@@ -82,6 +88,7 @@ class Args:
     data: DataArgs = field(default_factory=DataArgs)
     optimizer: OptimizerArgs = field(default_factory=OptimizerArgs)
     saving: SavingArgs = field(default_factory=SavingArgs)
+    watching: WatchArgs = field(default_factory=WatchArgs)
     strategy: StrategyArgs = field(default_factory=StrategyArgs)
     process: ProcessArgs = field(default_factory=ProcessArgs)
 
@@ -93,7 +100,7 @@ class Args:
     @property
     def settings(self) -> dict[str, Any]:
         """What is said of the run beside its plan."""
-        return given_options(self.start, self.data, self.optimizer, self.saving)
+        return given_options(self.start, self.data, self.optimizer, self.saving, self.watching)
 
 
 def run(args: Args) -> int:
@@ -106,10 +113,57 @@ def run(args: Args) -> int:
 
     try:
         planned = check_start(config, anyway=args.run.anyway)
+        if args.run.dry_run:
+            return _dry_run(args, config, planned)
         return _train(args, config, directory, planned)
     except (DoesNotFitError, RunStoppedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+
+
+def _dry_run(args: Args, config: RunConfig, planned: Record) -> int:
+    """Compile the step of a run for its hardware, which need not be there, and print what the run would take."""
+    from meshwright.verification import verify_plan
+
+    as_json = args.run.json
+    check_all_read(args, "beside --dry-run")
+    plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
+    with waiting(f"compiling {config.workload.model.name} on {config.mesh} for {config.hardware}"):
+        compiled = verify_plan(plan).compiled
+    memory, usable = compiled.memory_bytes["peak"], config.system.usable_bytes
+    seconds, tokens = planned.step_seconds or 0.0, config.workload.tokens
+    fits = memory <= usable
+    found = {
+        "fits": fits,
+        "memory_bytes": {"planned": planned.memory_bytes["peak"], "compiled": memory, "usable": usable},
+        "step_seconds": seconds,
+        "tokens_a_step": tokens,
+        "steps": config.steps,
+        "tokens": tokens * config.steps,
+        "seconds": seconds * config.steps,
+    }
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(console(), headline(config.workload, config.hardware))
+        print(f"mesh {config.mesh}")
+        print(
+            f"memory: {show_bytes(planned.memory_bytes['peak'])} planned, {show_bytes(memory)} compiled, of"
+            f" {show_bytes(usable)} a device" + ("" if fits else ": DOES NOT FIT")
+        )
+        print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (plan)")
+        print(f"to the end: {config.steps:,} steps, {tokens * config.steps:,} tokens, {_long(seconds * config.steps)}")
+        print("nothing was written; without --dry-run the run begins")
+    return 0 if fits else FAILED
+
+
+def _long(seconds: float) -> str:
+    """A time of up to weeks."""
+    days, rest = divmod(round(seconds), 86_400)
+    hours, minutes = rest // 3600, rest % 3600 // 60
+    if days or hours:
+        return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+    return f"{minutes} min {rest % 60} s" if minutes else show_seconds(seconds)
 
 
 def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:

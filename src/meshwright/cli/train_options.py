@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from meshwright.cli.arguments import option
+from meshwright.step import OnBadStep, RateSchedule
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,41 @@ class OptimizerArgs:
     """The optimizer; --optimizer, beside how a step is run, says which."""
 
     learning_rate: Annotated[float | None, option("RATE")] = None
-    """At the end of the warm-up; it then falls to a tenth. Default: 0.003; of trained weights 0.00002."""
+    """The highest, at the end of the warm-up. Default: 0.003; of trained weights 0.00002."""
+    lr_schedule: Annotated[RateSchedule | None, option("NAME")] = None
+    """What it does then: cosine or linear, falling to the end; wsd, falling at the end; constant. Default: cosine."""
+    warmup_steps: Annotated[int | None, option("N")] = None
+    """Steps in which it rises. Default: a tenth of all, at most 2000."""
+    first_rate: Annotated[float | None, option("SHARE")] = None
+    """What the first step has of it. Default: 1 / the warm-up's steps."""
+    decay_steps: Annotated[int | None, option("N")] = None
+    """The step at which the schedule ends. Default: --steps."""
+    decay_share: Annotated[float | None, option("SHARE")] = None
+    """Of wsd, the share of the steps after the warm-up in which it falls. Default: 0.2."""
+    final_rate: Annotated[float | None, option("SHARE")] = None
+    """What is left of it at the end. Default: 0.1."""
+    rate: Annotated[tuple[str, ...], option("PATTERN=FACTOR…")] = ()
+    """Another rate for some parameters, as embedding=0.1 or layers.*=0.5; of two for one the later counts."""
+    weight_decay: Annotated[float | None, option("SHARE")] = None
+    """What a step takes of a weight, times the learning rate. Default: 0.1."""
+    no_decay: Annotated[tuple[str, ...], option("PATTERN…")] = ()
+    """Parameters without weight decay. Default: norms, biases and tables that tokens are looked up in."""
+    b1: Annotated[float | None, option("SHARE")] = None
+    """How much of the first moment a step keeps (AdamW, Lion). Default: 0.9."""
+    b2: Annotated[float | None, option("SHARE")] = None
+    """How much of the second moment a step keeps; of Lion the first. Default: 0.95."""
+    eps: Annotated[float | None, option("NUMBER")] = None
+    """What AdamW adds to the root of the second moment. Default: 1e-8."""
+    momentum: Annotated[float | None, option("SHARE")] = None
+    """How much of its moment Muon keeps. Default: 0.95."""
+    clip_norm: Annotated[float | None, option("NORM")] = None
+    """The most that the norm of all gradients may be; 0 for any. Default: 1."""
+    on_bad_step: Annotated[OnBadStep | None, option("stop|skip")] = None
+    """What becomes of a step whose loss or gradients are no numbers, or spikes. Default: stop."""
+    spike_factor: Annotated[float | None, option("NUMBER")] = None
+    """A spike: gradients whose norm is this often the median of the steps before. Default: none is one."""
+    max_bad_steps: Annotated[int | None, option("N")] = None
+    """With --on-bad-step skip: as many in a row stop the run. Default: 10."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +78,11 @@ class SavingArgs:
 
     save_every: Annotated[int | None, option("N")] = None
     """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
+
+
+@dataclass(frozen=True)
+class WatchArgs:
+    """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
+
+    wandb: Annotated[str | None, option("PROJECT")] = None
+    """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tyro.conf import Positional
 
+from meshwright.cli.config_file import read_config_file
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
@@ -35,6 +36,9 @@ NEW_NAMES = {
 
 SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}
 """How the names of files end that hold one kind of data, where they have an ending."""
+
+CONFIG = "config"
+"""The field of the option that names a file of options."""
 
 _OPTION = re.compile(r"(-[A-Za-z]|--[A-Za-z][\w-]*)(=.*)?", re.DOTALL)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -135,6 +139,13 @@ def read_words(
             raise MeshwrightError(f"{name} needs a value{hint}")
         read = tuple(option.read(value) for value in values)
         found[option.field] = read if option.takes == "many" else read[0]
+    if typed.pop(CONFIG, None):
+        said = {**found, **({declared[0].field: arguments[0]} if arguments else {})}
+        for option, value, word in _of_file(found[CONFIG], args, said):
+            if option in declared:
+                arguments.insert(0, value)
+            else:
+                found[option.field], typed[option.field] = value, word
     if len(arguments) < len(needed):
         raise MeshwrightError(f"{needed[len(arguments)]} is missing; --help says what it is")
     if declared and declared[-1].takes == "many":
@@ -151,6 +162,24 @@ def read_words(
     if missing := [option.name for option in known.values() if option.is_needed and option.field not in typed]:
         raise MeshwrightError(f"{missing[0]} is missing; --help says what it takes")
     return _filled(args, found), typed
+
+
+def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
+    """The options of a `--config` file that are not typed: each with its value, and its name."""
+    options = {option.field: option for option in (*_declared(args)[0].values(), *_declared(args)[1])}
+    for entry in read_config_file(path, [name for name in options if name != CONFIG]):
+        if entry.name in said:
+            continue
+        option = options[entry.name]
+        wanted = {"none": 0, "one": 1}.get(option.takes, max(1, len(entry.values)))
+        if len(entry.values) != wanted:
+            takes = {"none": "true or false", "one": "one value"}.get(option.takes, "values")
+            raise MeshwrightError(f"{entry.where}: {entry.name} takes {takes}, and has {len(entry.values)} values")
+        try:
+            read = tuple(option.read(value) for value in entry.values)
+        except MeshwrightError as error:
+            raise MeshwrightError(f"{entry.where}: {error}") from None
+        yield option, read if option.takes == "many" else read[0] if read else True, option.name
 
 
 def _filled(args: type, found: Mapping[str, Any]) -> Any:

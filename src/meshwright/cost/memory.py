@@ -46,12 +46,14 @@ def step_memory(
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch, dropout's key.
+    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch.
 
-    With a live reference its parameters too, and the batch once more as its mesh has it.
+    With it come dropout's key, and the limit over which a step is left out. With a live reference its parameters too,
+    and the batch once more as its mesh has it.
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
-    own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + (8 if strategy.dropout else 0)
+    scalars = 8 * (strategy.dropout > 0) + 4 * (strategy.on_bad_step == "skip")
+    own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + scalars
     return own + int(reference_bytes(workload, mesh, strategy, kind=kind))
 
 

@@ -15,6 +15,9 @@ SequenceMethod = Literal["gather", "ring", "ulysses"]
 TpStream = Literal["split", "whole"]
 MatmulDtype = Literal["int8", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+OnBadStep = Literal["stop", "skip"]
+RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
+"""What the learning rate does after its warm-up (`training.Optimizer`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,8 @@ class Strategy:
       those of a router.
     - optimizer: what keeps moments beside the parameters. moment_dtype: of these, where it is not the parameters'.
     - master_weights: the optimizer updates float32 copies that it keeps of narrower parameters.
+    - on_bad_step: what becomes of a step whose loss or gradients are no numbers or too large: with skip the compiled
+      step leaves the state as it was.
     - profile: the framework whose step is planned, where it is not XLA.
 
     The frozen reference of `objective="dpo"`:
@@ -112,6 +117,7 @@ class Strategy:
     optimizer: Optimizer = "adamw"
     moment_dtype: Dtype | None = None
     master_weights: bool = False
+    on_bad_step: OnBadStep = "stop"
     profile: FrameworkProfile = XLA
     reference_mesh: MeshShape | None = None
 

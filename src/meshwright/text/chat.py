@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import Extension
-from jinja2.nodes import Node
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -29,23 +31,86 @@ def apply_chat_template(
     Raises:
         MeshwrightError: no template, or one that refuses these messages.
     """
-    template = tokenizer.config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    text = _GENERATED.sub(r"\1", _render(tokenizer, messages, add_generation_prompt=add_generation_prompt))
+    # The template has written the special tokens that begin a text.
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def chat_with_loss(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, first: int = 0
+) -> tuple[list[int], list[bool]]:
+    """The tokens of a chat, and which of them have loss: those of the assistant's turns, with what ends a turn.
+
+    Where the template marks the assistant's words itself (`{% generation %}`), these. Elsewhere a turn begins where the
+    chat before it ends with the generation prompt, and ends where the chat with it does.
+
+    Args:
+        messages: each with `role` (system, user, assistant) and `content`.
+        first: the first message whose tokens may have loss.
+
+    Raises:
+        MeshwrightError: no template, one that refuses these messages, or one that writes a turn otherwise once more
+            follow, so that its turns cannot be found.
+    """
+    whole = _render(tokenizer, messages, add_generation_prompt=False)
+    if any(mark in str(message.get("content")) for message in messages for mark in _MARKS):
+        raise MeshwrightError("a message has the characters U+FDD0 or U+FDD1, which are none")
+    if _MARKS[0] in whole:
+        spans, text = _marked_spans(whole)
+        turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        if len(spans) != len(turns):
+            raise MeshwrightError(f"the chat template marks {len(spans)} turns of the assistant, of {len(turns)}")
+        spans = [span for span, number in zip(spans, turns, strict=True) if number >= first]
+    else:
+        spans, text = _turn_spans(tokenizer, messages, whole, first), whole
+    tokens, places = tokenizer.encode_with_places(text)
+    has_loss, number = [], 0
+    for start, _ in places:  # Both go through the text in order.
+        while number < len(spans) and start >= spans[number][1]:
+            number += 1
+        has_loss.append(number < len(spans) and start >= spans[number][0])
+    return tokens, has_loss
+
+
+def _marked_spans(text: str) -> tuple[list[tuple[int, int]], str]:
+    """The spans between marks, and the text without them."""
+    spans, plain = [], ""
+    for number, piece in enumerate(re.split("|".join(_MARKS), text)):
+        if number % 2:
+            spans.append((len(plain), len(plain) + len(piece)))
+        plain += piece
+    return spans, plain
+
+
+def _turn_spans(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], whole: str, first: int
+) -> list[tuple[int, int]]:
+    """Where the assistant's turns are in a chat, by rendering the chat up to each of them."""
+    spans = []
+    for number, message in enumerate(messages):
+        if message.get("role") != "assistant" or number < first:
+            continue
+        before = _render(tokenizer, messages[:number], add_generation_prompt=True)
+        until = _render(tokenizer, messages[: number + 1], add_generation_prompt=False)
+        if not (until.startswith(before) and whole.startswith(until)):
+            raise MeshwrightError(
+                f"turn {number + 1} of a chat is written otherwise by the chat template once more turns follow, so that"
+                " its tokens cannot be found; put {% generation %} and {% endgeneration %} around the assistant's words"
+                " in the template"
+            )
+        spans.append((len(before), len(until)))
+    return spans
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    """The text of a chat, with marks around what the template says the assistant generates."""
+    template = chat_template(tokenizer)
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "raise_exception": _refuse,
-        "strftime_now": lambda form: f"{datetime.datetime.now():{form}}",
-    }
     named = {"bos_token", "eos_token", "unk_token", "pad_token", *tokenizer.config}
     tokens = {name: special_token(tokenizer.config, name) or "" for name in named if name.endswith("_token")}
     try:
-        text = environment.from_string(template).render(
+        return _compiled(template).render(
             messages=[dict(message) for message in messages],
             # Templates compare them with none, which what is not there does not equal.
             tools=None,
@@ -55,18 +120,48 @@ def apply_chat_template(
         )
     except Exception as error:  # A template is a program, and raises what it likes.
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
-    # The template has written the special tokens that begin a text.
-    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def chat_template(tokenizer: Tokenizer) -> str | None:
+    """The template of a tokenizer's chats; None where it has none."""
+    template = tokenizer.config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template or None
+
+
+@cache
+def _compiled(template: str) -> Template:
+    """A template as a program; a chat is one of many of the same template."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: f"{datetime.datetime.now():{form}}",
+    }
+    return environment.from_string(template)
+
+
+_MARKS = "\ufdd0", "\ufdd1"
+"""What stands around the assistant's words for a moment: code points that are no characters, and in no text."""
+
+_GENERATED = re.compile(f"{_MARKS[0]}(.*?){_MARKS[1]}", re.DOTALL)
 
 
 class _Generation(Extension):
-    """`{% generation %}` tells a trainer where the assistant's words are; what is in it is written as it is."""
+    """`{% generation %}` tells a trainer where the assistant's words are: they are written between `_MARKS`."""
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Callable[[], str]) -> str:
+        return f"{_MARKS[0]}{caller()}{_MARKS[1]}"
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 class _Codec(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
     def decode(self, tokens: list[int]) -> str: ...
+    def vocabulary(self) -> dict[str, int]: ...
 
 
 class _Bytes:
@@ -42,6 +45,14 @@ class _Bytes:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         del add_special_tokens
         return list(text.encode(errors="surrogateescape"))
+
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        sizes = [len(character.encode(errors="surrogateescape")) for character in text]
+        places = [(at, at + 1) for at, size in enumerate(sizes) for _ in range(size)]
+        return self.encode(text, add_special_tokens=False), places
+
+    def vocabulary(self) -> dict[str, int]:
+        return {f"{byte:02x}": byte for byte in range(256)}
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode(errors="replace")
@@ -55,6 +66,13 @@ class _FromFile:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.of.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        found = self.of.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
+    def vocabulary(self) -> dict[str, int]:
+        return self.of.get_vocab(with_added_tokens=True)
 
     def decode(self, tokens: list[int]) -> str:
         return self.of.decode(tokens, skip_special_tokens=True)
@@ -79,9 +97,31 @@ class Tokenizer:
         """The tokens of a text; add_special_tokens: with those that begin or end every text of this model."""
         return self.codec.encode(text, add_special_tokens)
 
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text without special ones, and the characters of the text that each stands for."""
+        return self.codec.encode_with_places(text)
+
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens, without special ones."""
         return self.codec.decode(tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum that tokenizers share which make the same tokens of a text, by their vocabulary and a sample.
+
+        It is not of the file: libraries write one tokenizer in several ways.
+        """
+        sample = self.encode(_SAMPLE, add_special_tokens=True)
+        known = json.dumps([sorted(self.codec.vocabulary().items()), sample, self.stop_tokens])
+        return hashlib.sha256(known.encode()).hexdigest()
+
+
+_SAMPLE = (
+    "The quick brown fox, it's 1234567.89% of 3x\u00b2 \u2260 na\u00efve!\n\n\tdef f(x):\r\n        return x  # fine\n"
+    "\u4e2d\u6587\u8a00\u8a9e \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \u0639\u0631\u0628\u064a \ud55c\uad6d\uc5b4"
+    " \U0001f680\U0001f469\u200d\U0001f4bb  supercalifragilistic https://example.org/?q=a&b=c_d-E"
+)
+"""Words, numbers, spaces, code, scripts: what pre-tokenizers and merges treat differently."""
 
 
 class TokenStream:

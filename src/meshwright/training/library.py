@@ -17,7 +17,7 @@ from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_start
 from meshwright.training.data import check_corpus, load_corpus
 from meshwright.training.loop import run_steps
-from meshwright.training.optimizer import Optimizer
+from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
 from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.resume import resumed_run
 from meshwright.training.run import Row, RunConfig
@@ -107,13 +107,15 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         hardware=plan.hardware,
         hardware_file=plan.hardware_file,
         memory_headroom=plan.memory_headroom,
-        optimizer=Optimizer(learning_rate=rate, decay_steps=count),
+        optimizer=Optimizer(learning_rate=rate, warmup_steps=usual_warmup(count), decay_steps=count),
         steps=count,
+        source=_source(what),
         strategy=plan.strategy,
         weights=source.weights and str(source.weights),
         tokenizer=source.tokenizer and str(source.tokenizer),
     )
     config = with_settings(config, said)
+    check_said(config.optimizer, said, config.strategy, config.workload.model)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
@@ -129,3 +131,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
         check_corpus(load_corpus(config.data.sources), config.workload)
     return config
+
+
+def _source(what: Any) -> str | None:
+    """What names a model from any folder: a preset's name, or the whole path of a file or directory."""
+    if not isinstance(what, (str, Path)):
+        return None
+    return str(Path(what).resolve()) if Path(what).exists() else str(what)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,16 @@ from meshwright.training.restart import (
     saved_state,
     what_is_left,
 )
-from meshwright.training.run import Row, RunConfig, RunStoppedError, append_metrics, read_metrics
+from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
-from meshwright.training.stepping import take_steps
+from meshwright.training.stepping import BatchOfStep, take_steps
+from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
+from meshwright.training.watch import RunLog, load_wandb
 
 
 class NotFiniteError(MeshwrightError):
-    """Loss, gradients or parameters that are no numbers."""
+    """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
 
 
 def run_steps(
@@ -101,6 +105,8 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    if config.watching.wandb is not None:
+        load_wandb()
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -115,44 +121,57 @@ def _run(
     on_bytes: Callable[[int], None],
 ) -> Record:
     """The steps of a run whose directory is locked."""
+    began = time.perf_counter()
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(config.workload.seq_len, layout, config.strategy)
     draws = config.strategy.dropout > 0
     batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
     checkpoints, start = Checkpoints(directory), 0
+    log = RunLog(directory, config, on_note) if is_first_process() else None
     try:
-        with jax.set_mesh(mesh), checkpoints:
+        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
             start = last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
+            before = [row for row in read_metrics(directory) if row["step"] < start]
+            bad_steps = BadSteps(config.optimizer.spike_factor, before)
+            is_limited = config.strategy.on_bad_step == "skip"
+            of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
                 return interruption.is_asked or config.saving.is_due(step + 1)
 
-            for row, state in _rows(config, program, batches, first, start, is_due):
+            for row, state in _rows(config, program, of_steps, first, start, is_due):
                 taken = row["step"] + 1
                 if not interruption.has_begun:
-                    begin(config, directory, checkpoints, start, on_note)
+                    row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+                    begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
-                if is_first_process():
-                    append_metrics(directory, row)
-                _check_finite(row, checkpoints)
+                    if log is not None:
+                        log.begin(start)
+                if log is not None:
+                    log.add(row)
+                if why := bad_steps.why(row):
+                    _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
                 on_step(row)
                 checkpoints.check()
                 if state is None:
                     continue
                 is_last = taken == config.steps or interruption.is_asked
                 if is_last or config.saving.is_due(taken):
+                    saving = time.perf_counter()
                     saved = saved_state(config, layout, mesh, state)
                     if not _is_finite(saved):
                         raise NotFiniteError(
                             f"parameters are no numbers (nan or inf) after step {taken}; training stops"
                         )
                     checkpoints.save(taken, saved, config.to_json())
+                    if log is not None:
+                        log.add_later({"save_seconds": time.perf_counter() - saving})
                 if is_last:
                     break
     except NotFiniteError as error:
@@ -170,19 +189,33 @@ def _run(
     return measured(config, read_metrics(directory))
 
 
-def _check_finite(row: Row, checkpoints: Checkpoints) -> None:
-    """Raise where loss or gradients of a step are no numbers; the checkpoint they came from is put aside."""
-    wrong = {"the loss": row["loss"], "the norm of the gradients": row["grad_norm"]}
-    wrong = {name: value for name, value in wrong.items() if not math.isfinite(value)}
-    if not wrong:
-        return
-    checkpoints.wait()
-    if is_first_process() and row["step"] in checkpoints.steps:
-        checkpoints.set_aside(row["step"], "nan")
-    name, value = next(iter(wrong.items()))
+def _tell_bad_step(
+    config: RunConfig,
+    directory: Path,
+    row: Row,
+    why: str,
+    bad_steps: BadSteps,
+    checkpoints: Checkpoints,
+    on_note: Note,
+) -> None:
+    """Note a bad step that was left out; raise where it was not, or where too many were in a row.
+
+    The checkpoint that it came from is put aside where it gives no numbers.
+    """
+    step = row["step"]
+    if row.get("skipped"):
+        if is_first_process():
+            note_bad_step(directory, row, why, {"seed": config.seed})
+        on_note(f"step {step + 1} is left out: {why}")
+        if bad_steps.in_a_row < config.optimizer.max_bad_steps:
+            return
+        why = f"{bad_steps.in_a_row} steps in a row were left out, and in the last one {why}"
+    if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
+        checkpoints.wait()
+        if is_first_process() and step in checkpoints.steps:
+            checkpoints.set_aside(step, "nan")
     raise NotFiniteError(
-        f"{name} is {value} at step {row['step'] + 1}, where the learning rate was {row['learning_rate']:.3g}; training"
-        f" stops"
+        f"{why} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}; training stops"
     )
 
 
@@ -200,7 +233,7 @@ def _is_finite(state: State) -> bool:
 def _rows(
     config: RunConfig,
     program: StepProgram,
-    batches: Batches,
+    batches: BatchOfStep,
     state: State,
     start: int,
     is_due: Callable[[int], bool],

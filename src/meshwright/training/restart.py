@@ -14,10 +14,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.pretrained import KEPT, keep_files
+from meshwright.training.resolved import write_resolved
 from meshwright.training.resume import config_conflict
-from meshwright.training.run import RunConfig, begin_run, read_metrics
+from meshwright.training.run import Row, RunConfig, begin_run, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
+from meshwright.training.update.bad_steps import keep_bad_steps
+from meshwright.training.watch import note_restart
 
 
 def is_first_process() -> bool:
@@ -43,12 +46,18 @@ def last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_n
     return start
 
 
-def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, on_note: Note) -> None:
-    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way."""
+def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
+    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way.
+
+    first: the row of that step.
+    """
     if not is_first_process():
         return
     keep_files(config, directory)
+    note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
+    write_resolved(directory, config)
+    keep_bad_steps(directory, start)
     for step in checkpoints.steps:
         if step > start:
             on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
@@ -58,7 +67,7 @@ def end_failed_start(directory: Path, start: int) -> None:
     """Delete what a new run wrote that failed before it had anything to go on from."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
-    for name in ("config.json", "metrics.jsonl"):
+    for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / KEPT, ignore_errors=True)
 

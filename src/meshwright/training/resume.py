@@ -17,6 +17,7 @@ from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.optimizer import check_said
 from meshwright.training.run import RunConfig, config_from_data, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
@@ -61,6 +62,7 @@ def resumed_run(
         memory_headroom=system.memory_headroom,
         mesh=mesh,
     )
+    check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
-from meshwright.training.optimizer import Optimizer
+from meshwright.training.optimizer import Optimizer, optimizer_from_data
 from meshwright.training.saving import Saving
+from meshwright.training.watching import Watching
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -53,6 +55,7 @@ class RunConfig:
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     saving: Saving = field(default_factory=Saving)
+    watching: Watching = field(default_factory=Watching)
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
     """The TOML file of a chip that is not one of the project's."""
@@ -60,6 +63,8 @@ class RunConfig:
     """The share of memory that the plan kept for the error of its prediction."""
     weights: str | None = None
     """The Hugging Face directory whose weights are the first parameters; None where they are drawn."""
+    source: str | None = None
+    """What named the model of a new run: a preset, a file or a directory; None where it was given as an object."""
     tokenizer: str | None = None
     """The Hugging Face directory whose tokenizer reads the text; None where it is read as bytes."""
 
@@ -110,7 +115,10 @@ def config_from_data(data: Any) -> RunConfig:
             data["data"] = {"sources": data["data"]}
         if "save_every" in data:
             data["saving"] = {"every": data.pop("save_every")}
-    return from_data(RunConfig, data, readers={Workload: workload_from_data, Strategy: strategy_from_data})
+    return from_data(RunConfig, data, readers=_READERS)
+
+
+_READERS = {Workload: workload_from_data, Strategy: strategy_from_data, Optimizer: optimizer_from_data}
 
 
 def append_metrics(directory: Path, row: Row) -> None:
@@ -122,27 +130,46 @@ def append_metrics(directory: Path, row: Row) -> None:
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """The lines of `metrics.jsonl`, one a step; a last one that a killed process left in part is left out."""
+    """The rows of `metrics.jsonl`, one a step; a last line that a killed process left in part is left out.
+
+    A later line of a step has what was measured after it (an evaluation, the stall of saving), or all of it anew.
+    """
     path = directory / "metrics.jsonl"
+    rows: dict[int, Row] = {}
+    for place, line in read_json_lines(path, {"step"}):
+        row = rows.get(line["step"], {}) | line
+        if not row.keys() >= _MEASURED:
+            raise MeshwrightError(f"{place}: {_no_line(json.dumps(line).encode())}")
+        rows[line["step"]] = row
+    return list(rows.values())
+
+
+def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file that a run appends to, each with its place; none where the file is not there.
+
+    A last line that a killed process left in part is left out. Raises where another line is no object with `fields`.
+    """
     if not path.is_file():
         return []
-    rows: dict[int, Row] = {}
+    found = []
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row = json.loads(line)
+            data = json.loads(line)
         except ValueError:
-            row = None
-        if not isinstance(row, dict) or not row.keys() >= _MEASURED:
-            raise MeshwrightError(
-                f"{path}, line {number}: this is no line of metrics, {line[:40].decode(errors='replace')!r}"
-            )
-        rows[row["step"]] = row
-    return list(rows.values())
+            data = None
+        if not isinstance(data, dict) or not data.keys() >= fields:
+            raise MeshwrightError(f"{path}, line {number}: {_no_line(line)}")
+        found.append((f"{path}, line {number}", data))
+    return found
+
+
+def _no_line(line: bytes) -> str:
+    return f"this is no line of metrics, {line[:40].decode(errors='replace')!r}"
 
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
-"""What every line has at least."""
+"""What every row has at least."""

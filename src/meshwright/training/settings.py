@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from meshwright.planner import PlanOptions
+from meshwright.step import OnBadStep, RateSchedule
 from meshwright.training.run import RunConfig
 
 
@@ -26,8 +27,26 @@ class Setting(NamedTuple):
 SETTINGS: Mapping[str, Setting] = {
     "data": Setting("data.sources"),
     "learning_rate": Setting("optimizer.learning_rate"),
+    "lr_schedule": Setting("optimizer.schedule"),
+    "warmup_steps": Setting("optimizer.warmup_steps"),
+    "first_rate": Setting("optimizer.first_rate"),
+    "decay_steps": Setting("optimizer.decay_steps"),
+    "decay_share": Setting("optimizer.decay_share"),
+    "final_rate": Setting("optimizer.final_rate"),
+    "weight_decay": Setting("optimizer.weight_decay"),
+    "no_decay": Setting("optimizer.no_decay"),
+    "b1": Setting("optimizer.b1"),
+    "b2": Setting("optimizer.b2"),
+    "eps": Setting("optimizer.eps"),
+    "momentum": Setting("optimizer.momentum"),
+    "clip_norm": Setting("optimizer.clip_norm"),
+    "rate": Setting("optimizer.rates"),
+    "on_bad_step": Setting("strategy.on_bad_step"),
+    "spike_factor": Setting("optimizer.spike_factor"),
+    "max_bad_steps": Setting("optimizer.max_bad_steps"),
     "save_every": Setting("saving.every", resume="free"),
     "seed": Setting("seed"),
+    "wandb": Setting("watching.wandb", resume="free"),
     "weights": Setting("weights", resume="never"),
 }
 """The settings by the names of their options, in the library and at the command (`--learning-rate`)."""
@@ -37,15 +56,35 @@ class TrainOptions(PlanOptions, total=False):
     """What a run is, beside its plan; each name is one of `SETTINGS`.
 
     data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
-    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). save_every: steps between checkpoints;
-    0 keeps the last only. seed: decides the first parameters and the order of the data (0). weights: the Hugging Face
-    directory whose weights and tokenizer a new run begins with, where it is not the model's own.
+    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). lr_schedule to max_bad_steps: the
+    fields of `Optimizer`; rate has its `rates`. on_bad_step: `skip` leaves bad steps out, `stop` ends the run.
+    save_every: steps between checkpoints; 0 keeps the last only. seed: decides the first parameters and the order of
+    the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with, where it is not
+    the model's own. wandb: the project of Weights & Biases that metrics go to as well (none).
     """
 
     data: tuple[str, ...] | None
     learning_rate: float | None
+    lr_schedule: RateSchedule | None
+    warmup_steps: int | None
+    first_rate: float | None
+    decay_steps: int | None
+    decay_share: float | None
+    final_rate: float | None
+    weight_decay: float | None
+    no_decay: tuple[str, ...] | None
+    b1: float | None
+    b2: float | None
+    eps: float | None
+    momentum: float | None
+    clip_norm: float | None
+    rate: tuple[str, ...] | None
+    on_bad_step: OnBadStep | None
+    spike_factor: float | None
+    max_bad_steps: int | None
     save_every: int | None
     seed: int | None
+    wandb: str | None
     weights: str | Path | None
 
 

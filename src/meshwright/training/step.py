@@ -37,6 +37,8 @@ from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.preference import DPO, Preference
 from meshwright.training.slots import in_order, to_stage_layout
+from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
+from meshwright.training.update.transformation import transformation
 from meshwright.weights import load_weights, read_tensors
 
 State = dict[str, Any]
@@ -52,22 +54,31 @@ def train_step(
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
 
-    preference: how pairs make a loss, where the objective is `dpo`. To be called under `jax.set_mesh`, whose devices
-    say what their compiler is told.
+    A batch with a limit for the norm of the gradients (`NORM_LIMIT`) has a step over it left out. preference: how pairs
+    make a loss, where the objective is `dpo`.
+
+    To be called under `jax.set_mesh`, whose devices say what their compiler is told.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        batch = dict(batch)
+        limit = batch.pop(NORM_LIMIT, None)
         (value, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(gradients)
-            scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
-            clipped = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
+            if optimizer.clip_norm:
+                scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
+                gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
             metrics = {"loss": value, "grad_norm": norm}
             if parts is not None:
                 metrics |= parts.metrics
-            return _updated(state, clipped, optimizer, strategy), metrics
+            updated = _updated(state, gradients, optimizer, strategy)
+            if limit is not None:
+                bad = is_bad(value, norm, limit)
+                updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
+            return updated, metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
@@ -76,7 +87,7 @@ def _updated(state: State, gradients: Any, optimizer: Optimizer, strategy: Strat
     """The state after one update; of parameters with float32 copies these are updated, and then narrowed."""
     stored, moments = state.get("master", state["params"]), state["optimizer"]
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
-    updates, moments = optimizer.build(strategy).update(wide, moments, stored)
+    updates, moments = transformation(optimizer, strategy).update(wide, moments, stored)
     stored = optax.apply_updates(stored, updates)
     if "master" not in state:
         return {"params": stored, "optimizer": moments}
@@ -111,7 +122,7 @@ def initial_state(
 
     def begin(drawn: Any) -> State:
         drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
-        state = {"params": drawn, "optimizer": optimizer.build(strategy).init(drawn)}
+        state = {"params": drawn, "optimizer": transformation(optimizer, strategy).init(drawn)}
         state |= {"master": drawn} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
 
@@ -134,8 +145,8 @@ def abstract_state(
 
     def moments(stored: Any) -> Any:
         """What the optimizer keeps after a first step: what it begins with may lie otherwise, as zeros do."""
-        transformation = optimizer.build(strategy)
-        return transformation.update(stored, transformation.init(stored), stored)[1]
+        rule = transformation(optimizer, strategy)
+        return rule.update(stored, rule.init(stored), stored)[1]
 
     # eval_shape knows specs but not devices.
     kept = jax.tree.map(lambda leaf: _on_mesh(leaf, mesh), jax.eval_shape(moments, stored))
@@ -162,12 +173,15 @@ def abstract_batch(
     shape = (workload.sequences, workload.seq_len)
     names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    whole = NamedSharding(mesh, PartitionSpec())
     if workload.objective == "dpo":
         batch["weights"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         rows = NamedSharding(mesh, layout.spec("batch"))
         batch["reference"] = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
     if strategy.dropout:
-        batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
+        batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
+    if strategy.on_bad_step == "skip":
+        batch[NORM_LIMIT] = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     return batch
 
 

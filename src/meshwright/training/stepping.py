@@ -89,7 +89,8 @@ def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
     return row | _memory() | {"time": time.time()}, now
 
 
-def _is_ready(metrics: Mapping[str, Array]) -> bool:
+def _is_ready(metrics: Mapping[str, Any]) -> bool:
+    """Whether the devices are done with all of some arrays."""
     return all(value.is_ready() for value in metrics.values())
 
 

@@ -1,0 +1,77 @@
+"""`meshwright tokenize`: files to a store of tokens, once, for any number of runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.loading import byte_bar
+from meshwright.cli.text import next_line, wrap
+from meshwright.cli.typed import check_all_read
+from meshwright.data import Rule, Tokenizing, describe_bad, find_encoder, find_files, tokenize
+from meshwright.errors import MeshwrightError
+from meshwright.text import read_json, read_tokenizer
+
+EXAMPLES = (
+    "meshwright tokenize wiki.jsonl -o tokens/wiki --tokenizer Llama-3.2-1B",
+    "meshwright tokenize questions.parquet -o tokens/qa --tokenizer Qwen3-0.6B --fields '[question+prompt],answer'",
+    "meshwright tokenize chats/ -o tokens/chats --tokenizer Qwen3-0.6B --bad-data skip",
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    """Turn files into a store of tokens. A killed call goes on where it was when it is called again."""
+
+    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PATH…")]
+    """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), or folders of them."""
+    output: Annotated[Path, option("DIRECTORY", "-o")]
+    """The store: a new directory, or one that an earlier call of the same began."""
+    tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
+    """A Hugging Face directory with the tokenizer and, for chats, its template. Default: tokens are bytes."""
+    fields: Annotated[str | None, option("TEMPLATE")] = None
+    """Parts with commas between, fields joined by +, in [] what has no loss: [question+prompt],answer."""
+    pairs: Annotated[bool, option()] = False
+    """Records are preferences, with prompt, chosen and rejected (text or messages)."""
+    bad_data: Annotated[Rule, option("error|skip")] = "error"
+    """A record that cannot be used: stop and name it, or leave it out and count it. Default: error."""
+    processes: Annotated[int, option("N")] = 0
+    """How many tokenise at once. Default: one for each core."""
+    json: Json = False
+    """Print {"directory", "documents", "tokens", "bad_data"}."""
+
+
+def run(args: Args) -> int:
+    """Write the store, and say what is in it."""
+    if not args.sources:
+        raise MeshwrightError("tokenize needs files or folders, as wiki.jsonl")
+    if args.processes < 0:
+        raise MeshwrightError(f"--processes is {args.processes}; it is 1 or more")
+    source, tokenizer = find_files(args.sources), None
+    if args.tokenizer is not None:
+        vocab = read_json(args.tokenizer / "config.json").get("vocab_size", 1 << 32)
+        if (tokenizer := read_tokenizer(args.tokenizer, vocab=vocab)) is None:
+            raise MeshwrightError(f"{args.tokenizer} has no tokenizer.json; --tokenizer names a directory with one")
+    encoder = find_encoder(source, args.fields, tokenizer, pairs=args.pairs)
+    what = Tokenizing(source, encoder, args.bad_data, str(args.tokenizer or "bytes"))
+    output, processes, as_json = args.output, args.processes, args.json
+    check_all_read(args)
+    size = sum(unit.num_bytes for unit in what.units())
+    with byte_bar("tokenising", size) as on_bytes:
+        info = tokenize(what, output, processes=processes, on_bytes=on_bytes)
+    if as_json:
+        found = {"directory": str(output), "documents": info.documents, "tokens": info.tokens, "bad_data": info.bad}
+        print(json.dumps(found, indent=2))
+        return 0
+    made = f"{info.documents // 2:,} pairs" if info.form == "pairs" else f"{info.documents:,} documents"
+    print("\n".join(wrap(f"wrote {output}: {made}, {info.tokens:,} tokens of {info.tokenizer_name}")))
+    if left_out := describe_bad(info.bad):
+        print("\n".join(wrap(f"left out: {left_out}")))
+    print(next_line(f"meshwright train MODEL --data {shlex.quote(str(output))}"))
+    return 0

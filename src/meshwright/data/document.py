@@ -1,0 +1,55 @@
+"""Documents: token ids and which of them have loss; and the two answers of a preference record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+Form = Literal["file", "text", "tokens", "chat", "pairs"]
+"""What a record is: a file of text, text fields of a template, token ids, messages of a chat, or a preference."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text as tokens.
+
+    tokens: int32 [n]. loss: bool [n], whether the model is trained to predict a token; None where all are.
+    """
+
+    tokens: np.ndarray
+    loss: np.ndarray | None = None
+
+    @property
+    def loss_tokens(self) -> int:
+        """The tokens that are predicted and have loss: never the first, which nothing predicts."""
+        return max(len(self.tokens) - 1, 0) if self.loss is None else int(self.loss[1:].sum())
+
+
+class Pair(NamedTuple):
+    """A preference record: a prompt with the answer that was chosen, and the same prompt with the one that was not.
+
+    Each is a whole document, the prompt's tokens first; `loss` marks the tokens of the answer.
+    """
+
+    chosen: Document
+    rejected: Document
+
+
+class Dataset(Protocol):
+    """Documents by number."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each document [documents]."""
+        ...
+
+    @property
+    def loss_counts(self) -> np.ndarray | None:
+        """The predicted tokens of each that have loss [documents]; None where all but the first do."""
+        ...
+
+    def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
+        """Tokens `start` to `stop` of a document, or to its end."""
+        ...

@@ -1,0 +1,259 @@
+"""From a record of a file to documents of tokens: plain text, templates of fields, chats, token ids, preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meshwright.data.bad_data import BadRecordError
+from meshwright.data.document import Document, Form
+from meshwright.data.sources import FileSource
+from meshwright.data.template import BOS, EOS, Part, parse_fields, text_field
+from meshwright.errors import MeshwrightError
+from meshwright.text import Tokenizer, byte_tokenizer, chat_template, chat_with_loss
+
+IGNORED = -100
+"""The label of a token without loss, as Hugging Face's datasets and PyTorch's cross-entropy have it."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How the records of a source become documents.
+
+    form: see `Form`. fields: the template of `text`, else the name of the field with token ids or messages; of `pairs`
+    nothing. tokenizer: None for bytes. vocab: token ids are below it.
+    """
+
+    form: Form
+    fields: str
+    tokenizer: Tokenizer | None = None
+    vocab: int = 256
+
+    def __call__(self, record: Mapping[str, Any]) -> list[Document]:
+        """The documents of a record.
+
+        Raises:
+            BadRecordError: a record that cannot be used.
+        """
+        found = getattr(self, f"_{self.form}")(record)
+        for document in found:
+            if len(document.tokens) < 2:
+                raise BadRecordError("empty", "the document is empty")
+            if document.loss is not None and not document.loss_tokens:
+                raise BadRecordError("no_loss", "no token of the document has loss")
+        return found
+
+    @cached_property
+    def _codec(self) -> Tokenizer:
+        return self.tokenizer or byte_tokenizer()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the tokenizer."""
+        return self._codec.fingerprint
+
+    @cached_property
+    def begin(self) -> np.ndarray:
+        """The tokens that the tokenizer begins every text with."""
+        bare = self._codec.encode("a", add_special_tokens=False)
+        marked = self._codec.encode("a")
+        at = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), 0)
+        return np.array(marked[:at], np.int32)
+
+    @cached_property
+    def end(self) -> np.ndarray:
+        """The token that ends a text: what ends one for this tokenizer, or a newline."""
+        return np.array(self._codec.stop_tokens[:1] or self._codec.encode("\n", add_special_tokens=False), np.int32)
+
+    def _file(self, record: Mapping[str, Any]) -> list[Document]:
+        """A file of text, or a piece of one, which only the last piece ends."""
+        tokens = self._encode(record["text"])
+        if not len(tokens):
+            raise BadRecordError("empty", "the document is empty")
+        return [_joined([(tokens, True), (self.end if record["is_end"] else self.end[:0], True)])]
+
+    @cached_property
+    def _parts(self) -> tuple[Part, ...]:
+        return parse_fields(self.fields)
+
+    def _text(self, record: Mapping[str, Any]) -> list[Document]:
+        """The fields of the template, each part tokenised by itself."""
+        pieces: list[tuple[np.ndarray, bool]] = []
+        is_empty = True
+        for part in self._parts:
+            if part.items in ((BOS,), (EOS,)):
+                tokens = self.begin if part.items == (BOS,) else self.end
+            else:
+                tokens = self._encode(part.text(record))
+                is_empty &= not len(tokens)
+            pieces.append((tokens, part.has_loss))
+        if is_empty:
+            raise BadRecordError("empty", "the document is empty")
+        if self._parts[0].items != (BOS,):
+            pieces.insert(0, (self.begin, False))
+        if self._parts[-1].items != (EOS,):
+            pieces.append((self.end, True))
+        return [_joined(pieces)]
+
+    def _tokens(self, record: Mapping[str, Any]) -> list[Document]:
+        """Token ids as they are; `labels` of -100 have no loss."""
+        tokens = self._ids(record, self.fields)
+        if not len(tokens):
+            raise BadRecordError("empty", "the document is empty")
+        if (largest := int(tokens.max())) >= self.vocab or int(tokens.min()) < 0:
+            wrong = largest if largest >= self.vocab else int(tokens.min())
+            raise BadRecordError("over_vocab", f"token id {wrong} is outside the vocabulary of {self.vocab:,}")
+        if "labels" not in record or record["labels"] is None:
+            return [Document(tokens.astype(np.int32))]
+        labels = self._ids(record, "labels")
+        if len(labels) != len(tokens):
+            raise BadRecordError("missing_field", f"labels has {len(labels)} tokens, {self.fields} {len(tokens)}")
+        return [Document(tokens.astype(np.int32), labels != IGNORED)]
+
+    def _chat(self, record: Mapping[str, Any]) -> list[Document]:
+        """A chat with loss on the assistant's turns."""
+        return [self._chat_of(_messages(record, self.fields))]
+
+    def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
+        """The chosen answer after its prompt, and the rejected one."""
+        if isinstance(record.get("chosen"), str):
+            prompt = self._encode(text_field(record, "prompt"))
+            return [self._answer(prompt, text_field(record, name)) for name in ("chosen", "rejected")]
+        chosen, rejected = _messages(record, "chosen"), _messages(record, "rejected")
+        if isinstance(record.get("prompt"), Sequence) and not isinstance(record["prompt"], str):
+            prompt_messages = _messages(record, "prompt")
+            chosen, rejected, first = prompt_messages + chosen, prompt_messages + rejected, len(prompt_messages)
+        else:  # Both hold the whole chat; what they begin with alike is the prompt.
+            both = zip(chosen, rejected, strict=False)
+            first = next((at for at, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
+        return [self._chat_of(chosen, first), self._chat_of(rejected, first)]
+
+    def _chat_of(self, messages: list[dict[str, str]], first: int = 0) -> Document:
+        if not any(message["content"].strip() for message in messages):
+            raise BadRecordError("empty", "the document is empty")
+        try:
+            tokens, loss = chat_with_loss(self._codec, messages, first=first)
+        except MeshwrightError as error:
+            raise BadRecordError("chat", str(error)) from None
+        return Document(np.array(tokens, np.int32), np.array(loss, bool))
+
+    def _answer(self, prompt: np.ndarray, text: str) -> Document:
+        """A prompt and an answer as text."""
+        if not text:
+            raise BadRecordError("empty", "an answer is empty")
+        return _joined([(self.begin, False), (prompt, False), (self._encode(text), True), (self.end, True)])
+
+    def _encode(self, text: str) -> np.ndarray:
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise BadRecordError("invalid_utf8", "the text has half of a surrogate pair, which is no UTF-8") from None
+        if self.tokenizer is None:
+            return np.frombuffer(data, np.uint8)
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    def _ids(self, record: Mapping[str, Any], name: str) -> np.ndarray:
+        """A field of whole numbers."""
+        try:
+            found = np.asarray(record.get(name))
+        except (ValueError, OverflowError):
+            found = np.empty(0, object)
+        if found.ndim == 1 and not len(found) and isinstance(record.get(name), list | np.ndarray):
+            return found.astype(np.int64)
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            raise BadRecordError("missing_field", f"the field {name} is no list of token ids")
+        return found.astype(np.int64)
+
+
+def find_encoder(
+    source: FileSource,
+    fields: str | None,
+    tokenizer: Tokenizer | None,
+    *,
+    vocab: int | None = None,
+    pairs: bool = False,
+) -> Encoder:
+    """How the records of a source become documents, by its first one where `fields` does not say it.
+
+    In this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields` may name a field
+    with messages or with token ids too.
+
+    Args:
+        source: the files.
+        fields: the template, or None.
+        tokenizer: None for bytes.
+        vocab: token ids are below it; the tokenizer's by default.
+        pairs: records are preferences.
+
+    Raises:
+        MeshwrightError: a record with none of these, a template that is none, a chat without a template.
+    """
+    if vocab is None:
+        vocab = (tokenizer or byte_tokenizer()).num_tokens
+    if source.kind == "text":
+        if fields is not None or pairs:
+            raise MeshwrightError(
+                f"{source.name} is text, which has no fields; leave {'--pairs' if pairs else '--fields'} out"
+            )
+        return Encoder("file", "", tokenizer, vocab)
+    if pairs:
+        if fields is not None:
+            raise MeshwrightError("the fields of preferences are prompt, chosen and rejected; leave --fields out")
+        return Encoder("pairs", "", tokenizer, vocab)
+    record = source.first_record()
+    if fields is None:
+        fields = next((name for name in ("messages", "conversations", "input_ids", "text") if name in record), None)
+        if fields is None:
+            there = ", ".join(map(str, record)) or "none"
+            raise MeshwrightError(
+                f"the records of {source.name} have the fields {there}; --fields says which of them are text and which"
+                " have loss, as [question],answer"
+            )
+    value = record.get(fields)
+    if isinstance(value, list | np.ndarray):
+        if not len(value) or not isinstance(value[0], Mapping):
+            return Encoder("tokens", fields, tokenizer, vocab)
+        if tokenizer is None or not chat_template(tokenizer):
+            whose = "bytes have" if tokenizer is None else "the tokenizer has"
+            raise MeshwrightError(
+                f"the field {fields} of {source.name} is a chat, and {whose} no chat template; a directory of an"
+                " instruction-tuned model has one"
+            )
+        return Encoder("chat", fields, tokenizer, vocab)
+    parse_fields(fields)
+    return Encoder("text", fields, tokenizer, vocab)
+
+
+def _messages(record: Mapping[str, Any], name: str) -> list[dict[str, str]]:
+    """The messages of a field: {role, content}, or {from, value} as ShareGPT has them."""
+    value = record.get(name)
+    if value is None or isinstance(value, str) or not isinstance(value, Sequence):
+        raise BadRecordError("missing_field", f"the field {name} is no list of messages")
+    found = []
+    for number, message in enumerate(value, start=1):
+        role, content = (
+            (message.get("role", message.get("from")), message.get("content", message.get("value")))
+            if isinstance(message, Mapping)
+            else (None, None)
+        )
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise BadRecordError("missing_field", f"message {number} of {name} has not a role and a content of text")
+        found.append({"role": _ROLES.get(role, role), "content": content})
+    if not found:
+        raise BadRecordError("empty", "the chat has no messages")
+    return found
+
+
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+"""ShareGPT's names of roles."""
+
+
+def _joined(pieces: list[tuple[np.ndarray, bool]]) -> Document:
+    """One document of pieces, each with or without loss."""
+    tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int32)
+    loss = np.repeat([has_loss for _, has_loss in pieces], [len(piece) for piece, _ in pieces])
+    return Document(tokens, None if loss[1:].all() else loss)  # Nothing predicts the first token.

@@ -1,0 +1,169 @@
+"""Sources of data by path: what is there, in which format, with which weight."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from meshwright.data.bad_data import BadRecordError
+from meshwright.data.records import FORMATS, Kind, Record, kind_of, ranges, read_records
+from meshwright.data.store import is_store
+from meshwright.errors import MeshwrightError
+
+TAKES = "--data takes .txt, .md, .py, .jsonl, .parquet and .arrow files, folders of them, and what `tokenize` writes"
+
+
+class Weighted(NamedTuple):
+    """A path, and its weight in a mixture; None without one."""
+
+    path: str
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Files of one format. name: as the user gave it."""
+
+    name: str
+    kind: Kind
+    files: tuple[Path, ...]
+
+    def first_record(self) -> Record:
+        """The first record that can be read; an error where there is none."""
+        for path in self.files:
+            for part in ranges(path, self.kind):
+                for record in read_records(part):
+                    if not isinstance(record, BadRecordError):
+                        return record
+        raise MeshwrightError(f"{self.name} has no records")
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """A store of tokens."""
+
+    name: str
+    directory: Path
+
+
+def parse_source(text: str) -> Weighted:
+    """A path with a weight, as `wiki.jsonl=0.7`, or without one.
+
+    Raises:
+        MeshwrightError: a weight that is none.
+    """
+    path, equals, weight = text.rpartition("=")
+    if not equals or Path(text).exists():
+        return Weighted(text, None)
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise MeshwrightError(f"the weight of {path} is {weight!r}; it is a number above 0, as {path}=0.7")
+    return Weighted(path, value)
+
+
+def parse_sources(texts: tuple[str, ...]) -> list[Weighted]:
+    """The sources of a run: all with weights, or none."""
+    found = [parse_source(text) for text in texts]
+    without = [path for path, weight in found if weight is None]
+    if 0 < len(without) < len(found):
+        raise MeshwrightError(f"{without[0]} has no weight, and other sources have; {without[0]}=1 gives it one")
+    if len({path for path, _ in found}) < len(found):
+        raise MeshwrightError(f"a source is given twice: {', '.join(path for path, _ in found)}")
+    return found
+
+
+def find_files(names: tuple[str, ...]) -> FileSource:
+    """Files of one format at several paths, as one source.
+
+    Raises:
+        MeshwrightError: they are of several formats, or one is a store of tokens.
+    """
+    found = [find_source(name) for name in names]
+    files = [one for one in found if isinstance(one, FileSource)]
+    if stores := [one for one in found if isinstance(one, StoreSource)]:
+        raise MeshwrightError(f"{stores[0].name} holds tokens already; `meshwright train --data` takes it as it is")
+    if len(kinds := sorted({one.kind for one in files})) > 1:
+        raise MeshwrightError(
+            f"{', '.join(names)} are of several formats ({', '.join(kinds)}); tokenise each by itself"
+        )
+    return FileSource(" ".join(names), files[0].kind, tuple(path for one in files for path in one.files))
+
+
+def find_source(name: str) -> FileSource | StoreSource:
+    """What is at a path.
+
+    A folder is a store of tokens, a data set as Hugging Face's `datasets` saves it, or stands for all files in it:
+    those of JSON lines, Parquet or Arrow, where there are some, else its text.
+
+    Raises:
+        MeshwrightError: nothing is there, or nothing that can be read.
+    """
+    path = Path(name)
+    if is_store(path):
+        return StoreSource(name, path)
+    if (path / "unfinished.json").is_file():
+        raise MeshwrightError(f"{name} holds a part of a store; the same `meshwright tokenize` again makes the rest")
+    if path.is_dir():
+        return _find_in_folder(name, path)
+    if not path.is_file():
+        raise MeshwrightError(f"there is no file {name!r}; {TAKES}")
+    if (kind := kind_of(path)) is None:
+        if why := NOT_DATA.get(path.suffix):
+            raise MeshwrightError(f"{name} is {why}; {TAKES}")
+        kind = "text"
+    return FileSource(name, kind, (path,))
+
+
+NOT_DATA = {
+    ".json": "one JSON text, not an object a line (.jsonl)",
+    ".csv": "a table of text",
+    ".tsv": "a table of text",
+    ".gz": "compressed",
+    ".zst": "compressed",
+    ".zip": "compressed",
+    ".bz2": "compressed",
+    ".xz": "compressed",
+    ".npy": "an array",
+    ".bin": "binary",
+    ".safetensors": "weights",
+}
+"""Files that hold text within another format, which would be learned with it."""
+
+
+def _find_in_folder(name: str, path: Path) -> FileSource:
+    if (path / "dataset_dict.json").is_file():
+        splits = _json(path / "dataset_dict.json").get("splits") or []
+        first = path / str(splits[0]) if splits else path
+        raise MeshwrightError(f"{name} holds the splits {', '.join(map(str, splits))}; name one of them, as {first}")
+    if (path / "state.json").is_file():
+        listed = _json(path / "state.json").get("_data_files") or []
+        files = tuple(path / entry["filename"] for entry in listed)
+        if missing := [file for file in files if not file.is_file()]:
+            raise MeshwrightError(f"{name} has no {missing[0].name}, which its state.json names")
+        if _json(path / "state.json").get("_indices_data_files"):
+            raise MeshwrightError(f"{name} was saved with an index over its rows; save flatten_indices() of it")
+        return FileSource(name, "arrow", files)
+    files = sorted(file for file in path.rglob("*") if kind_of(file) and file.is_file())
+    found = {kind_of(file) for file in files}
+    kinds: list[Kind] = [kind for kind in FORMATS if kind in found]
+    if len(kinds) > 1:
+        raise MeshwrightError(f"{name} holds files of {' and '.join(kinds)}; name those to read")
+    kind: Kind = kinds[0] if kinds else "text"
+    if not (files := [file for file in files if kind_of(file) == kind]):
+        raise MeshwrightError(f"no data in {name}; {TAKES}")
+    return FileSource(name, kind, tuple(files))
+
+
+def _json(path: Path) -> Record:
+    """The object in a file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MeshwrightError(f"cannot read {path}: {error}") from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,174 @@
+"""Files to a store of tokens: in units of work, by several processes, going on where a killed one stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.data.bad_data import Rule
+from meshwright.data.encoding import Encoder
+from meshwright.data.records import UNIT_BYTES, Range, ranges
+from meshwright.data.shards import Unit, make_shard, npy, shard_info_file, shard_lengths_file
+from meshwright.data.sources import FileSource
+from meshwright.data.store import FORMAT, STORE, Shard, StoreInfo, loss_file, read_info, tokens_file
+from meshwright.data.workers import run_units
+from meshwright.errors import MeshwrightError
+from meshwright.field_types import from_data
+from meshwright.files import check_new_directory, write_file
+from meshwright.text import chat_template
+
+UNFINISHED = "unfinished.json"
+"""What a folder is a store of, until it is whole."""
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """What a store is made of.
+
+    source: the files. encoder: how their records become documents. rule: what is done with bad records.
+    tokenizer_name: where the tokenizer was read, for people.
+    """
+
+    source: FileSource
+    encoder: Encoder
+    rule: Rule
+    tokenizer_name: str
+
+    def signature(self) -> str:
+        """All that decides the store, as text: files by path, size and time, tokenizer, template, rule."""
+        template = chat_template(self.encoder.tokenizer) if self.encoder.tokenizer else None
+        known = {
+            "format": FORMAT,
+            "files": [(str(path.resolve()), (of := path.stat()).st_size, of.st_mtime_ns) for path in self.source.files],
+            "form": self.encoder.form,
+            "fields": self.encoder.fields,
+            "tokenizer": self.encoder.fingerprint,
+            "vocab": self.encoder.vocab,
+            "chat_template": template and hashlib.sha256(template.encode()).hexdigest(),
+            "rule": self.rule,
+            "unit_bytes": UNIT_BYTES,
+        }
+        return json.dumps(known, sort_keys=True)
+
+    def units(self) -> list[Unit]:
+        """The work, in units of about `UNIT_BYTES`, each of one or more ranges of files."""
+        found: list[Unit] = []
+        taken: list[Range] = []
+        for part in (part for path in self.source.files for part in ranges(path, self.source.kind)):
+            if taken and sum(one.num_bytes for one in taken) + part.num_bytes > UNIT_BYTES:
+                found.append(Unit(len(found), tuple(taken)))
+                taken = []
+            taken.append(part)
+        return [*found, Unit(len(found), tuple(taken))] if taken else found
+
+
+def tokenize(
+    what: Tokenizing,
+    directory: Path,
+    *,
+    processes: int = 0,
+    on_bytes: Callable[[int], None] = lambda size: None,
+) -> StoreInfo:
+    """Make a store in a directory, or go on where an earlier call was killed.
+
+    Args:
+        what: the files, the tokenizer, the template.
+        directory: a new one, an empty one, one that holds a part of the same store, or the store itself.
+        processes: how many tokenise at once; 0: as many as there are cores, where there are as many units.
+        on_bytes: called with the bytes of source that were done, shards of an earlier call too.
+
+    Raises:
+        MeshwrightError: a bad record, a directory that holds something else, a disk that is full.
+    """
+    signature, units = what.signature(), what.units()
+    if (directory / STORE).is_file():
+        known = directory / "signature.json"
+        if not known.is_file() or known.read_text() != signature:
+            raise MeshwrightError(f"{directory} holds a store of other tokens; -o names another directory")
+        on_bytes(sum(unit.num_bytes for unit in units))
+        return read_info(directory)
+    _begin(directory, signature)
+    done = {unit.number: shard for unit in units if (shard := _made(directory, unit.number))}
+    on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))
+    left = [unit for unit in units if unit.number not in done]
+    count = min(processes or len(os.sched_getaffinity(0)), len(left))
+    if count > 1:
+        made = run_units(left, what.encoder, what.rule, directory, processes=count)
+    else:
+        made = _in_this_process(what, left, directory)
+    with closing(made):
+        for unit, shard in made:
+            done[unit.number] = shard
+            on_bytes(unit.num_bytes)
+    return _finish(what, directory, [done[unit.number] for unit in units], signature)
+
+
+def _in_this_process(what: Tokenizing, units: Sequence[Unit], directory: Path) -> Generator[tuple[Unit, Shard]]:
+    """Each unit with its shard."""
+    for unit in units:
+        yield unit, make_shard(unit, what.encoder, what.rule, directory)
+
+
+def _begin(directory: Path, signature: str) -> None:
+    """Make the directory, or check that what it holds is a part of the same store."""
+    check_new_directory(directory)
+    path = directory / UNFINISHED
+    if not directory.is_dir() or not any(directory.iterdir()):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(path, signature)
+    elif not path.is_file():
+        raise MeshwrightError(f"{directory} is not empty, and holds no store of tokens; -o names a new directory")
+    elif path.read_text() != signature:
+        raise MeshwrightError(
+            f"{directory} holds a part of another store (other files, tokenizer or options); delete it, or -o names"
+            " another directory"
+        )
+
+
+def _made(directory: Path, number: int) -> Shard | None:
+    """A shard that an earlier call wrote whole."""
+    path = directory / shard_info_file(number)
+    if not path.is_file():
+        return None
+    try:
+        shard = from_data(Shard, json.loads(path.read_text()))
+    except ValueError:
+        return None
+    names = [tokens_file(number), shard_lengths_file(number), *([loss_file(number)] if shard.has_loss else [])]
+    return shard if all((directory / name).is_file() for name in names) else None
+
+
+def _finish(what: Tokenizing, directory: Path, shards: Sequence[Shard], signature: str) -> StoreInfo:
+    """Write what is known of all shards together, `store.json` last, and remove what only a part of a store needs."""
+    if not sum(shard.documents for shard in shards):
+        raise MeshwrightError(f"{what.source.name} has no documents; every record is empty or left out")
+    sizes = [np.load(directory / shard_lengths_file(number)) for number in range(len(shards))]
+    lengths, counts = np.concatenate(sizes).T
+    write_file(directory / "offsets.npy", npy(np.concatenate([[0], np.cumsum(lengths)])))
+    if any(shard.has_loss for shard in shards):
+        write_file(directory / "loss_counts.npy", npy(np.ascontiguousarray(counts)))
+    template = json.loads(signature)["chat_template"] if what.encoder.form in ("chat", "pairs") else None
+    info = StoreInfo(
+        format=FORMAT,
+        form=what.encoder.form,
+        fields=what.encoder.fields,
+        tokenizer=what.encoder.fingerprint,
+        tokenizer_name=what.tokenizer_name,
+        chat_template=template,
+        shards=tuple(shards),
+        fingerprint=hashlib.sha256(json.dumps([shard.checksum for shard in shards]).encode()).hexdigest(),
+    )
+    write_file(directory / "signature.json", signature)
+    write_file(directory / STORE, info.to_json())
+    for number in range(len(shards)):
+        for name in (shard_info_file(number), shard_lengths_file(number)):
+            (directory / name).unlink(missing_ok=True)
+    (directory / UNFINISHED).unlink(missing_ok=True)
+    return info

@@ -1,0 +1,118 @@
+"""Steps whose loss or gradients are no numbers, or far larger than those before: they stop a run, or are left out.
+
+A step that is left out leaves parameters and moments as they were, inside the compiled step: it is given the most that
+the norm of its gradients may be. That follows from the norms of earlier steps, which `metrics.jsonl` has, so that a
+resumed run leaves out the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.files import append_line, write_file
+from meshwright.training.run import Row
+from meshwright.training.stepping import BatchOfStep
+from meshwright.training.update.skipping import NORM_LIMIT
+
+WINDOW = 64
+"""The steps before one over whose norms the median is taken."""
+
+FEWEST = 16
+"""The norms that a median is taken of at least; with fewer nothing is a spike."""
+
+DELAY = 3
+"""How many steps before one the last norm lies that is looked at: devices have a batch before the last step is read."""
+
+FILE = "bad_steps.jsonl"
+
+
+class NormLimits:
+    """The most that the norm of the gradients of each step may be, from those of the steps before it.
+
+    rows: of the steps that were taken already.
+    """
+
+    def __init__(self, factor: float | None, rows: Iterable[Row]) -> None:
+        self._factor = factor
+        self._norms: deque[tuple[int, float]] = deque(maxlen=WINDOW + DELAY)
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """The metrics of a step; one that was left out does not count."""
+        norm = row.get("grad_norm")
+        if norm is not None and math.isfinite(norm) and not row.get("skipped"):
+            self._norms.append((row["step"], norm))
+
+    def limit(self, step: int) -> float:
+        """That of a step: infinite where nothing is a spike."""
+        norms = [norm for at, norm in self._norms if at <= step - DELAY][-WINDOW:]
+        if self._factor is None or len(norms) < FEWEST:
+            return math.inf
+        return self._factor * statistics.median(norms)
+
+
+class LimitedBatches:
+    """Batches that have the limit of their step's gradients too."""
+
+    def __init__(self, batches: BatchOfStep, limits: NormLimits, mesh: Mesh) -> None:
+        self._batches, self._limits = batches, limits
+        self._whole = NamedSharding(mesh, PartitionSpec())
+
+    def __getitem__(self, step: int) -> dict[str, Array]:
+        limit = np.float32(self._limits.limit(step))
+        array = jax.make_array_from_callback((), self._whole, lambda _: np.asarray(limit))
+        return {**self._batches[step], NORM_LIMIT: array}
+
+
+class BadSteps:
+    """The bad steps of a run, and how many of them were left out one after the other.
+
+    factor: of the running median, from which on a norm is a spike. rows: of the steps that were taken already.
+    """
+
+    def __init__(self, factor: float | None, rows: Sequence[Row]) -> None:
+        self.limits = NormLimits(factor, rows)
+        self.in_a_row = 0
+        for row in rows:
+            self._count(row)
+
+    def why(self, row: Row) -> str:
+        """What is wrong with a step, by its metrics; nothing where nothing is. To be called with each in its order."""
+        self._count(row)
+        limit = self.limits.limit(row["step"])
+        self.limits.add(row)
+        for name, key in (("the loss", "loss"), ("the norm of the gradients", "grad_norm")):
+            if not math.isfinite(row[key]):
+                return f"{name} is {row[key]}"
+        if np.float32(row["grad_norm"]) > np.float32(limit):
+            return f"the norm of the gradients is {row['grad_norm']:.3g}, and the most it may be is {limit:.3g}"
+        return ""
+
+    def _count(self, row: Row) -> None:
+        self.in_a_row = self.in_a_row + 1 if row.get("skipped") else 0
+
+
+def note_bad_step(directory: Path, row: Row, why: str, batch: Mapping[str, Any]) -> None:
+    """Add a line to `bad_steps.jsonl`. batch: what says which text the step read."""
+    kept = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row[name])}
+    append_line(directory / FILE, json.dumps({"step": row["step"], "why": why, **kept, **batch}))
+
+
+def keep_bad_steps(directory: Path, start: int) -> None:
+    """Keep of `bad_steps.jsonl` what is of the steps before `start`, from which a run goes on."""
+    path = directory / FILE
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        write_file(path, "".join(f"{line}\n" for line in lines if line and json.loads(line)["step"] < start))

@@ -1,0 +1,92 @@
+"""The optimizers that a strategy names, through Optax: how gradients, which are clipped before, change parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meshwright.errors import MeshwrightError
+from meshwright.runtime import DTYPES
+from meshwright.step import DEFAULT, Dtype, Strategy
+from meshwright.training.optimizer import Optimizer
+
+
+def transformation(optimizer: Optimizer, strategy: Strategy = DEFAULT) -> optax.GradientTransformation:
+    """The optax transformation, its moments in the strategy's dtype between steps.
+
+    AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, or plain SGD.
+    """
+    rate, decay = optimizer.optax_schedule(), optimizer.weight_decay
+
+    def decays(params: Any) -> Any:
+        return _by_path(optimizer.decays, params)
+
+    if strategy.optimizer == "adamw":
+        made = optax.adamw(rate, optimizer.b1, optimizer.b2, optimizer.eps, weight_decay=decay, mask=decays)
+    elif strategy.optimizer == "lion":
+        made = optax.lion(rate, optimizer.b1, optimizer.b2, weight_decay=decay, mask=decays)
+    elif strategy.optimizer == "adafactor":
+        made = optax.adafactor(rate)
+    elif strategy.optimizer == "sgd":
+        made = optax.sgd(rate)
+    else:
+        raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned, but is none that runs yet")
+    made = _with_standard_promotion(made)
+    if optimizer.rates:
+        made = _scaled(made, optimizer)
+    return made if strategy.moment_dtype is None else _moments_in(made, strategy.moment_dtype)
+
+
+def _by_path(function: Any, params: Any) -> Any:
+    """A tree like the parameters of what a function of their paths, as `layers.query`, says."""
+    return jax.tree.map_with_path(
+        lambda path, _: function(".".join(str(getattr(key, "key", key)) for key in path)), params
+    )
+
+
+def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.GradientTransformation:
+    """The transformation with the updates of groups of parameters multiplied, which keeps nothing more."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = made.update(updates, state, params)
+        return jax.tree.map(lambda array, factor: array * factor, updates, _by_path(optimizer.factor, updates)), state
+
+    return optax.GradientTransformation(made.init, update)
+
+
+def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The transformation, whatever JAX is told of mixed dtypes: Optax raises a float decay to an integer count."""
+
+    def init(params: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _moments_in(transformation: optax.GradientTransformation, dtype: Dtype) -> optax.GradientTransformation:
+    """The transformation, the arrays that it keeps narrowed between steps; each step is made in their own dtype."""
+
+    def narrow(state: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: leaf.astype(DTYPES[dtype]) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state
+        )
+
+    def init(params: Any) -> Any:
+        return narrow(transformation.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        own = jax.eval_shape(transformation.init, params)
+        updates, state = transformation.update(
+            updates, jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), state, own), params
+        )
+        return updates, narrow(state)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,7 @@
+"""What people see of a run: rows, curves elsewhere, where its time went, profiles, how it stands beside its plan."""
+
+from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts
+from meshwright.training.watch.log import RunLog
+from meshwright.training.watch.weights_and_biases import load_wandb
+
+__all__ = ["ACCOUNTS", "RunLog", "goodput", "load_wandb", "note_restart", "read_restarts"]

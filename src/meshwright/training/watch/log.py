@@ -1,0 +1,80 @@
+"""The rows of a run on their way: to `metrics.jsonl`, TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from meshwright.errors import MeshwrightError
+from meshwright.training.checkpoint import Note
+from meshwright.training.run import Row, RunConfig, append_metrics
+from meshwright.training.watch.tensorboard import TensorBoardEvents
+from meshwright.training.watch.weights_and_biases import WandbRun
+
+_SPEED = ("tokens_per_second", "mfu", "memory_peak_bytes", "host_peak_bytes")
+_NOT_SHOWN = ("step", "time", "began_at")
+
+
+class _Writer(Protocol):
+    def write(self, step: int, time: float, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """Where the first process of a run writes its rows; begun with its first row. Used as a context."""
+
+    def __init__(self, directory: Path, config: RunConfig, on_note: Note) -> None:
+        self._directory = directory
+        self._config = config
+        self._on_note = on_note
+        self._writers: list[_Writer] = []
+        self._last: Row = {}
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.close()
+
+    def begin(self, start: int) -> None:
+        """Open what is written beside `metrics.jsonl`; start: the steps that were taken before."""
+        self._writers.append(TensorBoardEvents(self._directory, start))
+        if (project := self._config.watching.wandb) is not None:
+            try:
+                self._writers.append(WandbRun(self._directory, project, self._config.to_json()))
+            except MeshwrightError as error:  # A run is not lost because a server is not there.
+                self._on_note(str(error))
+
+    def add(self, row: Row) -> None:
+        """Write the row of a step."""
+        self._last = row
+        append_metrics(self._directory, row)
+        self._write(row)
+
+    def add_later(self, fields: Row) -> None:
+        """Write more of the last step, which was measured after its row was written: a line of its own."""
+        append_metrics(self._directory, {"step": self._last["step"]} | fields)
+        self._write(fields)
+
+    def _write(self, fields: Row) -> None:
+        values = scalars(fields)
+        for writer in self._writers:
+            writer.write(self._last["step"] + 1, self._last["time"], values)
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """The numbers of a row by the tags of their curves: `train/loss`, `speed/mfu`, `eval/loss`."""
+    return {
+        _tag(name): float(value)
+        for name, value in row.items()
+        if name not in _NOT_SHOWN and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _tag(name: str) -> str:
+    if name.startswith("eval_"):
+        return f"eval/{name.removeprefix('eval_')}"
+    return f"speed/{name}" if name in _SPEED or name.endswith("_seconds") else f"train/{name}"

@@ -1,0 +1,144 @@
+"""`--config`, options in a file under those that are typed; `--dry-run`; the file that begins a run again."""
+
+import json
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.cli.train import Args
+from meshwright.cli.words import read_words
+from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
+from meshwright.mesh import MeshShape
+from meshwright.step import Strategy, Workload
+from meshwright.training import Optimizer, RunConfig
+from meshwright.training.resolved import resolved_yaml
+
+RUN = """\
+# A run
+model: tiny
+on: cpu:8
+batch_tokens: 4Ki
+seq-len: 64
+learning_rate: 1e-3
+rate: {embedding: 0.1, layers: 2}
+no_decay: [query, "*norm*"]
+data: a.txt
+from_scratch: false
+anyway: true
+seed:
+"""
+
+
+def read(path, *words):
+    return read_words(["--config", str(path), *words], Args, kinds={}, hints={})
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+def test_a_file_has_options_as_they_would_be_typed(config):
+    args, typed = read(config)
+    assert args.model == "tiny"
+    assert (args.workload.on, args.workload.batch_tokens, args.workload.seq_len) == ("cpu:8", "4Ki", "64")
+    assert args.optimizer.learning_rate == 0.001
+    assert args.optimizer.rate == ("embedding=0.1", "layers=2")
+    assert args.optimizer.no_decay == ("query", "*norm*")
+    assert args.data.data == ("a.txt",)
+    assert (args.run.anyway, args.start.from_scratch, args.start.seed) == (True, False, None)
+    assert typed["batch_tokens"] == "--batch-tokens"
+    assert not {"seed", "from_scratch", "config"} & set(typed)
+
+
+def test_what_is_typed_counts_before_the_file(config):
+    args, _ = read(config, "small", "--learning-rate", "2", "--data", "b.txt", "c.txt", "--seq-len=32")
+    assert args.model == "small"
+    assert (args.optimizer.learning_rate, args.data.data, args.workload.seq_len) == (2.0, ("b.txt", "c.txt"), "32")
+    assert args.optimizer.rate == ("embedding=0.1", "layers=2")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("stepz: 3", "run.yaml, line 13: there is no option 'stepz'; did you mean steps?"),
+        ("config: other.yaml", "run.yaml, line 13: there is no option 'config'"),
+        ("model: small", "run.yaml, line 13: model stands twice"),
+        ("save_every: x", "run.yaml, line 13: --save-every is 'x'; it takes a whole number"),
+        ("save_every: [1, 2]", "run.yaml, line 13: save_every takes one value, and has 2 values"),
+        ("resume: 3", "run.yaml, line 13: resume takes true or false"),
+        ("lr_schedule: cosin", "run.yaml, line 13: --lr-schedule is 'cosin'; did you mean cosine?"),
+        ("steps: {a: {b: 1}}", "run.yaml, line 13: steps holds lists or mappings within another"),
+        ("steps: [", "is not YAML: expected"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_with_its_place(config, line, said):
+    config.write_text(RUN + line + "\n")
+    with pytest.raises(MeshwrightError) as raised:
+        read(config)
+    assert said in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_or_says_nothing_is_one_line(config):
+    with pytest.raises(MeshwrightError, match=r"cannot read .*none\.yaml: No such file"):
+        read(config.parent / "none.yaml")
+    for text in ("", "tiny", "- tiny"):
+        config.write_text(text)
+        with pytest.raises(MeshwrightError, match="has no options; it is YAML"):
+            read(config)
+
+
+def test_a_plans_file_is_the_model(tmp_path, capsys):
+    plan = tmp_path / "plan.yaml"
+    words = ["--on", "cpu:8", "--batch", "16", "--seq-len", "64", "--mesh", "fsdp=8"]
+    assert main(["plan", "tiny", *words, "-o", str(plan)]) == 0
+    capsys.readouterr()
+    args, _ = read(plan, "--steps", "3")
+    assert (args.model, args.run.steps) == (str(plan), "3")
+
+
+def test_a_run_is_written_as_options_that_mean_it_again(tmp_path):
+    """Every kind of setting, and a strategy that is not the default; `new_run` makes the same config of them."""
+    config = RunConfig(
+        workload=Workload(model=PRESETS["tiny"], batch=32, seq_len=64, compute_dtype="f32", remat="attention"),
+        mesh=MeshShape(fsdp=2, tp=4),
+        hardware="cpu:8",
+        memory_headroom=0.0,
+        optimizer=Optimizer(schedule="wsd", warmup_steps=3, decay_steps=40, clip_norm=0.0, rates=("query=0.5",)),
+        strategy=Strategy(num_microbatches=2, tp_stream="whole", on_bad_step="skip", collective_matmul=False),
+        steps=20,
+        seed=5,
+        source="tiny",
+    )
+    path = tmp_path / "resolved.yaml"
+    path.write_text(resolved_yaml(config))
+    args, _ = read(path)
+    from meshwright.planner import plan_to_run
+    from meshwright.training import new_run
+
+    plan = plan_to_run(args.model, args.options)
+    assert new_run(args.model, plan, tmp_path / "run", steps=args.run.steps, settings=args.settings) == config
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_memory_and_time_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "tiny", "--on", "cpu:8", "--mesh", "fsdp=8", "--batch", "16", "--seq-len", "64", "--dry-run"]
+    assert main([*words, "--steps", "1M", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"]
+    assert found["tokens"] == 16 * 64 * 10**6
+    assert found["seconds"] == pytest.approx(found["step_seconds"] * 10**6)
+    assert 0.5 < found["memory_bytes"]["compiled"] / found["memory_bytes"]["planned"] < 2
+    assert main([*words, "--steps", "1M"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny · train · 16 × 64 tokens · f32 · remat block · cpu:8"
+    assert lines[2].startswith("memory: ")
+    assert lines[4].startswith("to the end: 1,000,000 steps, 1,024,000,000 tokens, ")
+    assert list(tmp_path.iterdir()) == []
+    assert main([*words, "--process-id", "1"]) == 2
+    assert capsys.readouterr().err == "error: --process-id changes nothing beside --dry-run; leave it out\n"
