@@ -12,13 +12,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.errors import MeshwrightError
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import (
     check_mesh,
+    check_reference,
     check_runnable,
     check_stage_remat,
     check_strategy,
@@ -27,6 +28,7 @@ from meshwright.step import (
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.data.pairs import PairData, load_pairs
 from meshwright.training.interrupt import Interruption, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
@@ -42,6 +44,7 @@ from meshwright.training.restart import (
 )
 from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import measured, seconds_at_peak
+from meshwright.training.run_reference import begin_pairs
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
@@ -80,8 +83,7 @@ def run_steps(
         RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
     """
     _check(config)
-    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
-    check_corpus(corpus, config.workload)
+    data = _load_data(config, directory)
     lock = RunLock(directory, on_note) if is_first_process() else None
 
     def leave_unlocked() -> None:
@@ -92,10 +94,20 @@ def run_steps(
 
     try:
         with interruptions(on_note, leave and leave_unlocked) as interruption:
-            return _run(config, directory, corpus, interruption, on_step, on_note, on_bytes)
+            return _run(config, directory, data, interruption, on_step, on_note, on_bytes)
     finally:
         if lock is not None:
             lock.release()
+
+
+def _load_data(config: RunConfig, directory: Path) -> np.ndarray | PairData:
+    """The tokens of a run's text, or its pairs."""
+    tokenizer = run_tokenizer(config, directory)
+    if config.workload.objective == "dpo":
+        return load_pairs(config.data.sources, tokenizer, config.workload)
+    corpus = load_corpus(config.data.sources, tokenizer)
+    check_corpus(corpus, config.workload)
+    return corpus
 
 
 def _check(config: RunConfig) -> None:
@@ -105,6 +117,7 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    check_reference(workload, config.mesh, config.strategy, runs=True)
     if config.watching.wandb is not None:
         load_wandb()
     if workload.config.vocab < BYTES and config.tokenizer is None:
@@ -114,7 +127,7 @@ def _check(config: RunConfig) -> None:
 def _run(
     config: RunConfig,
     directory: Path,
-    corpus: np.ndarray,
+    data: np.ndarray | PairData,
     interruption: Interruption,
     on_step: Callable[[Row], None],
     on_note: Note,
@@ -123,10 +136,6 @@ def _run(
     """The steps of a run whose directory is locked."""
     began = time.perf_counter()
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
-    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    order = token_order(config.workload.seq_len, layout, config.strategy)
-    draws = config.strategy.dropout > 0
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
     checkpoints, start = Checkpoints(directory), 0
     log = RunLog(directory, config, on_note) if is_first_process() else None
     try:
@@ -134,12 +143,19 @@ def _run(
             start = last_step(config, directory, checkpoints, on_note)
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
-            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
+            if isinstance(data, PairData):
+                # Before the state, so that what a precomputed reference took is free again.
+                pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
+                batches, prepare = pairs.batches, pairs.prepare
+            else:
+                batches, prepare, pairs = _text_batches(config, data, layout, mesh), dict, None
+            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
-            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
+            program = StepProgram(step_of, on_note, prepare)
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
@@ -150,6 +166,9 @@ def _run(
                 if not interruption.has_begun:
                     row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
                     begin(config, directory, checkpoints, start, row, on_note)
+                    if pairs is not None:
+                        row |= pairs.counts
+                        pairs.keep()
                     interruption.has_begun = True
                     if log is not None:
                         log.begin(start)
@@ -187,6 +206,14 @@ def _run(
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
     return measured(config, read_metrics(directory))
+
+
+def _text_batches(config: RunConfig, corpus: np.ndarray, layout: ShardingContext, mesh: Mesh) -> Batches:
+    """The batches of a run of text."""
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    order = token_order(config.workload.seq_len, layout, config.strategy)
+    draws = config.strategy.dropout > 0
+    return Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
 
 
 def _tell_bad_step(

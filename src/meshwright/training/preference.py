@@ -6,7 +6,7 @@ ericmitchell.ai/cdpo.pdf), and IPO (arXiv:2310.12036, equation 17).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from meshwright.field_types import check_fields
 from meshwright.models.decoder import log_probabilities_and_load
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.routing import Load
-from meshwright.step import ModelConfig
+from meshwright.step import ModelConfig, Workload
 from meshwright.step.passes.shard_ends import PAIR_MEANS
 
 
@@ -47,6 +47,16 @@ class Preference:
             )
         if self.loss == "ipo" and self.label_smoothing:
             raise MeshwrightError(f"label_smoothing={self.label_smoothing} is for dpo; ipo has none, use 0")
+
+
+SETTINGS = ("beta", "label_smoothing", "preference_loss")
+"""The settings of a run that set its fields (`training.settings`)."""
+
+
+def check_said(said: Collection[str], workload: Workload) -> None:
+    """Raise where something is said of pairs whose workload has none; said: settings of a run."""
+    if workload.objective != "dpo" and (idle := [name for name in SETTINGS if name in said]):
+        raise MeshwrightError(f"{idle[0]} is for objective='dpo' (--objective dpo); {workload.objective} has no pairs")
 
 
 DPO = Preference()

@@ -86,4 +86,4 @@ def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     """What a reference reads of a batch, as shapes and shardings."""
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
     batch = abstract_batch(own.workload, layout, mesh, own.strategy)
-    return {name: array for name, array in batch.items() if name != "reference"}
+    return {name: batch[name] for name in ("tokens", "targets", "weights", "positions") if name in batch}

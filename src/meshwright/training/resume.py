@@ -16,6 +16,7 @@ from meshwright.planner import Count, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
+from meshwright.training import preference
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.optimizer import check_said
 from meshwright.training.run import RunConfig, config_from_data, read_config
@@ -63,6 +64,7 @@ def resumed_run(
         mesh=mesh,
     )
     check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
+    preference.check_said({*said, *free}, config.workload)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()

@@ -41,6 +41,9 @@ SETTINGS: Mapping[str, Setting] = {
     "momentum": Setting("optimizer.momentum"),
     "clip_norm": Setting("optimizer.clip_norm"),
     "rate": Setting("optimizer.rates"),
+    "beta": Setting("preference.beta"),
+    "label_smoothing": Setting("preference.label_smoothing"),
+    "preference_loss": Setting("preference.loss"),
     "on_bad_step": Setting("strategy.on_bad_step"),
     "spike_factor": Setting("optimizer.spike_factor"),
     "max_bad_steps": Setting("optimizer.max_bad_steps"),
@@ -56,11 +59,13 @@ class TrainOptions(PlanOptions, total=False):
     """What a run is, beside its plan; each name is one of `SETTINGS`.
 
     data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
-    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). lr_schedule to max_bad_steps: the
-    fields of `Optimizer`; rate has its `rates`. on_bad_step: `skip` leaves bad steps out, `stop` ends the run.
-    save_every: steps between checkpoints; 0 keeps the last only. seed: decides the first parameters and the order of
-    the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with, where it is not
-    the model's own. wandb: the project of Weights & Biases that metrics go to as well (none).
+    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002; of dpo 0.000001). lr_schedule to
+    max_bad_steps: the fields of `Optimizer`; rate has its `rates`. beta, label_smoothing, preference_loss: those of
+    `Preference`, for objective `dpo`, whose data are records with prompt, chosen and rejected. on_bad_step: `skip`
+    leaves bad steps out, `stop` ends the run. save_every: steps between checkpoints; 0 keeps the last only. seed:
+    decides the first parameters and the order of the data (0). weights: the Hugging Face directory whose weights and
+    tokenizer a new run begins with, where it is not the model's own. wandb: the project of Weights & Biases that metrics
+    go to as well (none).
     """
 
     data: tuple[str, ...] | None
@@ -79,6 +84,9 @@ class TrainOptions(PlanOptions, total=False):
     momentum: float | None
     clip_norm: float | None
     rate: tuple[str, ...] | None
+    beta: float | None
+    label_smoothing: float | None
+    preference_loss: Literal["dpo", "ipo"] | None
     on_bad_step: OnBadStep | None
     spike_factor: float | None
     max_bad_steps: int | None

@@ -111,22 +111,37 @@ def initial_state(
     What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
     instead; on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
     """
-    model, dtype = workload.config, "f32" if strategy.master_weights else workload.param_dtype
-    ordered = in_order(layout, model, strategy)
-    if weights is None:
-        drawn = initialise(parameters(model), jax.random.key(seed), mesh, ordered, dtype)
-    else:
-        wanted = abstract(parameters(model), mesh, ordered, dtype)
-        drawn = load_weights(read_tensors(weights), model, wanted, on_bytes)
+    drawn = first_parameters(workload, layout, mesh, strategy, seed=seed, weights=weights, on_bytes=on_bytes)
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
-        drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
+        drawn = to_stage_layout(drawn, wanted["params"], workload.config, layout, strategy)
         state = {"params": drawn, "optimizer": transformation(optimizer, strategy).init(drawn)}
         state |= {"master": drawn} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
 
     return jax.jit(begin)(drawn)
+
+
+def first_parameters(
+    workload: Workload,
+    layout: ShardingContext,
+    mesh: Mesh,
+    strategy: Strategy,
+    *,
+    seed: int,
+    weights: Path | None,
+    on_bytes: Callable[[int], None],
+) -> Tree[Array]:
+    """The parameters that a run begins with, its layers in their order, in the widest dtype that it keeps them in.
+
+    The arguments are those of `initial_state`.
+    """
+    model, dtype = workload.config, "f32" if strategy.master_weights else workload.param_dtype
+    ordered = in_order(layout, model, strategy)
+    if weights is None:
+        return initialise(parameters(model), jax.random.key(seed), mesh, ordered, dtype)
+    return load_weights(read_tensors(weights), model, abstract(parameters(model), mesh, ordered, dtype), on_bytes)
 
 
 def abstract_state(
