@@ -1,6 +1,7 @@
 import json
+from dataclasses import replace
 
-from meshwright.record import Collective, Record, merge, record_from_json, wire_bytes
+from meshwright.record import Collective, LoweredAs, Lowering, Record, merge, record_from_json, wire_bytes
 
 GATHER = Collective(kind="all-gather", axes=("fsdp",), phase="forward", bytes=100, seconds=1.0, exposed_seconds=0.5)
 
@@ -15,6 +16,13 @@ def test_a_record_survives_json():
         collectives=(GATHER,),
         notes=("split",),
     )
+    assert record_from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_lowering_survives_json():
+    """Its form is an enum or None; it was once read back as neither."""
+    lowered = replace(GATHER, lowerings=(Lowering(form=LoweredAs.SLICED_ALL_REDUCE), Lowering(promoted_from="bf16")))
+    record = Record(origin="compiled", mesh={"fsdp": 8}, hardware="cpu:8", collectives=(lowered,))
     assert record_from_json(json.loads(json.dumps(record.to_json()))) == record
 
 

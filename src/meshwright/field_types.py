@@ -82,8 +82,9 @@ def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
         return _read(_dataclass_of(options, value), value, path, readers)
     if is_dataclass(hint):
         return from_data(hint, value, path, readers)  # pyright: ignore[reportArgumentType]
-    if isinstance(hint, type) and issubclass(hint, Enum) and value in [one.value for one in hint]:
-        return hint(value)
+    for kind in options or (hint,):
+        if isinstance(kind, type) and issubclass(kind, Enum) and value in [one.value for one in kind]:
+            return kind(value)
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_read(options[0], item, f"{path}[{number}]", readers) for number, item in enumerate(value))
     # YAML 1.1 reads 1e-5, without a point, as text.

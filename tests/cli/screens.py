@@ -237,11 +237,11 @@ class Done:
 
 def _take_rows(config, directory, *, on_step, **_):
     """What `run_steps` does, with the steps of before."""
-    from meshwright.training import measured
+    from meshwright.training import Outcome, measured
 
     for row in ROWS:
         on_step(row)
-    return measured(config, ROWS)
+    return Outcome(measured(config, ROWS), len(ROWS), None)
 
 
 RESULTS = {}

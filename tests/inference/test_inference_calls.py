@@ -93,7 +93,7 @@ def test_what_is_no_directory_is_one_line(directory):
 def test_a_run_is_loaded_in_the_dtype_that_is_said(tmp_path):
     plan = mw.plan("tiny", on="cpu:8", batch=16, seq_len=32, mesh="fsdp=8", dtype="bf16")
     config = RunConfig(workload=plan.workload, mesh=plan.mesh, hardware=plan.hardware, optimizer=Optimizer(), steps=1)
-    assert math.isfinite(run_steps(config, tmp_path).step_seconds)
+    assert math.isfinite(run_steps(config, tmp_path).record.step_seconds)
     kept, narrow = mw.load(tmp_path), mw.load(tmp_path, dtype="bf16")
     assert (kept.dtype, kept.params["final_norm"].dtype) == ("bf16", jnp.float32)
     assert (narrow.dtype, narrow.params["final_norm"].dtype) == ("bf16", jnp.bfloat16)

@@ -6,6 +6,7 @@ Every mistake, interruption and failure to write is one line on stderr.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -50,7 +51,7 @@ EXIT_CODES = {
     1: "a check failed: a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN",
     2: "wrong input: one line on stderr says what is wrong, and what would be right",
     130: "interrupted with Ctrl-C",
-    143: "ended by SIGTERM",
+    143: "ended by SIGTERM; a training saves within its grace period and ends with 0",
 }
 """What the exit codes of every command mean."""
 
@@ -59,19 +60,26 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM: an interruption too, so that whatever a command began is ended, as a process that compiles."""
 
 
+class _Stopped(KeyboardInterrupt):
+    """SIGTERM to a training: how a supervisor stops one, which is no failure."""
+
+
 _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
     signal.SIGINT: (KeyboardInterrupt, 130, "interrupted; the same command begins again"),
     signal.SIGTERM: (_Terminated, 143, "ended by SIGTERM; the same command begins again"),
 }
 """What each signal raises, the exit code it leads to, and the line that says so."""
 
+_STOP = (_Stopped, 0, "stopped by SIGTERM before the first step; the same command begins again")
+"""The same of a SIGTERM to a training that has not begun; one that has ends as `training.interrupt` says."""
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+
+def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -> None:
     """Raise where a command can end what it began; end the process at once while it imports, as nothing has begun.
 
     An extension that is interrupted while it is imported aborts the process, or has the interruption fall away.
     """
-    kind, code, line = _ENDS[number]
+    kind, code, line = _STOP if is_stop else _ENDS[number]
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, f"{line}\n".encode())
@@ -108,7 +116,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
     except MeshwrightError as error:
         return _fail(f"error: {error}", 2)
     except KeyboardInterrupt as interrupt:
-        _, code, line = _ENDS[signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT]
+        _, code, line = next(end for end in (*_ENDS.values(), _STOP) if end[0] is type(interrupt))
         return _fail(line, code)
     except BrokenPipeError:
         _drop_output()
@@ -147,6 +155,8 @@ def _main(words: list[str]) -> int:
     name, rest = (two, words[2:]) if two in COMMANDS else (words[0], words[1:])
     if name not in COMMANDS:
         raise MeshwrightError(_no_command(name))
+    if name == "train" and signal.getsignal(signal.SIGTERM) is _interrupt:
+        signal.signal(signal.SIGTERM, functools.partial(_interrupt, is_stop=True))
     if name == "plan":
         # A search makes many objects that it keeps and no cycles: looking for these takes a tenth of a plan's time.
         gc.disable()

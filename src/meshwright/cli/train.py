@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, headline, show, speed
+from meshwright.cli.tables import console, headline, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train_options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
@@ -21,6 +22,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan, plan_to_run
+from meshwright.processes import REFUSED, Processes, leave_at_once
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_rate, show_seconds
 
@@ -34,6 +36,7 @@ EXAMPLES = (
     "meshwright train runs/tiny --resume --steps 400",
     "meshwright train runs/tiny --resume --change --learning-rate 1e-3",
     "meshwright train runs/tiny --resume --steps 400 --on cpu:4 --mesh 1,4,1,1",
+    "meshwright train plan.yaml -o runs/first --resume",
     "meshwright train plan.yaml --coordinator localhost:1234 --num-processes 2 --process-id 0",
 )
 
@@ -51,7 +54,7 @@ class RunArgs:
     output: Annotated[Path | None, option("DIRECTORY", "-o")] = None
     """The run directory. Default: runs/MODEL."""
     resume: Annotated[bool, option()] = False
-    """Go on from the last whole checkpoint of the run directory given as MODEL."""
+    """Go on from the last whole checkpoint of the run given as MODEL; with -o, of the run there, or begin it."""
     change: Annotated[bool, option()] = False
     """With --resume: go on with the settings given here where they are others than the run's."""
     anyway: Annotated[bool, option()] = False
@@ -74,6 +77,8 @@ class ProcessArgs:
     """How many processes there are, each with as many of the devices."""
     process_id: Annotated[int | None, option("N")] = None
     """Which of them this is, from 0; the first writes the run directory and prints."""
+    start_seconds: Annotated[float | None, option("SECONDS")] = None
+    """How long they wait for each other before they start. Default: 300."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,9 @@ class Args:
 def run(args: Args) -> int:
     """Train, and print what was measured beside what was planned.
 
-    The exit code: 0 done, 1 does not fit or could not go on, 130 interrupted.
+    The exit code: 0 done or stopped by SIGTERM, 1 does not fit or could not go on, 130 interrupted.
     """
-    config, directory = (_resumed if args.run.resume else _begun)(args)
+    config, directory = _resumed(args) if args.run.resume else _begun(args)
     from meshwright.training import DoesNotFitError, RunStoppedError, check_start
 
     try:
@@ -169,29 +174,44 @@ def _long(seconds: float) -> str:
 
 def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen."""
-    from meshwright.runtime import Processes, claim_devices
-    from meshwright.training import is_first_process, run_steps
+    from meshwright.runtime import claim_devices
+    from meshwright.training import RunStoppedError, is_first_process, run_steps, what_is_left
 
     with waiting(f"starting {config.hardware}"):
-        claim_devices(config.system, Processes(**vars(args.process)))
+        which = {name: value for name, value in vars(args.process).items() if value is not None}
+        several = claim_devices(config.system, Processes(**which), config.to_json())
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
+    if several is not None:
+        several.before_end = screen.stop
+
+    def step(row: dict[str, Any]) -> None:
+        if several is not None:
+            several.step = row["step"] + 1
+        screen.step(row)
 
     def note(line: str) -> None:
         if is_first:
             screen.note(line)
 
-    def leave() -> NoReturn:
+    def leave(number: int, is_late: bool) -> NoReturn:
         screen.stop()
+        code = 0 if number == signal.SIGTERM else INTERRUPTED
+        if is_late:
+            code = FAILED
+            grace = f"the {config.saving.grace_seconds:g} s of --grace-seconds are over"
+            what = f"error: {grace} and the run is not saved; {what_is_left(config, directory)}"
+        elif (directory / "config.json").exists():
+            what = f"stopped before a step was taken; {on}"
+        else:
+            what = "stopped before the first step"
         if is_first:
-            has_run = (directory / "config.json").exists()
-            what = f"stopped before a step was taken; {on}" if has_run else "stopped before the first step"
             print(what, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         # Python would wait for the compiler, which a second interruption does not end either.
-        os._exit(INTERRUPTED)
+        os._exit(code)
 
     if not screen.is_quiet:
         show(console(), headline(config.workload, config.hardware))
@@ -199,32 +219,64 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         sys.stdout.flush()
     try:
         with screen:
-            measured = run_steps(
-                config, directory, on_step=screen.step, on_note=note, on_bytes=screen.read, leave=leave
-            )
+            outcome = run_steps(config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave)
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
+        if several is not None:
+            leave_at_once(INTERRUPTED)
         return INTERRUPTED
+    except MeshwrightError as error:
+        if several is not None:
+            several.fail(str(error), FAILED if isinstance(error, RunStoppedError) else REFUSED)
+        raise
+    except Exception:
+        if several is not None:
+            several.crash()
+        raise
+    if several is not None:
+        several.leave()
+    is_done = outcome.taken >= config.steps
+    code = INTERRUPTED if outcome.stopped_by == signal.SIGINT and not is_done else 0
     if not is_first:
-        return 0 if screen.taken == config.steps else INTERRUPTED
+        return code
     if args.run.json:
-        print(json.dumps(measured.to_json() | {"steps": screen.taken, "loss": screen.ends}, indent=2))
-    else:
+        print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
+    elif screen.taken:
         print("\n".join(screen.summary()))
-        show(console(), f"measured: {speed(measured)}   (plan: {speed(planned)})")
-    if screen.taken < config.steps:
-        print(f"stopped at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
-        return INTERRUPTED
+        show(console(), f"measured: {speed(outcome.record)}   (plan: {speed(planned)})")
+        _show_profile(config, directory, planned)
+    if not is_done:
+        print(f"stopped at {outcome.taken} of {config.steps}; {on}", file=sys.stderr)
+        return code
     if not args.run.json:
         print(next_line(f"meshwright generate {shlex.quote(str(directory))}"))
     return 0
+
+
+def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
+    """The collectives of the run's profile beside planned and compiled ones, if it was to have one."""
+    from meshwright.training.watch import read_profile
+
+    if config.watching.profile is None or (profile := read_profile(directory)) is None:
+        return
+    from meshwright.verification import compare_profile
+    from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows
+
+    rows = profile_rows(compare_profile(planned, profile))
+    first, last = profile.steps
+    print()
+    show(console(), f"profile of steps {first} to {last}: bytes a device and step, then seconds")
+    show(console(), table(PROFILE_COLUMNS, rows, left=(0, 1, 2)))
+    for note in profile.measured.notes:
+        show(console(), f"note: {note}")
+    show(console(), f"traces: {directory / 'profile'} (xprof), and its .trace.json.gz for ui.perfetto.dev")
 
 
 def _begun(args: Args) -> tuple[RunConfig, Path]:
     """A new run's config, and its directory, which must not hold one already."""
     run = args.run
     if run.change:
-        raise MeshwrightError("--change is for a run that goes on (--resume); leave it out")
+        raise MeshwrightError("--change is for a run that goes on (--resume), and this one begins; leave it out")
     plan = plan_to_run(args.model, args.options)
     directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
     with waiting("loading JAX"):
@@ -235,15 +287,15 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """The config of the run in the model's place as it goes on; what is another than before is said."""
+    """The config of a run as it goes on, what is another than before is said; of a new one where -o holds none."""
     with waiting("loading JAX"):
-        from meshwright.training import resumed_run
+        from meshwright.training import resumed_run, run_to_resume
 
     run = args.run
-    if run.output is not None:
-        raise MeshwrightError(f"a run that goes on stays in its directory; leave -o {run.output} out")
-    directory = Path(args.model)
-    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=args.options | args.settings)
+    if (directory := run_to_resume(args.model, run.output)) is None:
+        return _begun(args)
+    what, options = None if run.output is None else args.model, args.options | args.settings
+    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=options, what=what)
     for line in lines:
         print(f"note: {line}", file=sys.stderr)
     return config, directory

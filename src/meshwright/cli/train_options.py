@@ -90,11 +90,15 @@ class SavingArgs:
 
     save_every: Annotated[int | None, option("N")] = None
     """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
+    grace_seconds: Annotated[float | None, option("SECONDS")] = None
+    """How long SIGTERM leaves to end the step and save it; then the command ends without. Default: 30."""
 
 
 @dataclass(frozen=True)
 class WatchArgs:
     """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
 
+    profile: Annotated[str | None, option("FIRST:LAST")] = None
+    """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
     wandb: Annotated[str | None, option("PROJECT")] = None
     """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""

@@ -3,7 +3,7 @@
 from meshwright.runtime.arrays import DTYPES, abstract, abstract_for_inference, initialise, shardings
 from meshwright.runtime.attention.sequence import attend, token_order
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
-from meshwright.runtime.devices import Processes, claim_devices
+from meshwright.runtime.devices import claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
 from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.modes import MODES, Mode
@@ -19,7 +19,6 @@ __all__ = [
     "MODES",
     "Mode",
     "Pipeline",
-    "Processes",
     "ShardingContext",
     "abstract",
     "abstract_for_inference",

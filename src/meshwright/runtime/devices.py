@@ -7,12 +7,13 @@ import ctypes
 import logging
 import os
 import platform
-import re
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
+from meshwright.processes import ALONE, REFUSED, Member, Processes, Relay, join, split_address
 
 # Simulated devices share a few cores, so that one may reach a collective long after the others. XLA's default is 40 s.
 CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
@@ -25,30 +26,24 @@ NO_TRIMMING, WHOLE_HEAP, NO_MAPPING = -1, 64 << 20, 0
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """`jax_platforms` by kind of chip; with the CPU as well, so that JAX finds a platform in any case."""
 
-AUTO = "auto"
 
-
-@dataclass(frozen=True)
-class Processes:
-    """The processes of one run. Each has a part of the devices; all are started with the same arguments."""
-
-    coordinator: str | None = None
-    """HOST:PORT of the first process, or auto on clusters that JAX knows (Cloud TPU, Slurm); None for one process."""
-    num_processes: int | None = None
-    """The number of processes, each with as many devices."""
-    process_id: int | None = None
-    """The number of this process, from 0. The first writes the run directory and prints."""
-
-
-ALONE = Processes()
-
-
-def claim_devices(system: System, processes: Processes = ALONE) -> None:
+def claim_devices(
+    system: System, processes: Processes = ALONE, facts: Mapping[str, Any] | None = None
+) -> Member | None:
     """Make JAX use the devices of `system`. Call it before JAX uses any device. Raises if there are too few.
 
-    With several processes, waits for all of them.
+    With several processes, waits for all of them, and returns this one's connection to them. JAX itself is only started
+    where all have come with the same, as its own client aborts the process with a page of C++ where they have not.
+
+    Args:
+        system: of all processes together.
+        processes: which of them this is.
+        facts: what must be the same in all of them, as the config of a run.
     """
-    here = _devices_here(system, processes)
+    processes = processes.found()
+    here, several = _devices_here(system, processes), None
+    if processes.num_processes is not None:
+        several = join(processes, {"--on": str(system)} | dict(facts or {}))
     if system.chip.kind == "cpu":
         count = f"--xla_force_host_platform_device_count={here}"
         # Read when the backend starts; of two settings of one flag XLA takes the last.
@@ -62,19 +57,12 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
     # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
-    if processes.coordinator is not None:
-        address = None if processes.coordinator == AUTO else processes.coordinator
-        try:
-            jax.distributed.initialize(address, processes.num_processes, processes.process_id)
-        except (RuntimeError, ValueError) as error:
-            raise MeshwrightError(
-                f"the processes did not meet at --coordinator {processes.coordinator}: {str(error).splitlines()[0]}"
-            ) from None
     # Runtimes write pages to stderr where they find no accelerator, of which one line is told.
     with tempfile.TemporaryFile() as said:
         saved = os.dup(2)
         os.dup2(said.fileno(), 2)
         try:
+            _start_distributed(processes, several)
             count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
         except RuntimeError as error:
             count, why = 0, f" ({str(error).splitlines()[0]})"
@@ -85,10 +73,14 @@ def claim_devices(system: System, processes: Processes = ALONE) -> None:
         if count >= system.num_devices:
             os.write(2, said.read())
     if count < system.num_devices:
-        raise MeshwrightError(
+        wrong = (
             f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
             f" cpu:{system.num_devices} simulates as many"
         )
+        if several is not None:
+            several.fail(wrong, REFUSED)
+        raise MeshwrightError(wrong)
+    return several
 
 
 def _keep_freed_memory() -> None:
@@ -104,23 +96,38 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_MAX, NO_MAPPING)
 
 
+def _start_distributed(processes: Processes, several: Member | None) -> None:
+    """Start JAX's service for several processes, and this one's client of it."""
+    import jax
+
+    if processes.coordinator is None:
+        return
+    seconds = int(processes.start_seconds)
+    if several is None:  # A cluster that only JAX knows.
+        jax.distributed.initialize(initialization_timeout=seconds)
+        return
+    host, port = split_address(processes.coordinator)
+    service = f"{'127.0.0.1' if several.number == 0 else host}:{port + 1}"
+    bind = f"{'127.0.0.1' if host in ('localhost', '127.0.0.1') else '[::]'}:{port + 1}"
+    if several.number:
+
+        def on_failure(reason: str) -> None:
+            several.fail(
+                f"port {port} of {host} is open, and {port + 1}, which JAX needs too, is not ({reason})", REFUSED
+            )
+
+        relay = Relay(host, port + 1, seconds=processes.start_seconds, on_failure=on_failure)
+        service = f"127.0.0.1:{relay.port}"
+    # The relay gives up first, and says why; JAX would abort the process.
+    jax.distributed.initialize(
+        service, processes.num_processes, several.number,
+        initialization_timeout=seconds + 30, coordinator_bind_address=bind, cluster_detection_method="deactivate",
+    )  # fmt: skip
+
+
 def _devices_here(system: System, processes: Processes) -> int:
-    """The number of devices of one process. Raises for contradictory options."""
-    count, number = processes.num_processes, processes.process_id
-    if processes.coordinator in (None, AUTO):
-        if (count, number) != (None, None):
-            raise MeshwrightError("--num-processes and --process-id go with --coordinator HOST:PORT, and not with auto")
-        return system.num_devices
-    host, _, port = (processes.coordinator or "").rpartition(":")
-    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
-        raise MeshwrightError(
-            f"--coordinator {processes.coordinator} is not HOST:PORT, as localhost:1234, and not auto"
-        )
-    if count is None or number is None or not 0 <= number < count:
-        raise MeshwrightError(
-            f"--coordinator {processes.coordinator} wants --num-processes, from 1, and --process-id, from 0 and below"
-            f" that; they are {count} and {number}"
-        )
+    """The number of devices of one process."""
+    count = processes.num_processes or 1
     if system.num_devices % count:
         raise MeshwrightError(f"{count} processes cannot have the same part of {system.num_devices} devices each")
     return system.num_devices // count

@@ -3,11 +3,11 @@
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import BYTES, load_corpus, read_texts
-from meshwright.training.library import new_run, train
-from meshwright.training.loop import run_steps
+from meshwright.training.library import new_run, run_to_resume, train
+from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
-from meshwright.training.restart import is_first_process
+from meshwright.training.restart import is_first_process, what_is_left
 from meshwright.training.resume import restore_params, resumed_run
 from meshwright.training.run import RunConfig, RunStoppedError, read_config, read_metrics
 from meshwright.training.run_record import measured
@@ -20,6 +20,7 @@ __all__ = [
     "DoesNotFitError",
     "Note",
     "Optimizer",
+    "Outcome",
     "RunConfig",
     "RunStoppedError",
     "abstract_state",
@@ -37,7 +38,9 @@ __all__ = [
     "restore_params",
     "resumed_run",
     "run_steps",
+    "run_to_resume",
     "run_tokenizer",
     "train",
     "train_step",
+    "what_is_left",
 ]

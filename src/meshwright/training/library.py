@@ -22,7 +22,7 @@ from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
 from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.resume import resumed_run
-from meshwright.training.run import Row, RunConfig
+from meshwright.training.run import Row, RunConfig, holds_run
 from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
 
 STEPS, LEARNING_RATE = 200, 3e-3
@@ -54,6 +54,8 @@ def train(
             RunConfig; with resume, the directory of a run. A Hugging Face directory with weights begins with these.
         directory: of the run, for its config, metrics and checkpoints; `runs/MODEL` by default.
         steps: the end of the whole run, steps before a resume included (200; a run that goes on has its own).
+        resume: go on with the run in the directory `what`, from its last whole checkpoint; with `directory` too, go on
+            with the run there, of the same model and settings, or begin it.
         change: with resume, go on with the settings given here where they are others than the run's.
         anyway: train though the plan does not fit the memory, or the vocabulary has tokens that no text has.
         from_scratch: of a directory with trained weights take only the config.json and the tokenizer.
@@ -73,26 +75,38 @@ def train(
                 f"a RunConfig says {next(iter(said))} itself; leave it out" if said else "a RunConfig needs a directory"
             )
             raise MeshwrightError(wrong)
-        return run_steps(what, Path(directory), on_step=on_step)
-    if resume:
-        if not isinstance(what, (str, Path)):
-            raise MeshwrightError(f"resume goes on with the run in a directory, not with {what!r}")
-        if directory is not None and Path(directory) != Path(what):
-            raise MeshwrightError(f"a run that goes on stays in its directory; leave {directory} out")
-        config, lines = resumed_run(Path(what), steps=steps, change=change, options=said)
+        return run_steps(what, Path(directory), on_step=on_step).record
+    if (home := run_to_resume(what, directory) if resume else None) is not None:
+        begun_with = what if directory is not None else None
+        config, lines = resumed_run(home, steps=steps, change=change, options=said, what=begun_with)
         for line in lines:
             warnings.warn(line, stacklevel=2)
-        directory = what
+        directory = home
     else:
         if change:
-            raise MeshwrightError("change is for a run that goes on (resume=True); leave it out")
+            raise MeshwrightError("change is for a run that goes on (resume=True), and this one begins; leave it out")
         settings = {name: said.pop(name) for name in [*said] if name in SETTINGS or name == "from_scratch"}
         plan = plan_to_run(what, said)
         directory = directory or Path("runs") / plan.workload.model.name
         config = new_run(what, plan, Path(directory), steps=steps, settings=settings)
     check_start(config, anyway=anyway)
     claim_devices(config.system)
-    return run_steps(config, Path(directory), on_step=on_step)
+    return run_steps(config, Path(directory), on_step=on_step).record
+
+
+def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
+    """The directory of the run that --resume goes on with; None where it begins one.
+
+    With a directory of its own (-o) a run is begun if it holds none, so that one command is right to start a run and to
+    start it again; without, `what` is the directory of a run.
+    """
+    if directory is None:
+        if not isinstance(what, (str, Path)):
+            raise MeshwrightError(f"resume goes on with the run in a directory, not with {what!r}")
+        return Path(what)
+    if isinstance(what, (str, Path)) and holds_run(Path(what)):
+        raise MeshwrightError(f"a run that goes on stays in its directory; leave {directory} out")
+    return Path(directory) if (Path(directory) / "config.json").exists() else None
 
 
 def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, settings: Mapping[str, Any]) -> RunConfig:

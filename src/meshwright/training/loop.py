@@ -6,9 +6,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ from meshwright.step import (
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.data.pairs import PairData, load_pairs
-from meshwright.training.interrupt import Interruption, interruptions
+from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
 from meshwright.training.program import StepProgram
@@ -48,11 +48,19 @@ from meshwright.training.run_reference import begin_pairs
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import RunLog, load_wandb
+from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
 
 
 class NotFiniteError(MeshwrightError):
     """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended: what was measured, the steps taken in all, and the signal that stopped it, if one did."""
+
+    record: Record
+    taken: int
+    stopped_by: int | None
 
 
 def run_steps(
@@ -62,13 +70,14 @@ def run_steps(
     on_step: Callable[[Row], None] = lambda row: None,
     on_note: Note = warnings.warn,
     on_bytes: Callable[[int], None] = lambda n: None,
-    leave: Callable[[], None] | None = None,
-) -> Record:
-    """Train to `config.steps` steps, from the run's last whole checkpoint if it has one; what was measured.
+    leave: Leave | None = None,
+) -> Outcome:
+    """Train to `config.steps` steps, from the run's last whole checkpoint if it has one.
 
     Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
-    mesh may be another than the one before. Of several processes, which all call this and see one directory, the first
-    writes what is not a checkpoint, and has the record; an interruption is for all.
+    mesh may be another than the one before. A run that has taken all its steps takes none and says so. Of several
+    processes, which all call this and see one directory, the first writes what is not a checkpoint, and has the record;
+    an interruption of one is for all.
 
     Args:
         config: all that the run depends on.
@@ -76,25 +85,26 @@ def run_steps(
         on_step: called with the metrics of every step.
         on_note: called with each line that a user should read.
         on_bytes: called with the bytes of each part of trained weights that was read.
-        leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for.
+        leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for,
+            or where the grace period of a SIGTERM is over; None has it go on.
 
     Raises:
         MeshwrightError: where the run cannot be started or gone on with.
         RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
     """
     _check(config)
-    data = _load_data(config, directory)
     lock = RunLock(directory, on_note) if is_first_process() else None
 
-    def leave_unlocked() -> None:
+    def leave_unlocked(number: int, is_late: bool) -> None:
         if lock is not None:
             lock.release()
         if leave is not None:
-            leave()
+            leave(number, is_late)
 
     try:
-        with interruptions(on_note, leave and leave_unlocked) as interruption:
-            return _run(config, directory, data, interruption, on_step, on_note, on_bytes)
+        grace = config.saving.grace_seconds
+        with interruptions(on_note, leave and leave_unlocked, grace_seconds=grace) as interruption:
+            return _run(config, directory, interruption, on_step, on_note, on_bytes)
     finally:
         if lock is not None:
             lock.release()
@@ -120,6 +130,8 @@ def _check(config: RunConfig) -> None:
     check_reference(workload, config.mesh, config.strategy, runs=True)
     if config.watching.wandb is not None:
         load_wandb()
+    if config.watching.profile is not None:
+        parse_profile(config.watching.profile)
     if workload.config.vocab < BYTES and config.tokenizer is None:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -127,20 +139,24 @@ def _check(config: RunConfig) -> None:
 def _run(
     config: RunConfig,
     directory: Path,
-    data: np.ndarray | PairData,
     interruption: Interruption,
     on_step: Callable[[Row], None],
     on_note: Note,
     on_bytes: Callable[[int], None],
-) -> Record:
+) -> Outcome:
     """The steps of a run whose directory is locked."""
     began = time.perf_counter()
+    checkpoints = Checkpoints(directory)
+    if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
+        return Outcome(measured(config, read_metrics(directory)), start, None)
+    data = _load_data(config, directory)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
-    checkpoints, start = Checkpoints(directory), 0
-    log = RunLog(directory, config, on_note) if is_first_process() else None
+    taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
-        with jax.set_mesh(mesh), log or nullcontext(), checkpoints:
-            start = last_step(config, directory, checkpoints, on_note)
+        with jax.set_mesh(mesh), ExitStack() as exits:
+            log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+            exits.enter_context(checkpoints)
+            profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, wanted, what=f"train in {directory}")
             before = [row for row in read_metrics(directory) if row["step"] < start]
@@ -156,12 +172,16 @@ def _run(
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
             program = StepProgram(step_of, on_note, prepare)
+            if is_first_process():
+                profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
-                return interruption.is_asked or config.saving.is_due(step + 1)
+                interruption.agree(waits=False)
+                is_profiled = profiler is not None and profiler.is_due(step + 1)
+                return interruption.stop is not None or config.saving.is_due(step + 1) or is_profiled
 
-            for row, state in _rows(config, program, of_steps, first, start, is_due):
+            for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
                 if not interruption.has_begun:
                     row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
@@ -180,7 +200,11 @@ def _run(
                 checkpoints.check()
                 if state is None:
                     continue
-                is_last = taken == config.steps or interruption.is_asked
+                if profiler is not None:
+                    profiler.after(taken)
+                if not runs_ahead:
+                    interruption.agree(waits=True)
+                is_last = taken == config.steps or interruption.stop is not None
                 if is_last or config.saving.is_due(taken):
                     saving = time.perf_counter()
                     saved = saved_state(config, layout, mesh, state)
@@ -205,7 +229,8 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    return measured(config, read_metrics(directory))
+    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
+    return Outcome(record, taken, interruption.stop)
 
 
 def _text_batches(config: RunConfig, corpus: np.ndarray, layout: ShardingContext, mesh: Mesh) -> Batches:
@@ -264,12 +289,13 @@ def _rows(
     state: State,
     start: int,
     is_due: Callable[[int], bool],
+    *,
+    runs_ahead: bool,
 ) -> Iterator[tuple[Row, State | None]]:
     """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
-    ahead = jax.local_devices()[0].platform != "cpu"
     steps = range(start, config.steps)
-    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=ahead):
+    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=runs_ahead):
         seconds = found["step_seconds"]
         row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": start} | found
         row |= {"learning_rate": config.optimizer.rate(found["step"])}

@@ -41,8 +41,8 @@ def last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_n
             f"{directory} cannot go on from checkpoint {start}: {conflict}; put it back, or start a new run"
         )
     if start >= config.steps:
-        raise MeshwrightError(f"{directory} has taken {start} steps already; --steps {2 * start} would go on")
-    if rows > start:
+        on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
+    elif rows > start:
         on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
     return start
 

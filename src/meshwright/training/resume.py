@@ -12,11 +12,12 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.planner import Count, given, read_count, read_mesh, read_system
+from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training import preference
+from meshwright.training.begun_with import check_begun_with
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.optimizer import check_said
 from meshwright.training.run import RunConfig, config_from_data, read_config
@@ -30,14 +31,18 @@ REFERENCES = ("objective", "reference")
 
 
 def resumed_run(
-    directory: Path, *, steps: Count | None, change: bool, options: Mapping[str, Any]
+    directory: Path, *, steps: Count | None, change: bool, options: Mapping[str, Any], what: PlanLike | None = None
 ) -> tuple[RunConfig, list[str]]:
     """The config of a run as it goes on, and a line for everything in it that is another than before.
 
     Steps, hardware, mesh and settings that are free may always change. Another value of anything else is an error
     unless `change` is true, and of what checkpoints depend on always; the same value as before is no change.
+    what: the model or plan that the run should have been begun with; an error where it was another.
     """
     said = given(options, ("from_scratch", *TrainOptions.__annotations__))
+    before = read_config(directory)
+    if what is not None:
+        said = check_begun_with(what, said, before, directory)
     never = {"from_scratch", *(name for name, setting in SETTINGS.items() if setting.resume == "never")}
     if of_new := [name for name in said if name in never]:
         raise MeshwrightError(
@@ -45,7 +50,6 @@ def resumed_run(
         )
     if said.get("remat") == "auto":
         raise MeshwrightError("remat auto is for a new run, where the planner chooses; a run that goes on has its own")
-    before = read_config(directory)
     system = read_system(
         said.pop("on", before.hardware),
         said.pop("hardware", before.hardware_file),

@@ -99,7 +99,10 @@ def read_config(directory: Path) -> RunConfig:
     """The config of a run; a directory that holds none is an error."""
     path = directory / "config.json"
     if not path.is_file():
-        raise MeshwrightError(f"no run in {str(directory)!r}: it has no config.json; `meshwright train` makes one")
+        raise MeshwrightError(
+            f"no run in {str(directory)!r}: it has no config.json; `meshwright train MODEL … -o {directory} --resume`"
+            " begins one"
+        )
     try:
         config = config_from_data(json.loads(path.read_text(encoding="utf-8")))
         read_mesh(config.mesh, config.system.num_devices)
@@ -108,6 +111,14 @@ def read_config(directory: Path) -> RunConfig:
     except (ValueError, RecursionError) as error:
         raise MeshwrightError(f"{path} is not the config of a run: {str(error).splitlines()[0]}") from None
     return config
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether a directory's `config.json` is that of a run; a model's is not."""
+    try:
+        return "workload" in json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def config_from_data(data: Any) -> RunConfig:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from meshwright.cost import model_flops
-from meshwright.record import Record
+from meshwright.record import Collective, Record
 from meshwright.training.run import Row, RunConfig
 
 
@@ -15,8 +15,11 @@ def seconds_at_peak(config: RunConfig) -> float:
     return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
-def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
-    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out."""
+def measured(config: RunConfig, rows: Sequence[Row], collectives: tuple[Collective, ...] = ()) -> Record:
+    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out.
+
+    collectives: those of its profile, if it has one.
+    """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
     times = [row["step_seconds"] for row in here[1:] or here]
@@ -30,4 +33,5 @@ def measured(config: RunConfig, rows: Sequence[Row]) -> Record:
         mfu=seconds_at_peak(config) / step if step else None,
         memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
+        collectives=collectives,
     )

@@ -10,9 +10,14 @@ from meshwright.field_types import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """When checkpoints are written. every: steps between them; 0 keeps the last only."""
+    """When checkpoints are written.
+
+    every: steps between them; 0 keeps the last only. grace_seconds: how long a run may take to end after a SIGTERM,
+    its checkpoint included.
+    """
 
     every: int = 0
+    grace_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -20,6 +25,8 @@ class Saving:
             raise MeshwrightError(
                 f"save_every is {self.every}; it is a whole number of steps, or 0 to keep the last only"
             )
+        if self.grace_seconds <= 0:
+            raise MeshwrightError(f"grace_seconds is {self.grace_seconds:g}; it is a number of seconds above 0")
 
     def is_due(self, taken: int) -> bool:
         """Whether a checkpoint is written after so many steps, whether or not more are taken."""

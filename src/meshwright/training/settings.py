@@ -26,6 +26,7 @@ class Setting(NamedTuple):
 
 SETTINGS: Mapping[str, Setting] = {
     "data": Setting("data.sources"),
+    "grace_seconds": Setting("saving.grace_seconds", resume="free"),
     "learning_rate": Setting("optimizer.learning_rate"),
     "lr_schedule": Setting("optimizer.schedule"),
     "warmup_steps": Setting("optimizer.warmup_steps"),
@@ -49,6 +50,7 @@ SETTINGS: Mapping[str, Setting] = {
     "max_bad_steps": Setting("optimizer.max_bad_steps"),
     "save_every": Setting("saving.every", resume="free"),
     "seed": Setting("seed"),
+    "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
     "weights": Setting("weights", resume="never"),
 }
@@ -62,13 +64,15 @@ class TrainOptions(PlanOptions, total=False):
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002; of dpo 0.000001). lr_schedule to
     max_bad_steps: the fields of `Optimizer`; rate has its `rates`. beta, label_smoothing, preference_loss: those of
     `Preference`, for objective `dpo`, whose data are records with prompt, chosen and rejected. on_bad_step: `skip`
-    leaves bad steps out, `stop` ends the run. save_every: steps between checkpoints; 0 keeps the last only. seed:
-    decides the first parameters and the order of the data (0). weights: the Hugging Face directory whose weights and
-    tokenizer a new run begins with, where it is not the model's own. wandb: the project of Weights & Biases that metrics
-    go to as well (none).
+    leaves bad steps out, `stop` ends the run. save_every: steps between checkpoints; 0 keeps the last only.
+    grace_seconds: how long a run may take to save and end after a SIGTERM (30). seed: decides the first parameters and
+    the order of the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with,
+    where it is not the model's own. wandb: the project of Weights & Biases that metrics go to as well (none). profile:
+    the first and the last step of a trace, as `10:15` (none).
     """
 
     data: tuple[str, ...] | None
+    grace_seconds: float | None
     learning_rate: float | None
     lr_schedule: RateSchedule | None
     warmup_steps: int | None
@@ -93,6 +97,7 @@ class TrainOptions(PlanOptions, total=False):
     save_every: int | None
     seed: int | None
     wandb: str | None
+    profile: str | None
     weights: str | Path | None
 
 

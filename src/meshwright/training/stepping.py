@@ -59,7 +59,8 @@ def take_steps(
     batch = batches[steps.start]
     for step in steps:
         began = time.perf_counter()
-        state, metrics = program(state, batch)
+        with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+            state, metrics = program(state, batch)
         compile_seconds = program.compile_seconds
         new = _Pending(step, metrics, began + compile_seconds, compile_seconds)
         if step + 1 < steps.stop:

@@ -12,10 +12,12 @@ from meshwright.field_types import check_fields
 class Watching:
     """Where metrics go beside `metrics.jsonl` and TensorBoard's events, which are always written.
 
-    wandb: the project of Weights & Biases, whose library is then needed; None for none.
+    wandb: the project of Weights & Biases, whose library is then needed; None for none. profile: the first and the last
+    step of a trace, counted from 1, as `10:15`; None for none.
     """
 
     wandb: str | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -123,27 +123,22 @@ def compare(
         _memory("arguments", argument_bytes, memory, ran, Difference.PADDED_ARGUMENTS),
         _memory("temporaries", temporaries, memory, ran, Difference.ESTIMATED),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, Difference.DUE_TO_TEMPORARIES),
-        *(
-            row
-            for of_reference, mesh in ((False, compiled.mesh), (True, reference_mesh and reference_mesh.layout))
-            if mesh is not None
-            for row in _collectives(*_passes(predicted, compiled, overhead, of_reference=of_reference), mesh)
-        ),
+        *_with_measured(_of_pass(predicted, compiled, compiled.mesh, overhead, is_reference=False), measured),
+        *(_of_pass(predicted, compiled, reference_mesh.layout, overhead, is_reference=True) if reference_mesh else ()),
         *_times(predicted, compiled, measured),
     )
 
 
-def _passes(
-    predicted: Record, compiled: Record, overhead: StaticOverhead, *, of_reference: bool
-) -> tuple[tuple[Collective, ...], tuple[Collective, ...], StaticOverhead]:
-    """The collectives of a plan, of its program, and the overheads of these, of the reference or of all else."""
-
-    def is_one(move: Collective) -> bool:
-        return (move.phase == "reference") is of_reference
-
-    moves = tuple((difference, move) for difference, move in overhead.collectives if is_one(move))
-    planned, found = (tuple(filter(is_one, record.collectives)) for record in (predicted, compiled))
-    return planned, found, replace(overhead, collectives=moves)
+def _of_pass(
+    predicted: Record, compiled: Record, mesh: Mapping[str, int], overhead: StaticOverhead, *, is_reference: bool
+) -> Iterator[Row]:
+    """The rows of the collectives of a reference, over the axes of its own mesh, or of all others."""
+    planned, found = (
+        tuple(move for move in record.collectives if (move.phase == "reference") is is_reference)
+        for record in (predicted, compiled)
+    )
+    known = tuple(one for one in overhead.collectives if (one[1].phase == "reference") is is_reference)
+    yield from _collectives(planned, found, mesh, replace(overhead, collectives=known))
 
 
 def _memory(
@@ -205,8 +200,8 @@ class _Planned(NamedTuple):
 def _collectives(
     predicted: tuple[Collective, ...],
     compiled: tuple[Collective, ...],
-    overhead: StaticOverhead,
     mesh: Mapping[str, int],
+    overhead: StaticOverhead,
 ) -> Iterator[Row]:
     """A row for every kind, axes and phase of collective in plan or program."""
     planned = {_key(move): _Planned(move.bytes) for move in predicted}
@@ -228,6 +223,19 @@ def _collectives(
         is_explained = key in explained or key in combined or (wanted and wanted.num_bytes == sizes.get(key, 0))
         amount = amounts[key].num_bytes if wanted else None
         yield _collective_row(key, amount, found.get(key), causes if is_explained else [])
+
+
+def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
+    """Rows of collectives with what a profile measured of each."""
+    if measured is None or not measured.collectives:
+        yield from rows
+        return
+    found = {quantity_of(*_key(move)): move.bytes for move in in_plans_terms(measured).collectives}
+    for row in rows:
+        yield replace(row, measured=found.pop(row.quantity, 0))
+    for quantity, size in found.items():
+        causes = (Cause(difference=Difference.NOT_PLANNED),)
+        yield Row(quantity=quantity, unit="B", predicted=None, compiled=None, measured=size, causes=causes)
 
 
 def _collective_row(key: Key, planned: int | None, found: Collective | None, causes: list[Cause]) -> Row:

@@ -11,6 +11,7 @@ from meshwright.inspection import Finding, Inspection
 from meshwright.record import Collective, merge
 from meshwright.simulate import Buffer
 from meshwright.units import show_bytes, show_seconds
+from meshwright.verification import ProfileRow
 
 _MOST_BUFFERS = 20
 _LONGEST_PATH = 40
@@ -86,3 +87,40 @@ def short_path(source: str) -> str:
     if len(path) > _LONGEST_PATH:
         path = "…/" + "/".join(Path(path).parts[-2:])
     return f"{path}{space}{scope}"
+
+
+PROFILE_COLUMNS = (
+    "collective",
+    "over",
+    "phase",
+    "planned",
+    "compiled",
+    "measured",
+    "times",
+    "plan takes",
+    "measured takes",
+)
+"""Of `profile_rows`: bytes a device and step three times, then how often it ran, and seconds a step twice."""
+
+
+def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
+    """The collectives of a profile as text."""
+
+    def size(move: Collective | None) -> str:
+        return "–" if move is None else show_bytes(move.bytes)
+
+    def seconds(move: Collective | None) -> str:
+        return "–" if move is None or move.seconds is None else show_seconds(move.seconds)
+
+    return [
+        (
+            row.kind,
+            "*".join(row.axes),
+            row.phase,
+            *(size(move) for move in (row.planned, row.compiled, row.measured)),
+            "–" if row.measured is None else str(row.measured.count),
+            seconds(row.planned),
+            seconds(row.measured),
+        )
+        for row in found
+    ]

@@ -2,6 +2,19 @@
 
 from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts
 from meshwright.training.watch.log import RunLog
+from meshwright.training.watch.profile import Profile, Profiler, parse_profile, profiled_collectives, read_profile
 from meshwright.training.watch.weights_and_biases import load_wandb
 
-__all__ = ["ACCOUNTS", "RunLog", "goodput", "load_wandb", "note_restart", "read_restarts"]
+__all__ = [
+    "ACCOUNTS",
+    "Profile",
+    "Profiler",
+    "RunLog",
+    "goodput",
+    "load_wandb",
+    "note_restart",
+    "parse_profile",
+    "profiled_collectives",
+    "read_profile",
+    "read_restarts",
+]

@@ -1,0 +1,83 @@
+"""Which process of a run this is, and where it meets the others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+
+AUTO = "auto"
+
+HOSTED = "MESHWRIGHT_HOSTED"
+"""Set in the environment of processes whose meeting `meshwright launch` hosts, not process 0."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of one run. Each has a part of the devices; all are started with the same arguments."""
+
+    coordinator: str | None = None
+    """HOST:PORT of process 0, which listens there and, for JAX, on the port after it; or auto on clusters that say it
+    (Slurm, Cloud TPU); None for one process."""
+    num_processes: int | None = None
+    """The number of processes, each with as many devices."""
+    process_id: int | None = None
+    """The number of this process, from 0. Process 0 writes the run directory and prints."""
+    start_seconds: float = 300.0
+    """How long the processes wait for each other before they start."""
+
+    def __post_init__(self) -> None:
+        """Raise for contradictory options."""
+        count, number = self.num_processes, self.process_id
+        if not 0 < self.start_seconds < 1e6:
+            raise MeshwrightError(f"--start-seconds is {self.start_seconds:g}; it is a number of seconds, as 300")
+        if self.coordinator in (None, AUTO):
+            if (count, number) != (None, None):
+                raise MeshwrightError(
+                    "--num-processes and --process-id go with --coordinator HOST:PORT, and not with auto"
+                )
+            return
+        split_address(self.coordinator)
+        if count is None or number is None or not 0 <= number < count:
+            raise MeshwrightError(
+                f"--coordinator {self.coordinator} wants --num-processes, from 1, and --process-id, from 0 and below"
+                f" that; they are {count} and {number}"
+            )
+
+    def found(self, environment: Mapping[str, str] = os.environ) -> Processes:
+        """These processes with what Slurm says of a job step in place of auto; on other clusters they stay as they are.
+
+        https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
+        """
+        if self.coordinator != AUTO or not environment.keys() >= _SLURM:
+            return self
+        first = re.match(r"([^,\[]+)(?:\[(\w+))?", environment["SLURM_STEP_NODELIST"])
+        if first is None:
+            raise MeshwrightError(f"SLURM_STEP_NODELIST is {environment['SLURM_STEP_NODELIST']!r}; it names no node")
+        # The same for all processes of the job and mostly another for each job, below the ports that Linux gives out
+        # itself (net.ipv4.ip_local_port_range begins at 32768); even, as JAX takes the next one.
+        port = 20_000 + int(environment["SLURM_JOB_ID"]) % 6_000 * 2
+        return Processes(
+            f"{first[1]}{first[2] or ''}:{port}",
+            int(environment["SLURM_NTASKS"]),
+            int(environment["SLURM_PROCID"]),
+            self.start_seconds,
+        )
+
+
+ALONE = Processes()
+
+_SLURM = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host and the port of HOST:PORT; the port after it must be one too."""
+    host, _, port = address.rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16 - 1:
+        raise MeshwrightError(
+            f"--coordinator {address} is not HOST:PORT, as localhost:1234 (ports to 65534), and not auto"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,157 @@
+"""A profile of some steps of a run: the trace for Perfetto and xprof, and what it shows beside the compiled step."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_file
+from meshwright.hlo import Module, parse_hlo, read_collectives
+from meshwright.record import Collective, Record, record_from_json
+from meshwright.training.program import StepProgram
+from meshwright.training.run import RunConfig
+from meshwright.training.watch.trace import MeasuredStep, find_trace, read_trace
+
+FOLDER, FILE = "profile", "collectives.json"
+
+
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """The steps that a profile is of, counted from 1; both are in it."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
+
+def parse_profile(text: str) -> ProfiledSteps:
+    """The steps of `10:15`."""
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip())
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise MeshwrightError(f"profile is {text!r}; it is the first and the last step of a trace, as 10:15")
+    return ProfiledSteps(int(found[1]), int(found[2]))
+
+
+class Profiler:
+    """Traces the steps that a run is to profile, in its first process. Used as a context.
+
+    Devices are idle where a trace begins and ends, so that it has whole steps and nothing else.
+    """
+
+    def __init__(
+        self, directory: Path, config: RunConfig, program: StepProgram, start: int, on_note: Callable[[str], None]
+    ) -> None:
+        self._folder, self._config, self._program = directory / FOLDER, config, program
+        self._on_note = on_note
+        text = config.watching.profile
+        self._steps = parse_profile(text) if text is not None else None
+        self._is_tracing = False
+        self.after(start)
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End a trace whose last step was not taken."""
+        if self._is_tracing:
+            jax.profiler.stop_trace()
+
+    def is_due(self, taken: int) -> bool:
+        """Whether a trace begins or ends after so many steps."""
+        return self._steps is not None and taken in (self._steps.first - 1, self._steps.last)
+
+    def after(self, taken: int) -> None:
+        """Begin or end the trace, where this is its place; devices are idle."""
+        if self._steps is None:
+            return
+        if self._is_tracing and taken == self._steps.last:
+            jax.profiler.stop_trace()
+            self._is_tracing = False
+            try:
+                self._write()
+            except MeshwrightError as error:  # The trace is there all the same, and so is the run.
+                self._on_note(f"the trace in {self._folder} could not be read: {error}")
+        elif taken == self._steps.first - 1:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # Every call of every library would be in it, and slow the steps.
+            jax.profiler.start_trace(self._folder, profiler_options=options)
+            self._is_tracing = True
+
+    def _write(self) -> None:
+        """What the trace shows beside what the step was compiled to, as `collectives.json` beside it."""
+        assert self._steps is not None
+        assert self._program.compiled is not None
+        text = self._program.compiled.as_text()
+        assert text is not None
+        module, mesh = parse_hlo(text), self._config.mesh.degrees
+        count = self._steps.last - self._steps.first + 1
+        found = read_trace(find_trace(self._folder), module, mesh, steps=count)
+        data = _profile_data(self._config, self._steps, module, found)
+        write_file(self._folder / FILE, json.dumps(data, indent=2) + "\n")
+
+
+def _profile_data(config: RunConfig, steps: ProfiledSteps, module: Module, found: MeasuredStep) -> dict[str, Any]:
+    """What `collectives.json` has."""
+    mesh = config.mesh.degrees
+    compiled = Record(
+        origin="compiled",
+        mesh=mesh,
+        hardware=config.hardware,
+        collectives=read_collectives(module, mesh).collectives,
+    )
+    notes = (f"{found.not_seen} collectives of the program are not in the trace",) if found.not_seen else ()
+    measured = replace(compiled, origin="measured", collectives=found.collectives, notes=notes)
+    return {
+        "steps": [steps.first, steps.last],
+        "compiled": compiled.to_json(),
+        "measured": measured.to_json(),
+        "devices": {name: asdict(use) for name, use in found.devices.items()},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A profile as it is kept: the collectives of the compiled step and of the trace, and how each device was used."""
+
+    steps: tuple[int, int]
+    compiled: Record
+    measured: Record
+    devices: dict[str, dict[str, float]]
+
+
+def read_profile(directory: Path) -> Profile | None:
+    """The profile of a run; None where it has none."""
+    path = directory / FOLDER / FILE
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Profile(
+            steps=(data["steps"][0], data["steps"][1]),
+            compiled=record_from_json(data["compiled"]),
+            measured=record_from_json(data["measured"]),
+            devices=data["devices"],
+        )
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise MeshwrightError(f"{path} is not what a profile leaves: {str(error).splitlines()[0]}") from None
+
+
+def profiled_collectives(directory: Path, config: RunConfig) -> tuple[Collective, ...]:
+    """The collectives that a run's profile measured, where it is of the mesh and hardware of a config; else none."""
+    profile = read_profile(directory)
+    if profile is None or (profile.measured.mesh, profile.measured.hardware) != (config.mesh.degrees, config.hardware):
+        return ()
+    return profile.measured.collectives
