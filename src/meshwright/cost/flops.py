@@ -25,6 +25,7 @@ from meshwright.step import (
     reference_pass,
 )
 from meshwright.step.ir import AttentionOp, Extents, Matmul, Repeat, Step
+from meshwright.step.parameter_tree import is_adapter
 from meshwright.step.train import train_step
 
 HALVED = 0.75
@@ -122,21 +123,31 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """The flops that a step of the model needs over all devices, nothing recomputed: what MFU counts.
 
     6 for each weight that multiplies and each token, and 12 layers x heads x head_dim x seq_len a token for attention
-    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps. A third more with a
-    frozen reference that each step runs, 2 for each of its weights.
+    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps. Of a weight that is
+    frozen 4, as it has no gradient, and 2 of one below all that is trained; 2 more for each weight of a frozen
+    reference that each step runs.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
     if experts := workload.model.experts:
         sizes["R"] = workload.tokens * experts.num_active / experts.count
     step = replace(step, extents=replace(step.extents, sizes=sizes))
-    forward = product_flops(step).forward
+    # The weights of a frozen reference are those without adapters.
+    runs_reference = has_reference(workload)
+    with_gradient = {op.region.name for op in step.ops.ops if op.phase == "backward"}
+    total = 0.0
+    for op in step.ops.matmuls:
+        if op.phase == "forward":
+            passes = 1 + (op.region.name in with_gradient) + (op.name not in workload.frozen_paths)
+            passes += runs_reference and not is_adapter(op.name)
+            total += passes * step.repeats[op.region.name].mean * matmul_flops(op, step.extents)
     for op in step.ops.attention:
         if op.phase == "forward":
             products = attention_products(op, step, is_fused=False)
             kept = window_share(op.windows, workload.seq_len) / 2 if is_causal else 1.0
-            forward += kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
-    return (4 if has_reference(workload) else 3) * forward
+            passes = (3 if op.region.name in with_gradient else 1) + runs_reference
+            total += passes * kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
+    return total
 
 
 def dropless_padding_flops(

@@ -8,10 +8,20 @@ from functools import cached_property
 from typing import Literal
 
 from meshwright.cost.activations import Activations
-from meshwright.cost.model_states import States
+from meshwright.cost.model_states import States, stored_elements
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, is_zigzag, reference_pass, token_axes
+from meshwright.step import (
+    DEFAULT,
+    RULES,
+    Strategy,
+    Workload,
+    is_zigzag,
+    leaves,
+    parameters,
+    reference_pass,
+    token_axes,
+)
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
@@ -61,8 +71,13 @@ def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
     """The bytes of a live reference's parameters and of its batch on one device; 0 where a step runs none."""
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0
-    batch = _text_bytes(own.workload, own.mesh, own.strategy)
-    return States(*own, is_tiled=kind == "tpu").parameters + batch
+    model, mesh = own.workload.model, replace(own.mesh, dp=1)
+    paths = {path: parameter.role == "vector" for path, parameter in leaves(parameters(model))}
+    total = float(_text_bytes(own.workload, own.mesh, own.strategy))
+    for of_vectors, dtype in ((False, workload.compute_dtype), (True, workload.param_dtype)):
+        others = frozenset(path for path, is_vector in paths.items() if is_vector is not of_vectors)
+        total += dtype_bytes(dtype) * sum(stored_elements(model, mesh, is_tiled=kind == "tpu", without=others))
+    return total
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
@@ -170,7 +185,7 @@ class _Step:
         else there may be both.
         """
         is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
-        both = 1 if self.workload.model.tied_embeddings or is_apart else 2
+        both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
         return {
             "activations": self._kept(last=True),
             "gradients": self._summed(),
@@ -196,7 +211,8 @@ class _Step:
         """The backward pass of a layer's mlp: its weights, and the gradient of one of them."""
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
-            "gathered": 4 / 3 * self._gathered(self._weights(_is_mlp)) + self._prefetched(),
+            "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
+            + self._prefetched(),
         }
 
     def _before(self) -> dict[str, float]:
@@ -249,13 +265,17 @@ class _Step:
         XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
         made, of the logits' gradient and what the product read.
         """
+        if not self._trains_logits:
+            return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
             return self.activations.logits - self.activations.narrow * self.activations.inputs
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
         """The gradient of the table of embeddings, whole, and its sum over devices."""
-        is_tied = self.workload.model.tied_embeddings
+        if not self.activations.trains_tables:
+            return {}
+        is_tied = self.workload.model.tied_embeddings or not self._trains_logits
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -319,6 +339,16 @@ class _Step:
     def _logits_weight(self) -> float:
         """The elements of the weight that makes the logits."""
         return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
+
+    @property
+    def _trains_logits(self) -> bool:
+        """Whether the weight that makes the logits has a gradient."""
+        ops = self.activations.step.ops.forward[LOGITS].matmuls
+        return any(op.name not in self.workload.frozen_paths for op in ops)
+
+    def _is_trained_mlp(self, op: Matmul) -> bool:
+        """Whether a product of an MLP has a gradient of its weight."""
+        return _is_mlp(op) and op.name not in self.workload.frozen_paths
 
 
 def _makes_heads(op: Matmul) -> bool:

@@ -19,7 +19,7 @@ from meshwright.cost.elementwise import (
     softmax_passes,
 )
 from meshwright.cost.flops import window_share
-from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.model_states import trained_elements
 from meshwright.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.cost.rates.attention import fused_attention_time
 from meshwright.cost.rates.efficiency import gpu_figures, layer_shares
@@ -388,7 +388,7 @@ class OpTimer:
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
     """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
-    states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
+    states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
     return passes * states / (HBM_SHARE * system.hbm_bytes_per_second)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.model import without_lora
 from meshwright.step.rules import RULES, stream_rules
 from meshwright.step.strategy import DEFAULT, Strategy
 from meshwright.step.strategy_checks import check_strategy, has_reference, unused_options
@@ -31,7 +32,8 @@ KEPT = (
 class ReferencePass(NamedTuple):
     """The forward pass of a reference: what of a train step's forward is, of these three, but for the loss's mean.
 
-    Its parameters are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change.
+    Its weights are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change; its vectors are in
+    the policy's dtype. Of a policy with adapters it is the model without them.
     """
 
     workload: Workload
@@ -51,8 +53,8 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
-    # Nothing is kept for a backward pass, and the parameters are those that products want.
-    read = replace(workload, remat="none", param_dtype=workload.compute_dtype)
+    # Nothing is kept for a backward pass. Adapters are the policy's.
+    read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
     idle = unused_options(read, own, kept)
     return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
 
@@ -71,6 +73,6 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
         check_mesh(found.workload, found.mesh, stream_rules(found.strategy.tp_stream))
         check_strategy(found.workload, found.mesh, found.strategy)
         if runs:
-            check_runnable(workload.model, found.mesh, found.strategy)
+            check_runnable(found.workload.model, found.mesh, found.strategy)
     except MeshwrightError as error:
         raise MeshwrightError(f"the reference: {error}") from None

@@ -63,7 +63,17 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     if mesh.pp > 1:
         stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
     return Step(
-        ops=_ops(model, workload.remat, workload.objective, has_chunks, live, mesh.sp == 2, plain, shared),
+        ops=_ops(
+            model,
+            workload.frozen_paths,
+            workload.remat,
+            workload.objective,
+            has_chunks,
+            live,
+            mesh.sp == 2,
+            plain,
+            shared,
+        ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
@@ -89,6 +99,7 @@ def _of_layout(strategy: Strategy) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _ops(
     model: Model,
+    frozen: frozenset[str],
     remat: Remat,
     objective: Objective,
     has_chunks: bool,
@@ -100,6 +111,8 @@ def _ops(
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
+    if frozen:
+        layout = replace(layout, frozen=frozen)
     if not has_attention(model):
         layout = replace(layout, has_positions=False)
     before = pre_pipeline_stack(found, mesh, strategy)
@@ -107,9 +120,12 @@ def _ops(
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
+    # Whether the stream that enters the stages has a gradient.
+    is_entry_trained = build.has_gradient
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+            is_entry_trained = build.has_gradient
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
@@ -120,8 +136,9 @@ def _ops(
             name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
             array=array,
         ))  # fmt: skip
-    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-    ops += _update(model, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
+    moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    ops += (op for op in moves if is_entry_trained or op.phase == "forward")
+    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
     return Ops(tuple(ops))
 
 
@@ -158,10 +175,22 @@ class _Builder:
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
         self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
         self.tables: set[str] = set()
+        self.has_gradient = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
-        """The ops of one layer of a stack: forward, recompute, backward, and its weights'."""
+        """The ops of one layer of a stack: forward, recompute, backward, and its weights'.
+
+        Below the first parameter that is trained nothing has a gradient, so that there is no backward. Layers of a
+        stack are one loop: what one of them has, all have.
+        """
         nodes = shard_stack(stack, layout)
+        self.has_gradient |= any(node.is_trained for node in nodes)
+        if not self.has_gradient:
+            for node in nodes:
+                yield from forward_ops(node)
+                yield from self._of_weights(node, is_recomputed=False)
+                yield from self._without_policy(node)
+            return
         positions = recomputed(nodes, remat, is_whole=is_whole)
         for at, node in enumerate(nodes):
             yield from forward_ops(node)
@@ -204,7 +233,7 @@ class _Builder:
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
-            phases: tuple[Phase, ...] = work.phases
+            phases: tuple[Phase, ...] = work.phases if self.has_gradient else ("forward",)
             region, array = node.region, work.array
             if work.name == IMBALANCE and not self.is_spmd_pipeline:
                 phases = ("forward",)
@@ -219,10 +248,14 @@ class _Builder:
         """The ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            if is_recomputed:
+            # A lookup reads integers, and what it moves is of its own table.
+            is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
+            has_input_gradient = node.is_trained if is_lookup else self.has_gradient
+            self.has_gradient |= node.is_trained
+            if is_recomputed and self.has_gradient:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
-            yield from backward_ops(node)
-            yield from self._of_weights(node, is_recomputed=is_recomputed)
+            yield from backward_ops(node, has_input_gradient=has_input_gradient)
+            yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
         """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
@@ -233,7 +266,7 @@ class _Builder:
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
         for work in node.work:
-            if isinstance(work, Vector):
+            if isinstance(work, Vector) and work.is_trained:
                 yield from sums(work, once if self.sums_once else region)
             if not isinstance(work, Weight):
                 continue
@@ -246,21 +279,32 @@ class _Builder:
                         yield from gathers(work, region, "recompute")
                 elif not is_used:
                     yield from gathers(work, once, "forward")
+            if not work.is_trained:
+                continue
             for op in scatters(work, region):
                 is_repeated = op.kind == "reduce-scatter" and stage >= 2
                 if is_repeated and (not is_used or self.is_spmd_pipeline):
                     yield op
                 elif not is_repeated and not is_used:
                     yield replace(op, region=once)
-            if self.strategy.num_microbatches > 1 and any(isinstance(other, Product) for other in node.work):
+            if self.strategy.num_microbatches > 1 and _has_product(node):
                 yield gradient_sum(work, region, node.block)
 
 
+def _has_product(node: Node) -> bool:
+    """Whether a node multiplies."""
+    return any(isinstance(work, Product) for work in node.work)
+
+
 @lru_cache(maxsize=1 << 10)
-def _update(model: Model, layout: Layout, is_one_program: bool, is_adafactor: bool) -> tuple[Communicate, ...]:
-    """What the update of every parameter sums."""
+def _update(
+    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, is_adafactor: bool
+) -> tuple[Communicate, ...]:
+    """What the update of every parameter that is trained sums."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
+        if path in frozen:
+            continue
         dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)

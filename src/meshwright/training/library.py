@@ -34,6 +34,9 @@ FINE_TUNING_RATE = 2e-5
 PREFERENCE_RATE = 1e-6
 """The learning rate of a run on preferences (arXiv:2305.18290, appendix B)."""
 
+LORA_RATE = 2e-4
+"""The learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
+
 
 def train(
     what: PlanLike | RunConfig,
@@ -120,7 +123,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         check_same_model(plan.workload.model, source.weights)
     count = STEPS if steps is None else read_count("steps", steps)
     rate = LEARNING_RATE if source.weights is None else FINE_TUNING_RATE
-    rate = PREFERENCE_RATE if plan.workload.objective == "dpo" else rate
+    if plan.workload.config.lora:
+        rate = LORA_RATE
+    if plan.workload.objective == "dpo":
+        rate = PREFERENCE_RATE
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,

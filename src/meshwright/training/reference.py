@@ -15,9 +15,11 @@ from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
 from meshwright.models.decoder import log_probabilities_and_load
 from meshwright.models.pipelined import microbatches
-from meshwright.runtime import DTYPES, ShardingContext, abstract_for_inference
+from meshwright.runtime import DTYPES, ShardingContext, abstract
 from meshwright.step import (
     check_reference,
+    leaves,
+    map_leaves,
     parameters,
     reference_pass,
     rules_of,
@@ -63,9 +65,17 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
 
 
 def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
-    """The parameters of a reference as shapes, dtypes and shardings: in the compute dtype, in shards."""
-    layout = ShardingContext(own.mesh, rules_of(own.strategy))
-    return abstract_for_inference(parameters(own.workload.config), mesh, layout, own.workload.compute_dtype)
+    """The parameters of a reference as shapes, dtypes and shardings: weights in the compute dtype, in shards.
+
+    Vectors, which are used in float32, are in the policy's dtype: so a reference makes what a policy that begins with
+    its parameters makes.
+    """
+    declared, read = parameters(own.workload.config), own.workload
+    vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
+    found = abstract(declared, mesh, ShardingContext(own.mesh, rules_of(own.strategy)), read.compute_dtype)
+    return map_leaves(
+        lambda path, leaf: leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf, found
+    )
 
 
 def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any]) -> jax.stages.Lowered:

@@ -111,7 +111,7 @@ def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable
     wanted, dtype = abstract_reference(own, mesh), DTYPES[config.workload.param_dtype]
     with jax.set_mesh(mesh):
         drawn = first_parameters(
-            config.workload, layout, mesh, config.strategy, seed=config.seed, weights=weights, on_bytes=on_bytes
+            own.workload, layout, mesh, config.strategy, seed=config.seed, weights=weights, on_bytes=on_bytes
         )
         return jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))(drawn)
 

@@ -32,6 +32,7 @@ LETTERS = {
     "latent_input": "R",
     "positions": "P",
     "norm": "N",
+    "rank": "J",
 }
 """The dims of parameters as the notation writes them."""
 
@@ -59,7 +60,7 @@ class Layout:
     Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
 
     batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
-    2. parts: whether there are several microbatches.
+    2. frozen: the paths of parameters that get no gradient.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -73,6 +74,7 @@ class Layout:
     collective_matmul: bool
     tp_stream: TpStream
     dropout: bool
+    frozen: frozenset[str] = frozenset()
 
     @cached_property
     def live_rules(self) -> Mapping[str, tuple[str, ...]]:
@@ -125,25 +127,27 @@ class Weight:
     """A parameter on its way from where it is stored to its use, and its gradient on the way back.
 
     Equal only to itself, so that what is cached by it is found fast. pending: the axes over which each device has a
-    part of the gradient: those that split the tokens it works on.
+    part of the gradient: those that split the tokens it works on. is_trained: whether there is a gradient.
     """
 
     name: str
     stored: Array
     used: Array
     pending: tuple[str, ...]
+    is_trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
     """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn.
 
-    Equal only to itself.
+    Equal only to itself. is_trained: whether there is a gradient.
     """
 
     name: str
     array: Array
     pending: tuple[tuple[str, ...], ...]
+    is_trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +215,11 @@ class Node:
     writes: str = ""
     saved: tuple[str, ...] = ()
     tag: Tag = Tag.OTHER
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether one of its own parameters has a gradient."""
+        return any(isinstance(work, Weight | Vector) and work.is_trained for work in self.work)
 
 
 class Collected(NamedTuple):
