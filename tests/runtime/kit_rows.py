@@ -194,6 +194,13 @@ OPTIMIZERS = [
     Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion"), core=True),
     Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor"), core=True),
     Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1), core=True),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), Strategy(optimizer="muon", on_bad_step="skip"), core=True),
+    Row(MOE, MeshShape(ep=2, fsdp=2, tp=2), Strategy(optimizer="muon")),
+    Row(UNEVEN, MeshShape(fsdp=2, tp=2, pp=2), Strategy(optimizer="muon", num_microbatches=4)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), Strategy(optimizer="muon", zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(optimizer="muon", zero_stage=0)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), Strategy(optimizer="muon", num_microbatches=2)),
+    Row(DENSE, MeshShape(tp=4), Strategy(optimizer="muon")),
 ]
 
 DROPOUT = [

@@ -21,6 +21,7 @@ from meshwright.step import check_runnable, leaves, rules_of
 from meshwright.step.parameter_tree import CHOICE_BIAS
 from meshwright.training import Optimizer, abstract_state, initial_state, train_step
 from meshwright.training.slots import layer_of_slots
+from meshwright.training.update.skipping import NORM_LIMIT
 from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
@@ -57,9 +58,13 @@ def run(row: Row) -> Ran:
         if row.strategy.dropout:
             whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
             batch["draws"] = jax.device_put(np.array([0, 1], np.uint32), whole)
+        if row.strategy.on_bad_step == "skip":
+            whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            batch[NORM_LIMIT] = jax.device_put(np.float32(np.inf), whole)
         step = train_step(row.workload, layout, OPTIMIZER, row.strategy).lower(state, batch).compile()
         for _ in range(3):
             state, found = step(state, batch)
+            assert not found.pop("skipped", False)
             metrics.append({name: value.item() for name, value in found.items()})
             if len(metrics) == 1:
                 gradients = in_order(optax.tree_utils.tree_get(state["optimizer"], "mu"), layers)

@@ -125,7 +125,7 @@ class StrategyArgs:
     virtual_stages: Annotated[str | None, option("N")] = None
     """Chunks of layers in each stage; several make the schedule interleaved (1)."""
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
-    """adamw, lion, adafactor or sgd; adamw-8bit can be planned (adamw)."""
+    """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters and gradients are kept in (f32)."""
     moment_dtype: Annotated[Dtype | None, option("bf16|f32")] = None

@@ -1,6 +1,6 @@
 """Folds over a step: its flops by phase, and those of a model.
 
-Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and the optimizer are under a
+Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and AdamW's update are under a
 percent of them at real widths. What the model needs of attention is counted full, not causal. What a device executes of
 it has the scores behind the mask too, but for the quarter that halves of a sequence leave out; of an attention that
 goes block by block, the blocks that it skips are counted like the others.
@@ -26,6 +26,7 @@ from meshwright.step import (
 )
 from meshwright.step.ir import AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.step.parameter_tree import is_adapter
+from meshwright.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.step.train import train_step
 
 HALVED = 0.75
@@ -40,11 +41,12 @@ class StepFlops:
     forward: float = 0.0
     recompute: float = 0.0
     backward: float = 0.0
+    update: float = 0.0
 
     @property
     def total(self) -> float:
         """All that is executed."""
-        return self.reference + self.forward + self.recompute + self.backward
+        return self.reference + self.forward + self.recompute + self.backward + self.update
 
     def __add__(self, other: StepFlops) -> StepFlops:
         return StepFlops(
@@ -52,6 +54,7 @@ class StepFlops:
             forward=self.forward + other.forward,
             recompute=self.recompute + other.recompute,
             backward=self.backward + other.backward,
+            update=self.update + other.update,
         )
 
     def __mul__(self, times: float) -> StepFlops:
@@ -62,13 +65,25 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
     Stages in lockstep go through their layers in the ticks of the bubble too, and through layers before the pipeline;
-    GPipe's recompute the logits. A frozen reference goes through its forward pass.
+    GPipe's recompute the logits. A frozen reference goes through its forward pass. Muon's update multiplies too.
     """
     found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
+    found += StepFlops(update=update_flops(workload, mesh, strategy))
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return found
     once = product_flops(train_step(*own)) + attention_flops(*own)
     return found + StepFlops(reference=once.forward)
+
+
+def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
+    """The flops of the products of the update on one device: Newton-Schulz of Muon's, zeros that fill up included."""
+    if strategy.optimizer != "muon":
+        return 0.0
+    return float(sum(
+        count * ITERATIONS * 2 * math.prod(sizes)
+        for parameter, count in dealt_matrices(workload, mesh, strategy)
+        for sizes in matrix_products(parameter)
+    ))  # fmt: skip
 
 
 def product_flops(step: Step) -> StepFlops:

@@ -285,7 +285,8 @@ class _Step:
 
     def _update(self) -> dict[str, float]:
         """The update, which wants the gradients of all parameters for their norm."""
-        return {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
+        terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
+        return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 
     def _summed(self) -> float:
         """Gradients of several microbatches are summed, so that they outlive each backward pass."""

@@ -24,16 +24,18 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
+from meshwright.step.passes.muon import dealt_matrices, matrices, short_and_long
 from meshwright.step.passes.optimizer import factored_dims
 from meshwright.step.passes.pipeline import is_spmd_pipeline
 
-MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
+MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
 """The arrays of a parameter's size that an optimizer keeps beside it.
 
-Lion has one (arXiv:2302.06675). sgd is without momentum. Of Adafactor, without momentum too, see `factored_elements`.
+Lion has one (arXiv:2302.06675), and Muon, with a second of what AdamW updates for it. sgd is without momentum. Of
+Adafactor, without momentum too, see `factored_elements`.
 """
 
-COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1}
+COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
 """The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
 
 BLOCK_OF_8BIT = 256
@@ -213,7 +215,22 @@ class States:
             return each * factored_elements(self.workload.model, self._kept_on, self.workload.frozen_paths)
         if name == "adamw-8bit":
             each = 1 + 4 / BLOCK_OF_8BIT
-        return MOMENTS[name] * each * self.kept
+        second = 0
+        if name == "muon":
+            second = sum(self._stored_on(self._kept_on, self.workload.frozen_paths.union(matrices(self.workload))))
+        return each * (MOMENTS[name] * self.kept + second)
+
+    @property
+    def dealt_matrices(self) -> float:
+        """The bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
+        if self.strategy.optimizer != "muon":
+            return 0.0
+        each = dtype_bytes(self.workload.compute_dtype)
+        most = 0.0
+        for parameter, count in dealt_matrices(self.workload, self.mesh, self.strategy):
+            short, long = short_and_long(parameter)
+            most = max(most, each * count * (2 * short * long + 2 * short * short))
+        return most
 
     def gradients(self, elements: float) -> float:
         """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2.

@@ -43,7 +43,8 @@ class Parameter:
     """One array of a model: `axes` names each dim logically, `init` how it starts, `role` what becomes of it.
 
     init: `ones`, `normal` with standard deviation `scale`, or `uniform` within +-`scale`. role: a factor of a product,
-    a table rows are looked up in, or a vector added to or multiplied into activations.
+    a table rows are looked up in, or a vector added to or multiplied into activations. num_inputs: of a
+    weight in a layer, how many dims behind those of layers and experts are its inputs; the rest are its outputs.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +52,7 @@ class Parameter:
     init: Literal["ones", "normal", "uniform"] = "normal"
     scale: float = 1.0
     role: Role = "product"
+    num_inputs: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), (self.shape, self.axes)
@@ -125,7 +127,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
     dims = (*experts, *op.inputs, *op.outputs)
     axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
     scale = op.init_scale if op.init_scale is not None else 1 / math.sqrt(op.fan_in)
-    found = {op.name: Parameter(shape=shape, axes=axes, scale=scale)}
+    found = {op.name: Parameter(shape=shape, axes=axes, scale=scale, num_inputs=len(op.inputs))}
     if op.has_bias:
         names, sizes = tuple(name for name, _ in op.bias_dims), tuple(size for _, size in op.bias_dims)
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")

@@ -28,6 +28,7 @@ from meshwright.step.model import Model
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
 from meshwright.step.passes.microbatch import extents_of, gradient_sum
+from meshwright.step.passes.muon import is_matrix, matrix_moves
 from meshwright.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import (
@@ -43,7 +44,7 @@ from meshwright.step.passes.shard import shard_stack
 from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
 from meshwright.step.sequence import has_attention, is_zigzag
-from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.strategy import DEFAULT, Optimizer, Strategy
 from meshwright.step.workload import Objective, Remat, Workload, num_query_chunks
 
 STAGED = MeshShape(pp=2)
@@ -138,7 +139,7 @@ def _ops(
         ))  # fmt: skip
     moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
     ops += (op for op in moves if is_entry_trained or op.phase == "forward")
-    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
+    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer)
     return Ops(tuple(ops))
 
 
@@ -298,9 +299,9 @@ def _has_product(node: Node) -> bool:
 
 @lru_cache(maxsize=1 << 10)
 def _update(
-    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, is_adafactor: bool
+    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer
 ) -> tuple[Communicate, ...]:
-    """What the update of every parameter that is trained sums."""
+    """What the update of every parameter that is trained communicates."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         if path in frozen:
@@ -309,5 +310,8 @@ def _update(
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
-        found += update_moves(path, tuple(dims), is_adafactor=is_adafactor)
+        found += update_moves(path, tuple(dims), is_adafactor=optimizer == "adafactor")
+        if optimizer == "muon" and is_matrix(parameter):
+            live = layout.live if is_one_program else layout.live - {"pp"}
+            found += matrix_moves(path, parameter, tuple(dims), live)
     return tuple(found)

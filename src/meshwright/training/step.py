@@ -80,7 +80,7 @@ def train_step(
             metrics = {"loss": value, "grad_norm": norm}
             if parts is not None:
                 metrics |= parts.metrics
-            updated = _updated(state, gradients, workload, optimizer, strategy)
+            updated = _updated(state, gradients, workload, transformation(optimizer, workload, layout, strategy))
             if limit is not None:
                 bad = is_bad(value, norm, limit)
                 updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
@@ -89,7 +89,7 @@ def train_step(
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 
-def _updated(state: State, gradients: Any, workload: Workload, optimizer: Optimizer, strategy: Strategy) -> State:
+def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
     """The state after one update; of parameters with float32 copies these are updated, and then narrowed.
 
     Frozen parameters have no gradients and stay as they are.
@@ -98,7 +98,7 @@ def _updated(state: State, gradients: Any, workload: Workload, optimizer: Optimi
     trained = without(params, workload.frozen_paths)
     stored = state.get("master", trained)
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
-    updates, moments = transformation(optimizer, strategy).update(wide, moments, stored)
+    updates, moments = rule.update(wide, moments, stored)
     stored = optax.apply_updates(stored, updates)
     if "master" not in state:
         return {"params": merged(params, stored), "optimizer": moments}
@@ -129,7 +129,7 @@ def initial_state(
     def begin(drawn: Any) -> State:
         drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
         trained = without(drawn, frozen)
-        state = {"params": drawn, "optimizer": transformation(optimizer, strategy).init(trained)}
+        state = {"params": drawn, "optimizer": transformation(optimizer, workload, layout, strategy).init(trained)}
         state |= {"master": trained} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
 
@@ -184,7 +184,7 @@ def abstract_state(
 
     def moments(stored: Any) -> Any:
         """What the optimizer keeps after a first step: what it begins with may lie otherwise, as zeros do."""
-        rule = transformation(optimizer, strategy)
+        rule = transformation(optimizer, workload, layout, strategy)
         return rule.update(stored, rule.init(stored), stored)[1]
 
     # eval_shape knows specs but not devices.
