@@ -10,6 +10,7 @@ from meshwright.compiler import (
     CompileRequest,
     Effort,
     compile_all,
+    compile_in_child,
     read_optimized,
     read_program,
 )
@@ -76,10 +77,7 @@ def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None 
     where the compiler is not installed, or the step cannot run or does not fit.
     """
     plan = as_run(plan)
-    ((_, found),) = _verified([plan], effort, measured)
-    if isinstance(found, MeshwrightError):
-        raise found
-    return found
+    return _verification(plan, [compile_in_child(request) for request in _requests(plan, effort)], effort, measured)
 
 
 def static_overhead(plan: Plan) -> StaticOverhead:
@@ -166,18 +164,8 @@ def verify_all(
     plans: Sequence[Plan], *, effort: Effort = "fast"
 ) -> Iterator[tuple[int, Verification | MeshwrightError]]:
     """Verify plans in parallel; yields (index, verification or error) as each is done, see `compile_all`."""
-    return _verified([as_run(plan) for plan in plans], effort, None)
-
-
-def _verified(
-    plans: Sequence[Plan], effort: Effort, measured: Record | None
-) -> Iterator[tuple[int, Verification | MeshwrightError]]:
-    """`verify_all` of plans that run. A step with a frozen reference is two programs."""
-    requests = [
-        (number, request)
-        for number, plan in enumerate(plans)
-        for request in (step_request(plan, effort=effort), *reference_requests(plan, effort=effort))
-    ]
+    run = [as_run(plan) for plan in plans]
+    requests = [(number, request) for number, plan in enumerate(run) for request in _requests(plan, effort)]
     outcomes: dict[int, CompiledProgram | MeshwrightError] = {}
     for place, outcome in compile_all([request for _, request in requests]):
         outcomes[place], plan_number = outcome, requests[place][0]
@@ -187,7 +175,12 @@ def _verified(
         found = [outcomes[at] for at in places]
         failed = next((one for one in found if isinstance(one, MeshwrightError)), None)
         programs = [one for one in found if isinstance(one, CompiledProgram)]
-        yield plan_number, failed or _verification(plans[plan_number], programs, effort, measured)
+        yield plan_number, failed or _verification(run[plan_number], programs, effort, None)
+
+
+def _requests(plan: Plan, effort: Effort) -> tuple[CompileRequest, ...]:
+    """The requests to compile a plan's step: one, and another for a frozen reference."""
+    return step_request(plan, effort=effort), *reference_requests(plan, effort=effort)
 
 
 def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
