@@ -369,7 +369,13 @@ def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int
 
 
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of tokens and targets on one device, of positions where these lie in no order, and pairs' weights."""
-    has_positions = is_zigzag(mesh, strategy) and has_attention(workload.model)
-    arrays = 2 + has_positions + (workload.objective == "dpo")
+    """The bytes of the text on one device: tokens, targets, and positions where these lie in no order; pairs' weights.
+
+    Packed rows have positions, segments and weights; a model without attention reads no more than the weights of them.
+    """
+    reads_positions = has_attention(workload.model)
+    arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions
+    if workload.packed:
+        arrays += 1 + reads_positions
+    arrays += workload.objective == "dpo"
     return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

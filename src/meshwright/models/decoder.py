@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.models.context import LayerContext, PositionInfo, Weights, positions_of
+from meshwright.models.context import LayerContext, PositionInfo, Weights, positions_of, with_key_segments
 from meshwright.models.dropout import DropoutRng
-from meshwright.models.ends import cross_entropy, embed, logits, token_losses
+from meshwright.models.ends import LossParts, embed, logits, mean_losses, token_losses
 from meshwright.models.layer import run_layer
 from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
@@ -38,20 +38,23 @@ def loss_and_load(
     remat: Remat,
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
-) -> tuple[Array, Load | None]:
-    """The mean loss in nats of a batch, and the load of each layer's experts, if any.
+    z_loss: float = 0.0,
+) -> tuple[Array, LossParts]:
+    """The loss of a batch, and its parts with the load of each layer's experts, if any.
 
     batch: `tokens` and `targets` [b, s]; `positions` [b, s] if tokens are not in order or rows have several documents,
-    with the documents' `segments` [b, s], both for fused attention only. The loss includes the load balancing loss of
-    experts. rng: dropout, if any.
+    with the documents' `segments` [b, s] from 1, 0 for padding, and the `weights` [b, s] of the targets' losses, of
+    which the mean is 1. The loss is the mean of cross-entropy in nats, with the load balancing loss of experts and the
+    z-loss. rng: dropout, if any. z_loss: its coefficient.
     """
     run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
     x, table, load = run(params, batch, model, layout, dtype=dtype)
     with jax.named_scope("loss"):
-        value = cross_entropy(logits(params, x, table, model, layout), batch["targets"])
-        if model.experts is None or load is None:
-            return value, None
-        return value + model.experts.balance_weight * load.balance_loss, load
+        means = mean_losses(logits(params, x, table, model, layout), batch, z_loss)
+        value = jnp.sum(means)
+        if model.experts is not None and load is not None:
+            value += model.experts.balance_weight * load.balance_loss
+        return value, LossParts(means, load)
 
 
 def log_probabilities_and_load(
@@ -72,7 +75,7 @@ def log_probabilities_and_load(
     run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
     x, table, load = run(params, batch, model, layout, dtype=dtype)
     with jax.named_scope("loss"):
-        losses = token_losses(logits(params, x, table, model, layout), batch["targets"])
+        losses, _ = token_losses(logits(params, x, table, model, layout), batch["targets"])
         return -jnp.sum(losses * batch["weights"], axis=-1), load
 
 
@@ -88,6 +91,7 @@ def stream_and_load(
     rng: DropoutRng | None,
 ) -> tuple[Array, Array, Load | None]:
     """The residual stream [b, s, d] after all layers, the gathered embedding table, and the load of experts, if any."""
+    batch = with_key_segments(batch, layout, strategy)
     positions, load = positions_of(batch, model), None
     x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
     for stack in blocks.layers(model):

@@ -214,6 +214,7 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
     assert isinstance(down, Linear)
     assert isinstance(combine, Combine)
     linears = tuple(op for op in opened if isinstance(op, Linear))
+    segments = run.context.positions.segments
     added, run.load = moe_layer(
         run.values[dispatch.source],
         run.values[dispatch.router],
@@ -221,6 +222,7 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
         MoeOps(dispatch, linears, hidden, down),
         run.context.layout,
         run.context.strategy.matmul_dtype,
+        None if segments is None else segments.ids,
     )
     run.values[combine.target] = added
 

@@ -32,6 +32,7 @@ from meshwright.step.passes.muon import is_matrix, matrix_moves
 from meshwright.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import (
+    BATCH,
     end_moves,
     is_shared_before,
     is_spmd_pipeline,
@@ -43,7 +44,7 @@ from meshwright.step.passes.rematerialize import keeps_read, recomputed
 from meshwright.step.passes.shard import shard_stack
 from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
-from meshwright.step.sequence import has_attention, is_zigzag
+from meshwright.step.sequence import has_attention
 from meshwright.step.strategy import DEFAULT, Optimizer, Strategy
 from meshwright.step.workload import Objective, Remat, Workload, num_query_chunks
 
@@ -74,6 +75,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
             mesh.sp == 2,
             plain,
             shared,
+            workload.packed,
         ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
@@ -108,14 +110,13 @@ def _ops(
     is_pair: bool,
     strategy: Strategy,
     is_shared: bool,
+    is_packed: bool,
 ) -> Ops:
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
-    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
+    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
     if frozen:
         layout = replace(layout, frozen=frozen)
-    if not has_attention(model):
-        layout = replace(layout, has_positions=False)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
@@ -131,11 +132,11 @@ def _ops(
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
-    if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
-        array = Array("positions", (layout.tokens[0], Dim("S", None)), width="float32")
+    if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
+        # Which document each key is of, once for all layers.
         ops.append(Communicate(
-            name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
-            array=array,
+            name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
+            array=Array("segments", (layout.tokens[0], Dim("S", None)), width="float32"),
         ))  # fmt: skip
     moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
     ops += (op for op in moves if is_entry_trained or op.phase == "forward")
@@ -144,7 +145,9 @@ def _ops(
 
 
 @lru_cache(maxsize=1 << 12)
-def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
+def layout_of(
+    live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
+) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
     vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
@@ -152,7 +155,6 @@ def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_p
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(axis for axis in axes if axis in live)
 
-    pair = MeshShape(sp=2) if "sp" in live else MeshShape()
     return Layout(
         rules=rules,
         live=live,
@@ -160,7 +162,7 @@ def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_p
         sequence=on(RULES["sequence"]),
         residual=on(rules["residual_sequence"]),
         sp_method="gather" if strategy.attention == "scores" else strategy.sp_method,
-        has_positions=is_zigzag(pair, strategy),
+        is_packed=is_packed,
         is_pair=is_pair,
         collective_matmul=strategy.collective_matmul and strategy.tp_stream == "split" and "tp" in live,
         tp_stream=strategy.tp_stream,
@@ -210,7 +212,7 @@ class _Builder:
         is_there = is_recomputed and self.layout.is_pair
         for op in backward_ops(node):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
-            is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name == "positions")
+            is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name in ("positions", "segments"))
             if not (is_there and is_key):
                 yield op
 
@@ -227,10 +229,7 @@ class _Builder:
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node) -> Iterator[Op]:
-        """What no policy keeps: positions of gathered keys in each layer, and the load of experts in stages.
-
-        Else the loads of all layers are summed at once, with the loss.
-        """
+        """What no policy keeps: the load of experts in stages. Else that of all layers is summed with the loss."""
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue

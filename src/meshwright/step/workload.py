@@ -43,6 +43,10 @@ class Workload:
     chosen and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a
     frozen reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made
     of all pairs before the first step (`precomputed`).
+
+    packed: rows hold several documents, or padding; the batch then has each token's position in its document, its
+    document's id and its target's weight in the loss. z_loss: the coefficient of the loss that keeps the logits'
+    normalizer near 1 (PaLM, arXiv:2204.02311, section 5, has 1e-4).
     """
 
     model: Model
@@ -54,17 +58,26 @@ class Workload:
     frozen: tuple[str, ...] = ()
     objective: Objective = "next-token"
     reference: Reference = "live"
+    packed: bool = False
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not 0 <= self.z_loss < 1:
+            raise MeshwrightError(f"z_loss is {self.z_loss}; it is a coefficient from 0 to below 1, as 1e-4")
         for field in ("batch", "seq_len"):
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
         frozen_paths(self.model, self.frozen)
         if self.objective != "dpo" and self.reference != "live":
             raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
+        if self.objective == "dpo" and (self.packed or self.z_loss):
+            wrong = "packed=True" if self.packed else f"z_loss={self.z_loss}"
+            raise MeshwrightError(f"objective='dpo' has rows of one answer each, and no {wrong}; leave it out")
         if self.objective == "dpo" and isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
+        if self.objective == "dpo" and (self.packed or self.z_loss):
+            raise MeshwrightError("objective='dpo' is of pairs, a row each; leave out packed and z_loss")
 
     @property
     def frozen_paths(self) -> frozenset[str]:

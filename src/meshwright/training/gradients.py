@@ -20,17 +20,17 @@ from jax import Array
 
 from meshwright.models import loss_and_load, staged_loss_and_load
 from meshwright.models.dropout import DropoutRng, token_numbers
+from meshwright.models.ends import LossParts
 from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.arrays import widest
-from meshwright.runtime.experts.routing import Load
 from meshwright.step import Parameter, Strategy, Workload, leaves, map_leaves, parameters
 from meshwright.step.parameter_tree import RANK
 from meshwright.training.preference import DPO, PairParts, Preference, pair_loss
 from meshwright.training.trained import merged, without
 
 Batch = Mapping[str, Array]
-Parts = PairParts | Load | None
+Parts = LossParts | PairParts
 """What is measured beside a loss."""
 
 
@@ -60,7 +60,9 @@ def loss_and_gradients(
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Parts]:
         rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
-        run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if is_staged else loss_and_load
+        run: Callable[..., tuple[Array, Parts]] = partial(
+            staged_loss_and_load if is_staged else loss_and_load, z_loss=workload.z_loss
+        )
         if workload.objective == "dpo":
             run = partial(pair_loss, preference=preference)
         return run(params, text, workload.config, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
@@ -104,10 +106,8 @@ def _in_parts(
 
         def share(trained: Any) -> tuple[Array, Parts]:
             value, parts = loss_of(merged(ours, trained), batch)
-            if isinstance(parts, PairParts):
-                parts = parts._replace(means=parts.means / count)
             # Divided here, as what is unreduced takes no division.
-            return value / count, parts
+            return value / count, parts._replace(means=parts.means / count)
 
         value, gradients = jax.value_and_grad(share, has_aux=True)(without(ours, frozen))
         return value, scattered(gradients)[0] if stage == 2 else gradients

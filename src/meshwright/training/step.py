@@ -45,7 +45,7 @@ from meshwright.training.slots import in_order, to_stage_layout
 from meshwright.training.trained import merged, without
 from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.training.update.transformation import transformation
-from meshwright.weights import load_weights, read_tensors
+from meshwright.weights import load_weights, read_adapter, read_tensors
 
 State = dict[str, Any]
 """`params`, `optimizer` and, where it updates float32 copies of narrower parameters, `master`: trees of arrays."""
@@ -69,7 +69,7 @@ def train_step(
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         batch = dict(batch)
         limit = batch.pop(NORM_LIMIT, None)
-        (value, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
+        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
@@ -77,12 +77,10 @@ def train_step(
             if optimizer.clip_norm:
                 scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
                 gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
-            metrics = {"loss": value, "grad_norm": norm}
-            if parts is not None:
-                metrics |= parts.metrics
+            metrics = parts.metrics | {"grad_norm": norm}
             updated = _updated(state, gradients, workload, transformation(optimizer, workload, layout, strategy))
             if limit is not None:
-                bad = is_bad(value, norm, limit)
+                bad = is_bad(metrics["loss"], norm, limit)
                 updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
             return updated, metrics
 
@@ -115,15 +113,19 @@ def initial_state(
     *,
     seed: int,
     weights: Path | None = None,
+    adapter: Path | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
     What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
-    instead; on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
+    instead; adapter: a directory of PEFT's, for the adapters. on_bytes is called with the bytes of each part that was.
+    To be called under `jax.set_mesh`.
     """
     model, frozen = workload.config, workload.frozen_paths
-    first = first_parameters(workload, layout, mesh, strategy, seed=seed, weights=weights, on_bytes=on_bytes)
+    first = first_parameters(
+        workload, layout, mesh, strategy, seed=seed, weights=weights, adapter=adapter, on_bytes=on_bytes
+    )
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
@@ -144,12 +146,14 @@ def first_parameters(
     *,
     seed: int,
     weights: Path | None,
+    adapter: Path | None = None,
     paths: Collection[str] | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Any:
     """The parameters that a run begins with, their layers in the model's order: read from `weights`, or drawn.
 
-    Adapters are drawn in any case. paths: of those wanted; by default all. To be called under `jax.set_mesh`.
+    Adapters are drawn, or read from the files of PEFT's in `adapter`. paths: of those wanted; by default all. To be
+    called under `jax.set_mesh`.
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
@@ -165,7 +169,11 @@ def first_parameters(
         return read
     drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
     stored = dict(leaves(wanted))
-    return merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    first = merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    if adapter is None:
+        return first
+    own: Any = read_adapter(adapter, model)
+    return merged(first, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
 
 
 def abstract_state(
@@ -223,8 +231,12 @@ def abstract_batch(
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.sequences, workload.seq_len)
-    names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
+    if workload.packed or is_zigzag(layout.mesh, strategy):
+        dtypes["positions"] = jnp.int32
+    if workload.packed:
+        dtypes |= {"segments": jnp.int32, "weights": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
     whole = NamedSharding(mesh, PartitionSpec())
     if workload.objective == "dpo":
         batch["weights"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)

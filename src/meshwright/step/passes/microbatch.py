@@ -29,7 +29,8 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
         sizes["I"] = workload.tokens / parts
     # Where each stage runs its own program, the last sums the losses of all microbatches first.
-    sizes["loss"] = 1 if mesh.pp == 1 or strategy.spmd_pipeline else 1 / parts
+    sums = 1 if workload.z_loss == 0 else 2
+    sizes["loss"] = sums if mesh.pp == 1 or strategy.spmd_pipeline else sums / parts
     if experts := workload.model.experts:
         copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
         ours = workload.tokens / mesh.degree(token_axes())

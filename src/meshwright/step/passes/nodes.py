@@ -59,8 +59,8 @@ class Layout:
 
     Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
 
-    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
-    2. frozen: the paths of parameters that get no gradient.
+    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_packed: whether rows
+    hold several documents. is_pair: whether sp is 2. frozen: the paths of parameters that get no gradient.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -69,7 +69,7 @@ class Layout:
     sequence: tuple[str, ...]
     residual: tuple[str, ...]
     sp_method: SequenceMethod
-    has_positions: bool
+    is_packed: bool
     is_pair: bool
     collective_matmul: bool
     tp_stream: TpStream

@@ -313,9 +313,6 @@ class _BlockSharder:
                 move = Move(name=label, before=array, after=after, pending=self.layout.sequence)
                 yield self._node(move, reads=(name,), writes=gathered, tag=Tag.READ)
             key, value = self.arrays[names[1]], self.arrays[names[2]]
-            if self.layout.has_positions:
-                positions = Array("positions", (self.layout.tokens[0], whole), width="float32")
-                work.append(_exchange("positions", "all-gather", self.layout, positions, ("recompute",), is_end=True))
         elif self.layout.sequence and self.layout.sp_method == "ring":
             work.extend(self._ring(key, value))
         output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
@@ -336,7 +333,7 @@ class _BlockSharder:
         )
 
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
-        """Keys, values and positions round the ring of sp, forward and backward; their gradients in float32 backward.
+        """Keys, values and where they are round the ring of sp, both ways; their gradients in float32 backward.
 
         Of two devices the compiler sees that backward sends what was just sent to recompute.
         """
@@ -347,6 +344,9 @@ class _BlockSharder:
             wide = replace(array, width="float32")
             yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
         yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
+        if self.layout.is_packed:
+            segments = replace(positions, name="segments")
+            yield _exchange("segments", "collective-permute", self.layout, segments, phases, is_ring=True)
 
     def _concat(self, op: Concat) -> Iterator[Node]:
         """Values with their last dims in a row; they lie as the first does.
@@ -434,9 +434,7 @@ def _resized(array: Array, name: str, size: int) -> Array:
 
 
 def _exchange(
-    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False, is_end: bool = False
+    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False
 ) -> Exchange:
     """A collective over the axes of the sequence."""
-    return Exchange(
-        name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring, is_end=is_end
-    )
+    return Exchange(name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring)
