@@ -75,7 +75,7 @@ def log_probabilities_and_load(
     run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
     x, table, load = run(params, batch, model, layout, dtype=dtype)
     with jax.named_scope("loss"):
-        losses, _ = token_losses(logits(params, x, table, model, layout), batch["targets"])
+        losses = token_losses(logits(params, x, table, model, layout), batch["targets"])
         return -jnp.sum(losses * batch["weights"], axis=-1), load
 
 

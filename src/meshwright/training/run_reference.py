@@ -24,7 +24,7 @@ from meshwright.files import write_file
 from meshwright.runtime import DTYPES, ShardingContext, build_mesh
 from meshwright.step import reference_pass, rules_of
 from meshwright.step.reference import ReferencePass
-from meshwright.training.checkpoint import Checkpoints, Note, check_free
+from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
 from meshwright.training.data.pairs import PairData
 from meshwright.training.reference import abstract_reference, reference_step, text_batch
@@ -120,8 +120,8 @@ def _save(directory: Path, config: RunConfig, params: Any) -> None:
     """Write the parameters of a live reference, once."""
     with Checkpoints(directory / FOLDER) as checkpoints:
         if checkpoints.latest is None:
-            check_free(directory, {"params": params}, what=f"keep the reference in {directory}")
-            checkpoints.save(0, {"params": params}, config.to_json())
+            checkpoints.save(0, {"params": params}, {"config": config.to_json()})
+            checkpoints.commit()
 
 
 def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
