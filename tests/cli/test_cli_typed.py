@@ -98,7 +98,7 @@ VALUES = {
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
-    "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--freeze": "embedding",
+    "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--adapter": "none", "--freeze": "embedding",
     "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
     "--tokenizer": "none", "--fields": "text", "--bad-data": "skip", "--processes": "2",
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",

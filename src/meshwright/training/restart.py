@@ -99,7 +99,8 @@ def first_state(
         weights = Path(config.weights) if config.weights else None
         return initial_state(
             config.workload, layout, config.optimizer, mesh, config.strategy,
-            seed=config.seed, weights=weights, on_bytes=on_bytes,
+            seed=config.seed, weights=weights, adapter=Path(config.adapter) if config.adapter else None,
+            on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     saved = _saved_layout(config, layout)

@@ -52,6 +52,7 @@ SETTINGS: Mapping[str, Setting] = {
     "seed": Setting("seed"),
     "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
+    "adapter": Setting("adapter", resume="never"),
     "weights": Setting("weights", resume="never"),
 }
 """The settings by the names of their options, in the library and at the command (`--learning-rate`)."""
