@@ -4,9 +4,9 @@
 
 A run of a tiny model on 4 simulated devices that saves every second step is started again and again, and killed:
 while it starts, some time after a step, or up to 30 ms after a checkpoint began to be written. After each kill every
-checkpoint that has a name must be whole, and every line of metrics must have the loss of the unbroken run, to the bit. In
-the end the run is let finish, and its parameters and moments must be those of the unbroken run, to the bit. Processes are
-forked after the imports and find compiled programs in a cache, so that a kill takes about two seconds.
+checkpoint that has a name must be whole, and every line of metrics must have the loss of the unbroken run, to the bit.
+In the end the run is let finish, and its parameters and moments must be those of the unbroken run, to the bit.
+Processes are forked after the imports and find compiled programs in a cache: a kill takes a few seconds.
 """
 
 from __future__ import annotations
