@@ -173,7 +173,7 @@ def test_a_checkpoint_of_a_newer_version_is_one_line(run):
     path.write_text(json.dumps(data | {"tachyons": 1}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("meshwright.training.checkpoint.find_damage", lambda *_, **__: "")
-        with pytest.raises(MeshwrightError, match="checkpoint 2 of .* another version of meshwright: .*tachyons"):
+        with pytest.raises(MeshwrightError, match=r"checkpoint 2 of .* another version of meshwright: .*tachyons"):
             go_on(CONFIG, run, steps=3)
 
 

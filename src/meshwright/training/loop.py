@@ -142,7 +142,7 @@ def _run(
     corpus = load_corpus(config.data.sources, tokenizer)
     check_corpus(corpus, config.workload)
     identity = {
-        "data": hashlib.sha256(memoryview(corpus)).hexdigest(),
+        "data": hashlib.sha256(corpus.data).hexdigest(),
         "tokenizer": tokenizer_checksum(config, directory),
     }
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
