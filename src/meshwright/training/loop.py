@@ -115,6 +115,8 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    if workload.packed:
+        raise MeshwrightError("packed rows can be planned and verified; the data of a run are windows of text")
     if config.watching.wandb is not None:
         load_wandb()
     if config.watching.profile is not None:
