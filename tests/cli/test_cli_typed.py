@@ -93,14 +93,9 @@ VALUES = {
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--start-seconds": "60",
-<<<<<<< HEAD
     "--prompt": "x", "--beta": "0.2", "--label-smoothing": "0.1", "--preference-loss": "ipo",
-    "--grace-seconds": "9", "--keep": "3", "--keep-every": "4", "--save-minutes": "5",
-    "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
-=======
-    "--prompt": "x", "--allow": "dtype", "--grace-seconds": "9", "--keep": "3", "--keep-every": "4",
+    "--allow": "dtype", "--grace-seconds": "9", "--keep": "3", "--keep-every": "4",
     "--save-minutes": "5", "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
->>>>>>> main
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",

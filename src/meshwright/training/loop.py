@@ -28,6 +28,7 @@ from meshwright.step import (
     rules_of,
     stream_rules,
 )
+from meshwright.text import Tokenizer
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.data.pairs import PairData, load_pairs
@@ -113,9 +114,8 @@ def run_steps(
             lock.release()
 
 
-def _load_data(config: RunConfig, directory: Path) -> np.ndarray | PairData:
+def _load_data(config: RunConfig, tokenizer: Tokenizer | None) -> np.ndarray | PairData:
     """The tokens of a run's text, or its pairs."""
-    tokenizer = run_tokenizer(config, directory)
     if config.workload.objective == "dpo":
         return load_pairs(config.data.sources, tokenizer, config.workload)
     corpus = load_corpus(config.data.sources, tokenizer)
@@ -153,18 +153,13 @@ def _run(
     checkpoints = Checkpoints(directory, config.saving)
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
-<<<<<<< HEAD
-    data = _load_data(config, directory)
-=======
     tokenizer = run_tokenizer(config, directory)
-    corpus = load_corpus(config.data.sources, tokenizer)
-    check_corpus(corpus, config.workload)
+    data = _load_data(config, tokenizer)
     identity = {
-        "data": hashlib.sha256(corpus.data).hexdigest(),
+        "data": data.fingerprint if isinstance(data, PairData) else hashlib.sha256(data.data).hexdigest(),
         "tokenizer": tokenizer_checksum(config, directory),
     }
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
->>>>>>> main
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
@@ -187,14 +182,9 @@ def _run(
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             about = {"config": config.to_json(), "identity": identity}
             in_order = order_of_checkpoints(config, layout, mesh)
-<<<<<<< HEAD
-            saver = Saver(config, directory, checkpoints, in_order, {"config": config.to_json()}, log, on_note)
+            saver = Saver(config, directory, checkpoints, in_order, about, log, on_note)
             step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
             program = StepProgram(step_of, on_note, prepare)
-=======
-            saver = Saver(config, directory, checkpoints, in_order, about, log, on_note)
-            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
->>>>>>> main
             planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
             if is_first_process():

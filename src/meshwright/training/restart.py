@@ -26,13 +26,8 @@ from meshwright.training.compatible import (
 from meshwright.training.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.resolved import write_resolved
-<<<<<<< HEAD
-from meshwright.training.resume import config_conflict
-from meshwright.training.run import Row, RunConfig, begin_run, read_metrics
-from meshwright.training.run_reference import FOLDER
-=======
 from meshwright.training.run import Row, RunConfig, begin_run, config_from_data, read_config, read_metrics
->>>>>>> main
+from meshwright.training.run_reference import FOLDER
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps
