@@ -57,6 +57,8 @@ class RunArgs:
     """Go on from the last whole checkpoint of the run given as MODEL; with -o, of the run there, or begin it."""
     change: Annotated[bool, option()] = False
     """With --resume: go on with the settings given here where they are others than the run's."""
+    allow: Annotated[str | None, option("KINDS")] = None
+    """With --resume: go on though the checkpoint's data, dtype, optimizer or tokenizer (kind,kind) are others."""
     anyway: Annotated[bool, option()] = False
     """Train though the plan does not fit the memory, or text is bytes and the vocabulary is larger than these 256."""
     config: Annotated[Path | None, option("FILE")] = None
@@ -175,13 +177,20 @@ def _long(seconds: float) -> str:
 def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen."""
     from meshwright.runtime import claim_devices
-    from meshwright.training import RunStoppedError, is_first_process, run_steps, what_is_left
+    from meshwright.training import (
+        RunStoppedError,
+        allowed_differences,
+        is_first_process,
+        run_steps,
+        what_is_left,
+    )
 
     with waiting(f"starting {config.hardware}"):
         which = {name: value for name, value in vars(args.process).items() if value is not None}
         several = claim_devices(config.system, Processes(**which), config.to_json())
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
+    allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
     if several is not None:
         several.before_end = screen.stop
@@ -219,7 +228,9 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         sys.stdout.flush()
     try:
         with screen:
-            outcome = run_steps(config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave)
+            outcome = run_steps(
+                config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave, allow=allow
+            )
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
         if several is not None:
@@ -275,6 +286,8 @@ def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
 def _begun(args: Args) -> tuple[RunConfig, Path]:
     """A new run's config, and its directory, which must not hold one already."""
     run = args.run
+    if run.allow:
+        raise MeshwrightError("--allow is for a run that goes on (--resume), and this one begins; leave it out")
     if run.change:
         raise MeshwrightError("--change is for a run that goes on (--resume), and this one begins; leave it out")
     plan = plan_to_run(args.model, args.options)
@@ -289,13 +302,14 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
     """The config of a run as it goes on, what is another than before is said; of a new one where -o holds none."""
     with waiting("loading JAX"):
-        from meshwright.training import resumed_run, run_to_resume
+        from meshwright.training import allowed_differences, resumed_run, run_to_resume
 
     run = args.run
     if (directory := run_to_resume(args.model, run.output)) is None:
         return _begun(args)
     what, options = None if run.output is None else args.model, args.options | args.settings
-    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=options, what=what)
+    allow = allowed_differences(run.allow, args.settings, change=run.change)
+    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=options, what=what, allow=allow)
     for line in lines:
         print(f"note: {line}", file=sys.stderr)
     return config, directory

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +31,11 @@ from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
 from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
-from meshwright.training.pretrained import run_tokenizer
+from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
 from meshwright.training.program import StepProgram
 from meshwright.training.restart import (
     begin,
+    check_identity,
     end_failed_start,
     first_state,
     is_first_process,
@@ -66,6 +68,7 @@ def run_steps(
     on_note: Note = warnings.warn,
     on_bytes: Callable[[int], None] = lambda n: None,
     leave: Leave | None = None,
+    allow: Collection[str] = (),
 ) -> Outcome:
     """Train to `config.steps` steps, from the run's last whole checkpoint if it has one.
 
@@ -82,6 +85,7 @@ def run_steps(
         on_bytes: called with the bytes of each part of trained weights that was read.
         leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for,
             or where the grace period of a SIGTERM is over; None has it go on.
+        allow: kinds of differences to the checkpoint that the run goes on from all the same (`compatible.ALLOWED`).
 
     Raises:
         MeshwrightError: where the run cannot be started or gone on with.
@@ -99,7 +103,7 @@ def run_steps(
     try:
         grace = config.saving.grace_seconds
         with interruptions(on_note, leave and leave_unlocked, grace_seconds=grace) as interruption:
-            return _run(config, directory, interruption, on_step, on_note, on_bytes)
+            return _run(config, directory, interruption, on_step, on_note, on_bytes, allow)
     finally:
         if lock is not None:
             lock.release()
@@ -127,14 +131,21 @@ def _run(
     on_step: Callable[[Row], None],
     on_note: Note,
     on_bytes: Callable[[int], None],
+    allow: Collection[str],
 ) -> Outcome:
     """The steps of a run whose directory is locked."""
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
-    if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
+    if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
-    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
+    tokenizer = run_tokenizer(config, directory)
+    corpus = load_corpus(config.data.sources, tokenizer)
     check_corpus(corpus, config.workload)
+    identity = {
+        "data": hashlib.sha256(corpus.data).hexdigest(),
+        "tokenizer": tokenizer_checksum(config, directory),
+    }
+    check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(config.workload.seq_len, layout, config.strategy)
@@ -153,8 +164,9 @@ def _run(
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+            about = {"config": config.to_json(), "identity": identity}
             in_order = order_of_checkpoints(config, layout, mesh)
-            saver = Saver(config, directory, checkpoints, in_order, {"config": config.to_json()}, log, on_note)
+            saver = Saver(config, directory, checkpoints, in_order, about, log, on_note)
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
             planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
