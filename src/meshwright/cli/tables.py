@@ -168,7 +168,8 @@ def mesh_name(record: Record) -> str:
 def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
     tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
-    return f"{workload.model.name} · {workload.task} · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
+    what = f"{workload.model.name} · {workload.task} · {tokens}"
+    return f"{what} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 
 def speed(record: Record) -> str:
