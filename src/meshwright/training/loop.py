@@ -26,6 +26,7 @@ from meshwright.step import (
     rules_of,
     stream_rules,
 )
+from meshwright.text import Tokenizer
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, RunData, open_data
 from meshwright.training.data.pairs import PairData, load_pairs
@@ -111,9 +112,8 @@ def run_steps(
             lock.release()
 
 
-def _load_data(config: RunConfig, directory: Path, on_note: Note) -> RunData | PairData:
+def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | PairData:
     """The data of a run, or its pairs."""
-    tokenizer = run_tokenizer(config, directory)
     if config.workload.objective == "dpo":
         return load_pairs(config.data.sources, tokenizer, config.workload)
     return open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
@@ -127,6 +127,8 @@ def _check(config: RunConfig) -> None:
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
     check_reference(workload, config.mesh, config.strategy, runs=True)
+    if workload.packed:
+        raise MeshwrightError("packed rows can be planned and verified; the data of a run are windows of text")
     if config.watching.wandb is not None:
         load_wandb()
     if config.watching.profile is not None:
@@ -149,7 +151,8 @@ def _run(
     checkpoints = Checkpoints(directory, config.saving)
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
-    data = _load_data(config, directory, on_note)
+    tokenizer = run_tokenizer(config, directory)
+    data = _load_data(config, tokenizer, on_note)
     identity = {"data": data.fingerprint, "tokenizer": tokenizer_checksum(config, directory)}
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
