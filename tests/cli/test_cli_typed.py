@@ -44,6 +44,7 @@ WORK = {
     "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
     "tokenize": ["meshwright.cli.tokenize.tokenize"],
     "train": ["meshwright.cli.train.TrainScreen"],
+    "launch": ["meshwright.launch.supervise"],
     "generate": ["meshwright.inference.Found.load"],
     "export": ["meshwright.inference.Found.load"],
     "eval": ["meshwright.inference.Found.load"],
@@ -65,6 +66,7 @@ CALLS = {
     "tokenize": (None, ["tokenize", "runs/begun/records.jsonl", "-o", "tokens"]),
     "train": (None, ["train", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "train resume": (TrainArgs, ["train", "runs/begun", "--resume"]),
+    "launch": (None, ["launch", "-n", "4", "--", "train", *TRAINING]),
     "generate": (None, ["generate", "runs/begun"]),
     "export": (None, ["export", "runs/begun", "exported"]),
     "eval": (None, ["eval", "runs/begun", "--data", "runs/begun/metrics.txt"]),
@@ -90,7 +92,8 @@ VALUES = {
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
-    "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--start-seconds": "60", "--prompt": "x",
+    "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--prompt": "x",
+    "--start-seconds": "60", "--stuck-seconds": "60", "--restarts": "1", "--elastic": "2",
     "--grace-seconds": "9", "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5",
@@ -127,7 +130,9 @@ def call(name, options):
         if option.name in words:
             at = words.index(option.name)
             del words[at : at + 2]
-        words += typed(option, name)
+        # Behind -- stand the words of another command.
+        at = words.index("--") if "--" in words else len(words)
+        words[at:at] = typed(option, name)
     return words
 
 
