@@ -147,7 +147,7 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     import jax
     import jax.numpy as jnp
 
-    from meshwright.runtime import ShardingContext, attend
+    from meshwright.runtime import ShardingContext, attend, token_order
     from meshwright.runtime.attention.segments import Mask, Segments
     from meshwright.runtime.attention.sequence import KEYS, QUERIES, TOKENS
 
@@ -160,11 +160,13 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
         sharding = jax.NamedSharding(mesh, layout.spec(*names))
         return jax.ShapeDtypeStruct((*tokens, *dims), dtype, sharding=sharding)
 
+    order = token_order(asked.seq_len, layout, way)
+
     def run(query: Any, key: Any, value: Any, positions: Any, gradient: Any) -> Any:
         places = Segments(positions) if is_zigzag(shape, way) else None
 
         def attention(query: Any, key: Any, value: Any) -> Any:
-            return attend(query, key, value, places, layout, method=way.sp_method, mask=Mask())
+            return attend(query, key, value, places, layout, method=way.sp_method, mask=Mask(), order=order)
 
         output, back = jax.vjp(attention, query, key, value)
         return output, *back(gradient)

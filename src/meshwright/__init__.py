@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshwright.training import train
     from meshwright.verification import verify
     from meshwright.viz import show
+    from meshwright.viz.report import report
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "inspect",
     "load",
     "plan",
+    "report",
     "show",
     "train",
     "verify",
@@ -60,6 +62,7 @@ _HOMES = {
     "inspect": "meshwright.inspection",
     "load": "meshwright.inference",
     "plan": "meshwright.planner.library",
+    "report": "meshwright.viz.report",
     "show": "meshwright.viz",
     "train": "meshwright.training",
     "verify": "meshwright.verification",

@@ -54,6 +54,7 @@ SCREENS = {
     "inspect tpu": ["inspect", "inspect_programs:mistaken", "--mesh", "dp=2,tp=2", "--on", "v5e:2x2", "--memory"],
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
     "tokenize": ["tokenize", "task.jsonl", "-o", "my runs/tokens", "--fields", "[query],query"],
+    "report": ["report", "runs/tiny", "-o", "my runs/report.html"],
     "generate": ["generate", "runs/tiny", "--num-tokens", "12"],
     "export": ["export", "runs/tiny", "my runs/exported"],
     "eval": ["eval", "runs/tiny", "--data", "text.txt", "my runs"],

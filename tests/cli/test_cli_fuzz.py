@@ -81,6 +81,7 @@ FIRST = {
     "verify": MODELS,
     "train": MODELS,
     "tokenize": ["empty", "list.json", "cut.json", "bytes", "dir", "none"],
+    "report": ["run", "run run", "dir", "empty", "none"],
     "generate": ["run", "dir", "empty", "none", "good"],
     "eval": ["run", "dir", "good", "none"],
     "export": ["run out", "good out", "dir none/out", "none out", "good dir"],

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from meshwright.cli import train_screen
-from meshwright.cli.train_screen import LEAST_BAR, TrainScreen, loss_chart
+from meshwright.cli.train_screen import LEAST_BAR, TrainScreen, loss_chart, usage
 
 PLAN = SimpleNamespace(step_seconds=0.0575)
 
@@ -42,6 +42,24 @@ def test_the_bar_has_width_and_nothing_is_cut(monkeypatch, width):
     assert [int(line.split("/")[0].split()[-1]) for line in kept] == [1, 20, 40, 60, 80, 100]
     assert "checkpoint 6 is kept as 6.damaged" in lines
     assert summary[0] == "loss 5.900 at step 1, 4.910 at step 100"
+
+
+def test_a_wide_bar_has_memory_and_the_wait_for_input_too(monkeypatch):
+    def more(step):
+        return row(step) | {"memory_peak_bytes": 12 * 10**9, "input_seconds": 0.01234}
+
+    plain = row
+    monkeypatch.setitem(globals(), "row", lambda step: plain(step) | {"host_peak_bytes": 2 * 10**9})
+    bar = next(line for line in reversed(shown(monkeypatch, width=140, is_terminal=True)[0]) if "━" in line)
+    assert bar.endswith("(plan 57.5 ms)  host 2.00 GB")
+    assert usage(more(1)) == ["12.0 GB", "input 10.0%"]
+
+
+def test_what_compiling_took_stands_before_the_first_step(monkeypatch, capsys):
+    plain = row
+    monkeypatch.setitem(globals(), "row", lambda step: plain(step) | ({"compile_seconds": 8.3} if step == 0 else {}))
+    shown(monkeypatch, width=100, is_terminal=False)
+    assert capsys.readouterr().out.splitlines()[:2] == ["compiling …", "compiled in 8.30 s"]
 
 
 def test_a_pipe_has_plain_lines(monkeypatch, capsys):

@@ -39,6 +39,11 @@ PROMPTS = (
 SHARED_EXPERT = "Experts and the MLP beside them are each summed over tp, as the program does it."
 FEATURES = "The mean of the last image, which the product to the classes reads, is kept for its gradient."
 
+PLACES = "Positions of gathered keys follow from how a sequence is cut: nothing sends them, in no layer."
+REPORTED = (
+    "The loss that is reported is cross-entropy alone, so that stages do not add up the experts' loss of imbalance."
+)
+
 CHOICE_BIAS = "The bias by which DeepSeek-V3's router chooses is a parameter of 256 elements in each layer of experts."
 
 TIMES = ("breakdown seconds/*", "mfu", "step seconds", "tokens per second")
@@ -279,5 +284,20 @@ NAMED_DIFFERENCES: Mapping[tuple[str, str], str] = (
     | {
         ("kit 076 *", f"{counted} collectives/reduce-scatter tp recompute *"): RERUN
         for counted in ("useful", "executed")
+    }
+    | {
+        (case, quantity): PLACES
+        for case in ("13b gather over sp *", "kit 011 *", "kit 030 *", "kit 069 *")
+        for quantity in (*TIMES, "* collectives/all-gather sp *")
+    }
+    | {
+        ("deepseek-v3 search of h100", "* collectives/all-gather sp *"): PLACES,
+        ("published runs", "torchtitan-*"): PLACES,
+    }
+    | {("*", "* collectives/all-reduce pp forward*"): REPORTED}
+    | {
+        (case, quantity): REPORTED
+        for case in ("kit 07[2-7] *", "kit 085 *", "tiny shared experts over stages *")
+        for quantity in TIMES
     }
 )

@@ -43,7 +43,8 @@ SLOTTED = with_experts("slotted", capacity_factor=4.0)
 class Row:
     """A way to train a model: on a mesh, by a strategy, keeping something for backward.
 
-    core: whether `make test` trains it; the others `make matrix` does.
+    core: whether `make test` trains it; the others `make matrix` does. packed: whether rows hold several documents, and
+    padding. z_loss: its coefficient.
     """
 
     model: ModelConfig
@@ -51,16 +52,28 @@ class Row:
     strategy: Strategy = DEFAULT
     remat: Remat = "block"
     core: bool = False
+    packed: bool = False
+    z_loss: float = 0.0
 
     def __str__(self) -> str:
         changed = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
         changed |= {"remat": self.remat} if self.remat != "block" else {}
+        changed |= {"packed": True} if self.packed else {}
+        changed |= {"z_loss": self.z_loss} if self.z_loss else {}
         return " ".join((self.model.name, str(self.mesh), *(f"{name}={value}" for name, value in changed.items())))
 
     @property
     def workload(self) -> Workload:
         """The step on simulated devices."""
-        return Workload(model=self.model, batch=16, seq_len=32, compute_dtype="f32", remat=self.remat)
+        return Workload(
+            model=self.model,
+            batch=16,
+            seq_len=32,
+            compute_dtype="f32",
+            remat=self.remat,
+            packed=self.packed,
+            z_loss=self.z_loss,
+        )
 
     @property
     def alone(self) -> "Row":
@@ -78,7 +91,8 @@ class Row:
         strategy = Strategy(
             optimizer=self.strategy.optimizer, num_microbatches=parts, dropout=dropout, attention=attention
         )
-        return Row(replace(self.model, name="alone", experts=experts), MeshShape(), strategy)
+        model = replace(self.model, name="alone", experts=experts)
+        return Row(model, MeshShape(), strategy, packed=self.packed, z_loss=self.z_loss)
 
 
 def parts(count: int, **more: object) -> Strategy:
@@ -194,6 +208,13 @@ OPTIMIZERS = [
     Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion"), core=True),
     Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor"), core=True),
     Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1), core=True),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), Strategy(optimizer="muon", on_bad_step="skip"), core=True),
+    Row(MOE, MeshShape(ep=2, fsdp=2, tp=2), Strategy(optimizer="muon")),
+    Row(UNEVEN, MeshShape(fsdp=2, tp=2, pp=2), Strategy(optimizer="muon", num_microbatches=4)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), Strategy(optimizer="muon", zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(optimizer="muon", zero_stage=0)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), Strategy(optimizer="muon", num_microbatches=2)),
+    Row(DENSE, MeshShape(tp=4), Strategy(optimizer="muon")),
 ]
 
 DROPOUT = [
@@ -202,10 +223,27 @@ DROPOUT = [
     Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2), core=True),
 ]
 
+PACKED = [
+    Row(DENSE, MeshShape(fsdp=2), packed=True, remat="none"),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2), packed=True, z_loss=1e-3, core=True),
+    Row(DENSE, MeshShape(sp=2, tp=4), packed=True),
+    Row(DENSE, MeshShape(sp=2, tp=4), GATHER, packed=True),
+    Row(DENSE, MeshShape(sp=2, tp=4), ULYSSES, packed=True),
+    Row(DENSE, MeshShape(sp=4, fsdp=2), RING, "matmuls", packed=True),
+    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4), packed=True, z_loss=1e-3),
+    Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4), packed=True),
+    Row(DENSE, MeshShape(sp=2, pp=2), parts(4, schedule="gpipe"), "matmuls", packed=True, z_loss=1e-3),
+    Row(DENSE, MeshShape(sp=2, pp=2), fused("ulysses", num_microbatches=4), packed=True),
+    Row(SLOTTED, MeshShape(ep=2, sp=2, tp=2), packed=True),
+    Row(MOE, MeshShape(ep=2, dp=2, sp=2), RING, packed=True),
+    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4), packed=True),
+    Row(AFTER_TWO, MeshShape(fsdp=2, sp=2, pp=2), parts(4), packed=True),
+]
+
 REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"))]
 """Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
 
-ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT]
+ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT, *PACKED]
 
 
 def narrow(preset: str, **more: object) -> ModelConfig:
@@ -298,5 +336,9 @@ FAMILIES = [
     Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING),
     Row(DIRECT, MeshShape(sp=4, tp=2), ULYSSES),
     Row(LATENT, MeshShape(fsdp=2, sp=2, pp=2), fused("gather", num_microbatches=4)),
+    Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), packed=True),
+    Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), packed=True),
+    Row(DEEPSEEK, MeshShape(ep=2, sp=2, tp=2), packed=True),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING, packed=True),
 ]
 """Families with other ops than Llama's."""

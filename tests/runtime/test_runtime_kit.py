@@ -21,6 +21,7 @@ from meshwright.step import check_runnable, leaves, rules_of
 from meshwright.step.parameter_tree import CHOICE_BIAS
 from meshwright.training import Optimizer, abstract_state, initial_state, train_step
 from meshwright.training.slots import layer_of_slots
+from meshwright.training.update.skipping import NORM_LIMIT
 from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
 
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
@@ -57,9 +58,13 @@ def run(row: Row) -> Ran:
         if row.strategy.dropout:
             whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
             batch["draws"] = jax.device_put(np.array([0, 1], np.uint32), whole)
+        if row.strategy.on_bad_step == "skip":
+            whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            batch[NORM_LIMIT] = jax.device_put(np.float32(np.inf), whole)
         step = train_step(row.workload, layout, OPTIMIZER, row.strategy).lower(state, batch).compile()
         for _ in range(3):
             state, found = step(state, batch)
+            assert not found.pop("skipped", False)
             metrics.append({name: value.item() for name, value in found.items()})
             if len(metrics) == 1:
                 gradients = in_order(optax.tree_utils.tree_get(state["optimizer"], "mu"), layers)
@@ -122,11 +127,26 @@ def text(row: Row, layout: ShardingContext) -> dict[str, np.ndarray]:
     shape = row.workload.batch, row.workload.seq_len
     tokens = np.random.default_rng(0).integers(0, row.model.vocab, (shape[0], shape[1] + 1), dtype=np.int32)
     batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
-    positions = token_order(shape[1], layout, row.strategy)
-    if positions is None:
-        return batch
-    ordered = {name: array[:, positions] for name, array in batch.items()}
-    return ordered | {"positions": np.broadcast_to(positions.astype(np.int32), shape)}
+    order = token_order(shape[1], layout, row.strategy)
+    if row.packed:
+        batch |= documents(shape)
+    elif order is not None:
+        batch["positions"] = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    return batch if order is None else {name: array[:, order] for name, array in batch.items()}
+
+
+def documents(shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Two documents in each row, of other lengths in each, and padding; a quarter of the targets count for nothing."""
+    place, draw = np.arange(shape[1])[None], np.random.default_rng(1)
+    first, second = draw.integers(3, 13, (shape[0], 1)), draw.integers(5, 19, (shape[0], 1))
+    starts = np.where(place < first, 0, np.where(place < first + second, first, first + second))
+    segments = np.where(place < first, 1, np.where(place < first + second, 2, 0))
+    weights = (segments > 0) * (draw.random(shape) > 0.25)
+    return {
+        "positions": (place - starts).astype(np.int32),
+        "segments": segments.astype(np.int32),
+        "weights": (weights / weights.mean()).astype(np.float32),
+    }
 
 
 alone = cache(run)

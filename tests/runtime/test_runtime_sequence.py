@@ -59,8 +59,10 @@ def sharded(shape, method, mask):
 
     @jax.jit
     def run(arrays, places):
+        key_ids = None if places is None else layout.place(places.ids, "batch", "activation")
+
         def attention(query, key, value):
-            return attend(query, key, value, places, layout, method=method, mask=mask)
+            return attend(query, key, value, places, layout, method=method, mask=mask, key_ids=key_ids)
 
         output, back = jax.vjp(attention, *arrays[:3])
         return output, *back(arrays[3])

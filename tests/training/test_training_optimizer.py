@@ -90,7 +90,7 @@ def test_decay_and_factors_reach_the_parameters_that_are_named():
         learning_rate=1.0, warmup_steps=0, rates=("layers=0.5", "query=0.25"), no_decay=("key", "unembedding")
     )
     params = {path: np.ones(2, np.float32) for path in PATHS}
-    rule = transformation(optimizer)
+    rule = transformation(optimizer, WORKLOAD, ShardingContext(MeshShape()))
     updates, _ = rule.update({path: np.zeros(2, np.float32) for path in PATHS}, rule.init(params), params)
     for path in PATHS:
         factor = 0.25 if path == "layers.query" else 0.5 if path.startswith("layers.") else 1.0

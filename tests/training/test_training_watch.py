@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
+from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig, read_metrics, train
 from meshwright.training.saving import Saving
@@ -131,7 +132,7 @@ class FakeWandb:
 def logged(directory, steps, notes):
     """Rows of some steps on their way to Weights & Biases."""
     with RunLog(directory, replace(CONFIG, watching=Watching(wandb="curves")), notes.append) as log:
-        log.begin(steps.start)
+        log.begin(steps.start, Record(origin="compiled", mesh={}, hardware="cpu:8"))
         for step in steps:
             log.add({"step": step, "time": 1.0, "loss": 2.0})
         log.add_later({"save_seconds": 0.5})

@@ -84,6 +84,14 @@ class WorkloadArgs:
     """dpo's frozen model: run in each step (live), or once before the first one (precomputed). Default: live."""
     num_layers: Annotated[str | None, option("N")] = None
     """Cut the model to N layers, to look at a part of it. Default: all."""
+    lora_rank: Annotated[str | None, option("N")] = None
+    """Train adapters of this rank alone (LoRA), as 16; all other parameters are frozen. Default: train all."""
+    lora_alpha: Annotated[float | None, option("NUMBER")] = None
+    """What adapters add is times alpha / rank. Default: 2 * rank."""
+    lora_targets: Annotated[str | None, option("NAMES")] = None
+    """The products with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()
+    """Parameters that are not trained, by their paths: embedding, layers.query or 'layers.*_norm'. Default: none."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name (form: meshwright/hardware/data)."""
     memory_headroom: Annotated[str | None, option("SHARE")] = None
@@ -117,7 +125,7 @@ class StrategyArgs:
     virtual_stages: Annotated[str | None, option("N")] = None
     """Chunks of layers in each stage; several make the schedule interleaved (1)."""
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
-    """adamw, lion, adafactor or sgd; adamw-8bit can be planned (adamw)."""
+    """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters and gradients are kept in (f32)."""
     moment_dtype: Annotated[Dtype | None, option("bf16|f32")] = None

@@ -13,7 +13,7 @@ from meshwright.cli.text import WIDTH, terminal_columns, wrap
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
 from meshwright.step import Workload
-from meshwright.units import show_bytes, show_percent, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"
 """The style of what is wrong; the words say it too."""
@@ -167,14 +167,22 @@ def mesh_name(record: Record) -> str:
 
 def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
-    tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
-    return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
+    tokens, lora = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}", workload.config.lora
+    what = f"train LoRA {lora.rank}" if lora else "train"
+    return f"{workload.model.name} · {what} · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 
 def speed(record: Record) -> str:
     """Step time and MFU in a few words."""
     step = show_seconds(record.step_seconds) if record.step_seconds is not None else "?"
     return f"step {step}" + (f"   MFU {show_percent(record.mfu)}" if record.mfu is not None else "")
+
+
+def promise(planned: Record) -> str:
+    """What else a plan promises of a run: tokens a second and the memory of a device."""
+    return (
+        f"{show_rate(planned.tokens_per_second or 0.0, 'tok/s')}   {show_bytes(planned.memory_bytes['peak'])} a device"
+    )
 
 
 def collective_table(record: Record) -> Lines:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.tables import console, headline, show, speed, table
+from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
@@ -214,7 +214,7 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
 
     if not screen.is_quiet:
         show(console(), headline(config.workload, config.hardware))
-        show(console(), f"mesh {config.mesh} · plan: {speed(planned)}")
+        show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
         sys.stdout.flush()
     try:
         with screen:

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.progress import Progress, ProgressColumn, Task
@@ -109,19 +110,21 @@ class TrainScreen:
         is_late = not self._has_bar and time.monotonic() - self._said > QUIET_SECONDS
         if row["step"] == self._first or self.taken % every == 0 or is_late:
             width = self._out.width
+            if row["step"] == self._first and row.get("compile_seconds"):
+                self._line(f"compiled in {show_seconds(row['compile_seconds'])}")
             self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
 
-    def _fit(self, fixed: list[str], width: int) -> list[str]:
-        """Words about the last step, the most important first, as many as a width has place for."""
+    def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
+        """Words about the last step, the most important first, as many as a width has place for; then more."""
         row, words = self._row, list(fixed)
-        more = [
+        words_of_step = [
             f"loss {row['loss']:.3f}",
             show_rate(row["tokens_per_second"], "tok/s"),
             f"MFU {show_percent(row['mfu'])}",
             show_seconds(row["step_seconds"]),
             f"(plan {show_seconds(self._planned.step_seconds or 0.0)})",
         ]
-        for word in more:
+        for word in (*words_of_step, *more):
             if len("  ".join([*words, word])) > width:
                 break
             words.append(word)
@@ -135,7 +138,7 @@ class TrainScreen:
             return Text(f"compiling  {_clock(time.monotonic() - self._began)}")
         where, left = f"{self.taken}/{self._steps}", task.time_remaining
         clock = f"{_clock(left) if left is not None else '-:--'} left"
-        words = "  ".join(self._fit([clock], self._out.width - len(where) - LEAST_BAR - 2))
+        words = "  ".join(self._fit([clock], self._out.width - len(where) - LEAST_BAR - 2, usage(self._row)))
         width = min(MOST_BAR, self._out.width - len(where) - len(words) - 2)
         done = int(width * self.taken / self._steps)
         parts = (where, " ", ("━" * done, "bar.complete"), ("─" * (width - done), "bar.back"), " ", words)
@@ -155,6 +158,18 @@ class TrainScreen:
         if len(self._losses) > 2:
             lines += loss_chart(self._losses, width=min(CHART_WIDTH, self._out.width - 10))
         return lines
+
+
+def usage(row: Mapping[str, Any]) -> list[str]:
+    """The memory of a device, or of the host where devices do not count theirs, and the share of waiting for input."""
+    words = []
+    if (peak := row.get("memory_peak_bytes")) is not None:
+        words.append(show_bytes(peak))
+    elif (host := row.get("host_peak_bytes")) is not None:
+        words.append(f"host {show_bytes(host)}")
+    if "input_seconds" in row:
+        words.append(f"input {show_percent(row['input_seconds'] / row['step_seconds'])}")
+    return words
 
 
 class _Line(ProgressColumn):

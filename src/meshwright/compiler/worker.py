@@ -37,6 +37,7 @@ from meshwright.compiler.targets import compiler_name, compiler_options
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.hlo.text import hlo_text
+from meshwright.runtime.program_memory import program_memory
 
 _DUMPED_PASSES = "shardy-xla|spmd-partitioning"
 
@@ -154,28 +155,12 @@ def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: 
     """Read the HLO and the memory of a compiled function; the partitioner's modules stay ''."""
     return CompiledProgram(
         hlo=hlo_text(compiled),
-        memory_bytes=_memory(compiled, on_tpu=compiler.startswith("libtpu")),
+        memory_bytes=program_memory(compiled, on_tpu=compiler.startswith("libtpu")),
         messages="",
         compile_seconds=0.0,
         compiler=compiler,
         mesh_method=mesh_method,
     )
-
-
-def _memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
-    """Memory per device; the peak as `CompiledProgram` defines it."""
-    stats: Any = compiled.memory_analysis()
-    names = {"arguments": "argument", "outputs": "output", "temporaries": "temp", "alias": "alias"}
-    terms = {ours: int(getattr(stats, f"{theirs}_size_in_bytes")) for ours, theirs in names.items()}
-    held = terms["arguments"] + terms["outputs"] - terms["alias"]
-    peak = int(stats.peak_memory_in_bytes)
-    if on_tpu:
-        # libtpu's figure for temporaries is no allocation: it accepts steps whose terms exceed the memory (3.86 + 13.94
-        # GiB of 15.75 on v5e, with a peak of 15.11), and refuses by its peak.
-        terms["temporaries"] = max(0, peak - held)
-    else:
-        peak = max(peak, held + terms["temporaries"])
-    return terms | {"code": int(stats.generated_code_size_in_bytes), "peak": peak}
 
 
 def failure_of(error: Exception) -> Failure:

@@ -147,6 +147,13 @@ class Activations:
         degree = self.mesh.degree(RULES["vocab"]) * (self.mesh.pp if is_spmd_pipeline(self.mesh, self.strategy) else 1)
         return sum(op.rows[1] * op.columns[1] for op in tables.values()) / degree
 
+    @property
+    def trains_tables(self) -> bool:
+        """Whether a table that tokens are looked up in has a gradient."""
+        ops = program(self.workload.model).embedding
+        tables = (op for op in ops if isinstance(op, Lookup) and not op.is_positional)
+        return any(op.name not in self.workload.frozen_paths for op in tables)
+
     @cached_property
     def lookup_elements(self) -> float:
         """Those of them that do not make the logits too."""

@@ -25,6 +25,8 @@ FUSED = {
     # x -> y; backward reads dy, x and the gradient of the residual stream, and writes that.
     "norm": Pass(4, 8),
     "residual": Pass(6, 0, 1, 0),
+    # What a product made and what its low-rank branch makes, read and their sum written.
+    "low_rank": Pass(6, 0, 1, 0),
     # Each product beside the first that reads the same input has a gradient of it, read by the norm's backward.
     "branch": Pass(0, 2, 0, 0),
     "rotary": Pass(4, 4),
@@ -49,6 +51,7 @@ ONE_BY_ONE = {
     # LayerNorm is one kernel of PyTorch's; backward one for the input and one for scale and bias.
     "layer": Pass(4, 10, 1, 2),
     "residual": Pass(6, 6),
+    "low_rank": Pass(6, 0, 1, 0),
     "branch": Pass(0, 6, 0, 1),
     # To float32 6, the complex product 8, to narrow 6; backward the same.
     "rotary": Pass(20, 20, 3, 3),

@@ -1,6 +1,6 @@
 """Folds over a step: its flops by phase, and those of a model.
 
-Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and the optimizer are under a
+Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and AdamW's update are under a
 percent of them at real widths. What the model needs of attention is counted full, not causal. What a device executes of
 it has the scores behind the mask too, but for the quarter that halves of a sequence leave out; of an attention that
 goes block by block, the blocks that it skips are counted like the others.
@@ -25,6 +25,8 @@ from meshwright.step import (
     reference_pass,
 )
 from meshwright.step.ir import AttentionOp, Extents, Matmul, Repeat, Step
+from meshwright.step.parameter_tree import is_adapter
+from meshwright.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.step.train import train_step
 
 HALVED = 0.75
@@ -39,11 +41,12 @@ class StepFlops:
     forward: float = 0.0
     recompute: float = 0.0
     backward: float = 0.0
+    update: float = 0.0
 
     @property
     def total(self) -> float:
         """All that is executed."""
-        return self.reference + self.forward + self.recompute + self.backward
+        return self.reference + self.forward + self.recompute + self.backward + self.update
 
     def __add__(self, other: StepFlops) -> StepFlops:
         return StepFlops(
@@ -51,6 +54,7 @@ class StepFlops:
             forward=self.forward + other.forward,
             recompute=self.recompute + other.recompute,
             backward=self.backward + other.backward,
+            update=self.update + other.update,
         )
 
 
@@ -58,13 +62,25 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     """The flops that one device executes in a step; over pp, the mean of its stages.
 
     Stages in lockstep go through their layers in the ticks of the bubble too, and through layers before the pipeline;
-    GPipe's recompute the logits. A frozen reference goes through its forward pass.
+    GPipe's recompute the logits. A frozen reference goes through its forward pass. Muon's update multiplies too.
     """
     found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
+    found += StepFlops(update=update_flops(workload, mesh, strategy))
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return found
     once = product_flops(train_step(*own)) + attention_flops(*own)
     return found + StepFlops(reference=once.forward)
+
+
+def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
+    """The flops of the products of the update on one device: Newton-Schulz of Muon's, zeros that fill up included."""
+    if strategy.optimizer != "muon":
+        return 0.0
+    return float(sum(
+        count * ITERATIONS * 2 * math.prod(sizes)
+        for parameter, count in dealt_matrices(workload, mesh, strategy)
+        for sizes in matrix_products(parameter)
+    ))  # fmt: skip
 
 
 def product_flops(step: Step) -> StepFlops:
@@ -119,21 +135,31 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """The flops that a step of the model needs over all devices, nothing recomputed: what MFU counts.
 
     6 for each weight that multiplies and each token, and 12 layers x heads x head_dim x seq_len a token for attention
-    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps. A third more with a
-    frozen reference that each step runs, 2 for each of its weights.
+    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps. Of a weight that is
+    frozen 4, as it has no gradient, and 2 of one below all that is trained; 2 more for each weight of a frozen
+    reference that each step runs.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
     if experts := workload.model.experts:
         sizes["R"] = workload.tokens * experts.num_active / experts.count
     step = replace(step, extents=replace(step.extents, sizes=sizes))
-    forward = product_flops(step).forward
+    # The weights of a frozen reference are those without adapters.
+    runs_reference = has_reference(workload)
+    with_gradient = {op.region.name for op in step.ops.ops if op.phase == "backward"}
+    total = 0.0
+    for op in step.ops.matmuls:
+        if op.phase == "forward":
+            passes = 1 + (op.region.name in with_gradient) + (op.name not in workload.frozen_paths)
+            passes += runs_reference and not is_adapter(op.name)
+            total += passes * step.repeats[op.region.name].mean * matmul_flops(op, step.extents)
     for op in step.ops.attention:
         if op.phase == "forward":
             products = attention_products(op, step, is_fused=False)
             kept = window_share(op.windows, workload.seq_len) / 2 if is_causal else 1.0
-            forward += kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
-    return (4 if has_reference(workload) else 3) * forward
+            passes = (3 if op.region.name in with_gradient else 1) + runs_reference
+            total += passes * kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
+    return total
 
 
 def dropless_padding_flops(

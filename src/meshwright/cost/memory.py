@@ -170,7 +170,7 @@ class _Step:
         else there may be both.
         """
         is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
-        both = 1 if self.workload.model.tied_embeddings or is_apart else 2
+        both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
         return {
             "activations": self._kept(last=True),
             "gradients": self._summed(),
@@ -196,7 +196,8 @@ class _Step:
         """The backward pass of a layer's mlp: its weights, and the gradient of one of them."""
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
-            "gathered": 4 / 3 * self._gathered(self._weights(_is_mlp)) + self._prefetched(),
+            "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
+            + self._prefetched(),
         }
 
     def _before(self) -> dict[str, float]:
@@ -249,13 +250,17 @@ class _Step:
         XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
         made, of the logits' gradient and what the product read.
         """
+        if not self._trains_logits:
+            return 0.0
         if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
             return self.activations.logits - self.activations.narrow * self.activations.inputs
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
         """The gradient of the table of embeddings, whole, and its sum over devices."""
-        is_tied = self.workload.model.tied_embeddings
+        if not self.activations.trains_tables:
+            return {}
+        is_tied = self.workload.model.tied_embeddings or not self._trains_logits
         return {
             "activations": self._kept() if self.is_spmd_pipeline else 0.0,
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -265,7 +270,8 @@ class _Step:
 
     def _update(self) -> dict[str, float]:
         """The update, which wants the gradients of all parameters for their norm."""
-        return {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
+        terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
+        return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 
     def _summed(self) -> float:
         """Gradients of several microbatches are summed, so that they outlive each backward pass."""
@@ -320,6 +326,16 @@ class _Step:
         """The elements of the weight that makes the logits."""
         return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
 
+    @property
+    def _trains_logits(self) -> bool:
+        """Whether the weight that makes the logits has a gradient."""
+        ops = self.activations.step.ops.forward[LOGITS].matmuls
+        return any(op.name not in self.workload.frozen_paths for op in ops)
+
+    def _is_trained_mlp(self, op: Matmul) -> bool:
+        """Whether a product of an MLP has a gradient of its weight."""
+        return _is_mlp(op) and op.name not in self.workload.frozen_paths
+
 
 def _makes_heads(op: Matmul) -> bool:
     """Whether a product makes queries, keys or values, whose gradients wait for that of attention."""
@@ -338,7 +354,13 @@ def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int
 
 
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of tokens and targets on one device, of positions where these lie in no order, and pairs' weights."""
-    has_positions = is_zigzag(mesh, strategy) and has_attention(workload.model)
-    arrays = 2 + has_positions + (workload.objective == "dpo")
+    """The bytes of the text on one device: tokens, targets, and positions where these lie in no order; pairs' weights.
+
+    Packed rows have positions, segments and weights; a model without attention reads no more than the weights of them.
+    """
+    reads_positions = has_attention(workload.model)
+    arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions
+    if workload.packed:
+        arrays += 1 + reads_positions
+    arrays += workload.objective == "dpo"
     return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

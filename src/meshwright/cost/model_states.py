@@ -24,16 +24,18 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
+from meshwright.step.passes.muon import dealt_matrices, matrices, short_and_long
 from meshwright.step.passes.optimizer import factored_dims
 from meshwright.step.passes.pipeline import is_spmd_pipeline
 
-MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0}
+MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
 """The arrays of a parameter's size that an optimizer keeps beside it.
 
-Lion has one (arXiv:2302.06675). sgd is without momentum. Of Adafactor, without momentum too, see `factored_elements`.
+Lion has one (arXiv:2302.06675), and Muon, with a second of what AdamW updates for it. sgd is without momentum. Of
+Adafactor, without momentum too, see `factored_elements`.
 """
 
-COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1}
+COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
 """The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
 
 BLOCK_OF_8BIT = 256
@@ -51,24 +53,30 @@ def states_bytes(memory: Mapping[str, int]) -> int:
     return sum(memory.get(name, 0) for name in STATES)
 
 
-def parameter_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """The elements of all parameters that one device stores; of a pipeline the stage with most."""
-    virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 0
-    return sum(stored_elements(workload.model, replace(mesh, dp=1), virtual_stages=virtual))
+def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
+    """The elements of what is trained that one device stores; of a pipeline the stage with most."""
+    return States(workload, mesh, strategy).elements
 
 
 @lru_cache(maxsize=1 << 14)
 def stored_elements(
-    model: Model, mesh: MeshShape, *, is_tiled: bool = False, virtual_stages: int = 0
+    model: Model,
+    mesh: MeshShape,
+    *,
+    is_tiled: bool = False,
+    virtual_stages: int = 0,
+    without: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
     """The elements that one device stores of the layers, and of what is before and after; `mesh` without dp, of copies.
 
     Of a pipeline those of a stage with most layers, and of the larger end. is_tiled: as they lie in a TPU's tiles.
     virtual_stages: of stages in lockstep, which have as many slots each, share both tables and have the plain layers
-    before those of experts all; 0 where they are not.
+    before those of experts all; 0 where they are not. without: the paths of parameters that are left out.
     """
-    layers, ends = 0, list[int]()
+    layers, ends = 0, [0]
     for path, parameter in leaves(parameters(model)):
+        if path in without:
+            continue
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
         size = tiled_elements(shape) if is_tiled else math.prod(shape)
         if parameter.is_stacked and not (virtual_stages and "dense_layers" in parameter.axes):
@@ -102,13 +110,16 @@ def _filled(dim: int, tile: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def factored_elements(model: Model, mesh: MeshShape) -> int:
+def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
     """The elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): means over rows and over columns.
 
     Of a parameter whose two largest dims are not both from `FACTORED_FROM` on it is all. What is not kept has one.
+    without: the paths of parameters that it keeps nothing of.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
+        if path in without:
+            continue
         shape = local_parameter_shape(parameter, mesh=mesh, what=path)
         size = math.prod(shape)
         if factored := factored_dims(parameter.shape):
@@ -120,7 +131,10 @@ def factored_elements(model: Model, mesh: MeshShape) -> int:
 
 @dataclass(frozen=True)
 class States:
-    """The bytes of parameters, moments and gradients on one device. is_tiled: as they lie in a TPU's tiles."""
+    """The bytes of parameters, moments and gradients on one device. is_tiled: as they lie in a TPU's tiles.
+
+    Elements are of what is trained; of frozen parameters there are no gradients and no moments.
+    """
 
     workload: Workload
     mesh: MeshShape
@@ -130,7 +144,7 @@ class States:
     @cached_property
     def stored(self) -> tuple[int, int]:
         """The elements of the layers' parameters and of the tables, where fsdp shards them."""
-        return self._stored_on(replace(self.mesh, dp=1))
+        return self._stored_on(replace(self.mesh, dp=1), self.workload.frozen_paths)
 
     @property
     def elements(self) -> int:
@@ -140,17 +154,32 @@ class States:
     @cached_property
     def kept(self) -> int:
         """The elements of the parameters as they are from step to step: shards from ZeRO-1 on, else whole."""
-        return sum(self._stored_on(self._kept_on))
+        return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
-    def _stored_on(self, mesh: MeshShape) -> tuple[int, int]:
-        """The elements of layers and tables where a mesh without copies shards them."""
+    def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
+        """The elements of layers and tables where a mesh without copies shards them, but for some parameters."""
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
-        return stored_elements(self.workload.model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual)
+        model = self.workload.model
+        return stored_elements(model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
+
+    def _frozen_bytes(self, mesh: MeshShape) -> float:
+        """The bytes of the frozen parameters where a mesh without copies shards them, each in its own dtype."""
+        workload, total = self.workload, 0.0
+        if not workload.frozen_paths:
+            return total
+        declared = dict(leaves(parameters(workload.model)))
+        for dtype in {workload.compute_dtype, workload.param_dtype}:
+            others = (
+                path for path, parameter in declared.items()
+                if path not in workload.frozen_paths or workload.stored_dtype(path, parameter) != dtype
+            )  # fmt: skip
+            total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
+        return total
 
     @property
     def arguments(self) -> float:
         """What a step is given of it: parameters as they are stored, their copies, moments and counters."""
-        stored = self.kept * dtype_bytes(self.workload.param_dtype)
+        stored = self.kept * dtype_bytes(self.workload.param_dtype) + self._frozen_bytes(self._kept_on)
         return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property
@@ -159,15 +188,16 @@ class States:
 
         Stages in lockstep have them whole in the dtype that gradients are added up in.
         """
-        degree, stage, each = self._shards, self.strategy.zero_stage, dtype_bytes(self.workload.param_dtype)
+        degree, stage = self._shards, self.strategy.zero_stage
+        frozen = self._frozen_bytes(replace(self.mesh, dp=1))
+        stored = self.elements * dtype_bytes(self.workload.param_dtype) + frozen
         if stage == 3 or degree == 1:
-            return self.elements * each
+            return stored
         if stage == 0:
-            return self.elements * each * degree
-        whole = (
-            self._summed_in if is_spmd_pipeline(self.mesh, self.strategy) else dtype_bytes(self.workload.compute_dtype)
-        )
-        return self.elements * (each + whole * degree)
+            return stored * degree
+        narrow = dtype_bytes(self.workload.compute_dtype)
+        whole = self._summed_in if is_spmd_pipeline(self.mesh, self.strategy) else narrow
+        return stored + (self.elements * whole + frozen) * degree
 
     @property
     def master_weights(self) -> float:
@@ -182,10 +212,25 @@ class States:
         name, updated = self.strategy.optimizer, "f32" if self.strategy.master_weights else self.workload.param_dtype
         each = dtype_bytes(self.strategy.moment_dtype or updated)
         if name == "adafactor":
-            return each * factored_elements(self.workload.model, self._kept_on)
+            return each * factored_elements(self.workload.model, self._kept_on, self.workload.frozen_paths)
         if name == "adamw-8bit":
             each = 1 + 4 / BLOCK_OF_8BIT
-        return MOMENTS[name] * each * self.kept
+        second = 0
+        if name == "muon":
+            second = sum(self._stored_on(self._kept_on, self.workload.frozen_paths.union(matrices(self.workload))))
+        return each * (MOMENTS[name] * self.kept + second)
+
+    @property
+    def dealt_matrices(self) -> float:
+        """The bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
+        if self.strategy.optimizer != "muon":
+            return 0.0
+        each = dtype_bytes(self.workload.compute_dtype)
+        most = 0.0
+        for parameter, count in dealt_matrices(self.workload, self.mesh, self.strategy):
+            short, long = short_and_long(parameter)
+            most = max(most, each * count * (2 * short * long + 2 * short * short))
+        return most
 
     def gradients(self, elements: float) -> float:
         """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2.

@@ -19,7 +19,7 @@ from meshwright.cost.elementwise import (
     softmax_passes,
 )
 from meshwright.cost.flops import window_share
-from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.model_states import trained_elements
 from meshwright.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.cost.rates.attention import fused_attention_time
 from meshwright.cost.rates.efficiency import gpu_figures, layer_shares
@@ -30,6 +30,7 @@ from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, s
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
 from meshwright.step.layer import DotProduct
+from meshwright.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.step.passes.pipeline import (
     is_shared_before,
     pre_pipeline_stack,
@@ -387,10 +388,19 @@ class OpTimer:
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
-    """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it."""
-    states = parameter_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
+    """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it.
+
+    And of the products of Muon, which is taken to read and write as much.
+    """
+    states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
-    return passes * states / (HBM_SHARE * system.hbm_bytes_per_second)
+    products = 0.0
+    if strategy.optimizer == "muon":
+        dtype = workload.compute_dtype
+        for parameter, count in dealt_matrices(workload, mesh, strategy):
+            each = sum(product_seconds(*sizes, system=system, dtype=dtype) for sizes in matrix_products(parameter))
+            products += count * ITERATIONS * each
+    return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:

@@ -27,7 +27,7 @@ from meshwright.step.train import train_step
 LETTERS = (
     "B batch, S sequence, T sequence of keys, D stream, K kv heads, G query heads a kv head, H head dim, F mlp,"
     " V vocab, E experts, R rows of an expert or a latent, C copies sent to experts, L latents, P positions,"
-    " N scale of a norm; d before a name: its gradient"
+    " N scale of a norm, J rank of an adapter; d before a name: its gradient"
 )
 """What the letters of the notation stand for."""
 

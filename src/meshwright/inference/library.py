@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,8 @@ def find_model(
         raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
     if _is_run(path):
         run = read_config(path)
-        model: Any = run.workload.config
+        # Adapters are added to the weights as these are read.
+        model = replace(run.workload.config, lora=None)
         system = run.system if on is None else read_system(on, run.hardware_file)
         # Stages are for training: one token would go through them one after the other.
         is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
@@ -144,7 +145,8 @@ def find_model(
             mesh=shape,
             dtype=dtype or run.workload.compute_dtype,
             params_dtype=dtype or run.workload.param_dtype,
-            stored_dtype=dtype or run.workload.param_dtype,
+            stored_dtype=dtype
+            or (run.workload.compute_dtype if run.workload.config.lora else run.workload.param_dtype),
             run=run,
         )
     model = load_model(str(path))

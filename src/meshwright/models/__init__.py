@@ -1,5 +1,6 @@
 """Forward passes over a model's ops and its declared parameters."""
 
+from meshwright.models.adapters import merge_adapters
 from meshwright.models.decoder import loss_and_load
 from meshwright.models.ends import embed, logits
 from meshwright.models.forward import all_logits, all_losses
@@ -15,5 +16,6 @@ __all__ = [
     "generate_tokens",
     "logits",
     "loss_and_load",
+    "merge_adapters",
     "staged_loss_and_load",
 ]

@@ -27,16 +27,33 @@ class Scoring(NamedTuple):
     softcap: float | None = None
 
 
+class Documents(NamedTuple):
+    """The ids of the documents of queries [b, s] and of keys [b, t]; a query attends to keys of its own document."""
+
+    queries: Array
+    keys: Array
+
+    def part(self, queries: slice, keys: slice) -> Documents:
+        """Those of some queries and keys."""
+        return Documents(self.queries[:, queries], self.keys[:, keys])
+
+
 class Chunks(NamedTuple):
     """Chunks of queries [n, b, c, k, g, h] and their positions [n, c]; inside a loop over chunks, one of them.
 
-    tokens: numbers of the tokens [n, b, c] for dropout, or None. sinks: of each query [n, b, c, k, g], or None.
+    tokens: numbers of the tokens [n, b, c] for dropout, or None. sinks: of each query [n, b, c, k, g], or None. ids: of
+    the queries' documents [n, b, c], or None.
     """
 
     query: Array
     positions: Array
     tokens: Array | None
     sinks: Array | None
+    ids: Array | None
+
+    def documents(self, key_ids: Array | None) -> Documents | None:
+        """The documents of one chunk's queries, and of all keys."""
+        return None if self.ids is None or key_ids is None else Documents(self.ids, key_ids)
 
     def rng(self, rng: DropoutRng | None) -> DropoutRng | None:
         """The dropout of one chunk, from that of all."""
@@ -68,6 +85,7 @@ def attend(
     scoring: Scoring | None = None,
     window: Array | int | None = None,
     sinks: Array | None = None,
+    documents: Documents | None = None,
 ) -> Array:
     """Causal attention that materializes its scores in memory. Scores and softmax are float32.
 
@@ -79,6 +97,7 @@ def attend(
         scoring: default: a divisor of sqrt(head_dim), no softcap.
         window: the number of keys a query attends to, including its own; None for all before it.
         sinks: logits [kv_heads, group] that take a share of each softmax, and add no value.
+        documents: of queries and keys where rows hold several documents, which attend each to itself alone.
 
     Returns the output [b, s, kv_heads, group, value_dim] in the query's dtype, named `INTERMEDIATE`.
     """
@@ -90,14 +109,17 @@ def attend(
         spec = P(*jax.typeof(query).sharding.spec[:-1])
         sinks = lax.broadcast_in_dim(sinks.astype(jnp.float32), query.shape[:-1], (2, 3), out_sharding=spec)
     if num_chunks == 1:
-        return _attention_by_halves(scoring, query, key, value, positions, width, rng, sinks)
+        return _attention_by_halves(scoring, query, key, value, positions, documents, width, rng, sinks)
     # Chunk j takes every num_chunks-th query from j, so that each chunk of a sharded sequence is sharded evenly.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
     places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
     tokens = rng and jnp.moveaxis(rng.tokens.reshape(b, s // num_chunks, num_chunks), 2, 0)
     own = None if sinks is None else jnp.moveaxis(sinks.reshape(b, s // num_chunks, num_chunks, *heads[:-1]), 2, 0)
-    output: Any = _attention_by_chunks(scoring, Chunks(chunks, places, tokens, own), key, value, width, rng)
+    ids, key_ids = (None, None) if documents is None else documents
+    ids = None if ids is None else jnp.moveaxis(ids.reshape(b, s // num_chunks, num_chunks), 2, 0)
+    of_queries = Chunks(chunks, places, tokens, own, ids)
+    output: Any = _attention_by_chunks(scoring, of_queries, key, value, key_ids, width, rng)
     return checkpoint_name(jnp.moveaxis(output, 0, 2).reshape(b, s, *output.shape[3:]), INTERMEDIATE)
 
 
@@ -107,13 +129,15 @@ def _attention_by_halves(
     key: Array,
     value: Array,
     positions: Array,
+    documents: Documents | None,
     window: Array | None,
     rng: DropoutRng | None,
     sinks: Array | None,
 ) -> Array:
     """`_attention` of each half of a whole sequence by itself, which skips the masked quarter of the scores.
 
-    More parts would skip more, with products so small that little is gained.
+    More parts would skip more, with products so small that little is gained. Documents lie in order within a row, so
+    that packed ones leave out the same quarter.
     """
     length = query.shape[1]
     # Shards of a sequence run one program, so that none can skip scores that another needs.
@@ -123,12 +147,13 @@ def _attention_by_halves(
         part = slice(start, stop)
         own = rng and replace(rng, tokens=rng.tokens[:, part])
         of_part = None if sinks is None else sinks[:, part]
+        ids = None if documents is None else documents.part(part, slice(stop))
         return _attention(
-            scoring, query[:, part], key[:, :stop], value[:, :stop], positions[part], window, own, of_part
+            scoring, query[:, part], key[:, :stop], value[:, :stop], positions[part], ids, window, own, of_part
         )
 
     if not (is_whole and can_halve_queries(length)):
-        return _attention(scoring, query, key, value, positions, window, rng, sinks)
+        return _attention(scoring, query, key, value, positions, documents, window, rng, sinks)
     return jnp.concatenate([attend_part(0, length // 2), attend_part(length // 2, length)], axis=1)
 
 
@@ -139,6 +164,7 @@ def _attention(
     key: Array,
     value: Array,
     positions: Array,
+    documents: Documents | None,
     window: Array | None,
     rng: DropoutRng | None,
     sinks: Array | None,
@@ -149,7 +175,7 @@ def _attention(
     the softmax's gradient is that of the output with its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); and
     no product transposes the scores.
     """
-    return _forward(scoring, query, key, value, positions, window, rng, sinks)[0]
+    return _forward(scoring, query, key, value, positions, documents, window, rng, sinks)[0]
 
 
 def _forward(
@@ -158,11 +184,12 @@ def _forward(
     key: Array,
     value: Array,
     positions: Array,
+    documents: Documents | None,
     window: Array | None,
     rng: DropoutRng | None,
     sinks: Array | None,
 ) -> tuple[Array, tuple[Any, ...]]:
-    scores = _scores(scoring, query, key, positions, window)
+    scores = _scores(scoring, query, key, positions, documents, window)
     max_score = _largest(scores, sinks)
     weights = checkpoint_name(jnp.exp(scores - max_score), SCORES)
     normalizer, of_sinks = _sum_of_weights(weights, max_score, sinks)
@@ -177,10 +204,10 @@ def _forward(
 
 def _backward(
     scoring: Scoring, saved: tuple[Any, ...], gradient: Array
-) -> tuple[Array, Array, Array, None, None, None, Array | None]:
+) -> tuple[Array, Array, Array, None, None, None, None, Array | None]:
     results, key, value, rng = saved
     *others, of_sinks = _gradients(scoring, results, key, value, rng, gradient)
-    return *others, None, None, None, of_sinks  # type: ignore[return-value]
+    return *others, None, None, None, None, of_sinks  # type: ignore[return-value]
 
 
 _attention.defvjp(_forward, _backward)
@@ -188,37 +215,50 @@ _attention.defvjp(_forward, _backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention_by_chunks(
-    scoring: Scoring, chunks: Chunks, key: Array, value: Array, window: Array | None, rng: DropoutRng | None
+    scoring: Scoring,
+    chunks: Chunks,
+    key: Array,
+    value: Array,
+    key_ids: Array | None,
+    window: Array | None,
+    rng: DropoutRng | None,
 ) -> Array:
     """`_attention` in a loop over chunks of queries, [n, b, c, k, g, h]; backward recomputes the scores of each."""
-    return _forward_by_chunk(scoring, chunks, key, value, window, rng)[0]
+    return _forward_by_chunk(scoring, chunks, key, value, key_ids, window, rng)[0]
 
 
 def _forward_by_chunk(
-    scoring: Scoring, chunks: Chunks, key: Array, value: Array, window: Array | None, rng: DropoutRng | None
+    scoring: Scoring,
+    chunks: Chunks,
+    key: Array,
+    value: Array,
+    key_ids: Array | None,
+    window: Array | None,
+    rng: DropoutRng | None,
 ) -> tuple[Array, tuple[Any, ...]]:
     """Saves the log-normalizer for backward, no scores."""
 
     def mix(chunk: Chunks) -> tuple[Array, Array]:
-        scores = _scores(scoring, chunk.query, key, chunk.positions, window)
+        scores = _scores(scoring, chunk.query, key, chunk.positions, chunk.documents(key_ids), window)
         max_score = _largest(scores, chunk.sinks)
         weights = jnp.exp(scores - max_score)
         normalizer, _ = _sum_of_weights(weights, max_score, chunk.sinks)
         return _average(weights, normalizer, value, chunk.rng(rng), chunk.query.dtype), max_score + jnp.log(normalizer)
 
     output, log_normalizer = checkpoint_name(jax.lax.map(mix, chunks), ATTENTION_RESIDUALS)
-    return output, (chunks, key, value, window, rng, output, log_normalizer)
+    return output, (chunks, key, value, key_ids, window, rng, output, log_normalizer)
 
 
 def _backward_by_chunk(
     scoring: Scoring, saved: tuple[Any, ...], gradient: Array
-) -> tuple[Chunks, Array, Array, None, None]:
+) -> tuple[Chunks, Array, Array, None, None, None]:
     """The gradients of keys and values are summed chunk by chunk."""
-    chunks, key, value, window, rng, output, log_normalizer = saved
+    chunks, key, value, key_ids, window, rng, output, log_normalizer = saved
 
     def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Any]:
         chunk, output, log_normalizer, gradient = each
-        weights = jnp.exp(_scores(scoring, chunk.query, key, chunk.positions, window) - log_normalizer)
+        scores = _scores(scoring, chunk.query, key, chunk.positions, chunk.documents(key_ids), window)
+        weights = jnp.exp(scores - log_normalizer)
         share = None if chunk.sinks is None else jnp.exp(_by_head(chunk.sinks[..., None]) - log_normalizer)
         results = ForwardResults(chunk.query, weights, jnp.ones_like(log_normalizer), output, log_normalizer, share)
         of_query, of_key, of_value, of_sinks = _gradients(scoring, results, key, value, chunk.rng(rng), gradient)
@@ -226,20 +266,27 @@ def _backward_by_chunk(
 
     zeros = [jnp.zeros(x.shape, x.dtype, out_sharding=cotangent_spec(x)) for x in (key, value)]
     sums, (of_queries, of_sinks) = jax.lax.scan(back, (zeros[0], zeros[1]), (chunks, output, log_normalizer, gradient))
-    return Chunks(of_queries, None, None, of_sinks), *sums, None, None  # type: ignore[arg-type]
+    return Chunks(of_queries, None, None, of_sinks, None), *sums, None, None, None  # type: ignore[arg-type]
 
 
 _attention_by_chunks.defvjp(_forward_by_chunk, _backward_by_chunk)
 
 
-def _scores(scoring: Scoring, query: Array, key: Array, positions: Array, window: Array | None) -> Array:
+def _scores(
+    scoring: Scoring,
+    query: Array,
+    key: Array,
+    positions: Array,
+    documents: Documents | None,
+    window: Array | None,
+) -> Array:
     """The scores [b, k, g, s, t] in float32, minus infinity where masked.
 
-    The mask depends on positions alone: JAX would compute it for all chunks and heads before the first layer (JAX
-    0.10.2), as large as all scores. An optimization barrier keeps it from being computed before the query is ready, and
-    the mask is added as one array of queries and keys.
+    The mask depends on positions and documents alone: JAX would compute it for all chunks and heads before the first
+    layer (JAX 0.10.2), as large as all scores. An optimization barrier keeps it from being computed before the query is
+    ready, and the mask is added as one array of queries and keys.
     """
-    query, positions = jax.lax.optimization_barrier((query, positions))
+    query, positions, documents = jax.lax.optimization_barrier((query, positions, documents))
     scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
@@ -247,6 +294,9 @@ def _scores(scoring: Scoring, query: Array, key: Array, positions: Array, window
     visible = distance >= 0
     if window is not None:
         visible &= distance < window
+    if documents is not None:
+        is_same = documents.queries[:, None, None, :, None] == documents.keys[:, None, None, None, :]
+        visible = lax.broadcast_to_rank(visible, is_same.ndim) & is_same
     return scores + lax.broadcast_to_rank(jnp.where(visible, 0.0, -jnp.inf), scores.ndim)
 
 

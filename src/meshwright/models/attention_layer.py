@@ -13,14 +13,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.attention import Scoring, attend
+from meshwright.models.attention import Documents, Scoring, attend
 from meshwright.models.cache import Cache, attend_to_cache, with_tokens
 from meshwright.models.context import LayerContext
 from meshwright.models.remat import INTERMEDIATE
 from meshwright.models.rotary import is_of_kind
 from meshwright.models.stationary import attention_layout
 from meshwright.runtime.attention import sequence
-from meshwright.runtime.attention.segments import Mask, Segments
+from meshwright.runtime.attention.segments import Mask
 from meshwright.step.layer import Attention
 
 
@@ -60,20 +60,25 @@ def scoring_of(op: Attention) -> Scoring:
 
 def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
     """Attention by a fused kernel; layers with different windows take different branches."""
-    positions, strategy = context.positions.positions, context.strategy
+    segments, strategy = context.positions.segments, context.strategy
     if op.softcap:
         raise MeshwrightError(f"attention={strategy.attention!r} has no cap of scores; use attention='scores'")
     if op.scale is not None:
         # Kernels multiply scores by 1 / sqrt(h).
         query = (query * (op.scale * math.sqrt(op.qk_dim))).astype(query.dtype)
 
+    # Prompts, which have no segments, are always in order.
+    order = None if segments is None else sequence.token_order(query.shape[1], context.layout, strategy)
+
     def attend_within(window: int | None, query: Array, key: Array, value: Array) -> Array:
         return sequence.attend(
             query,
             key,
             value,
-            positions if isinstance(positions, Segments) else None,
+            segments,
             context.layout,
+            key_ids=context.positions.key_ids,
+            order=order,
             method=strategy.sp_method,
             mask=Mask(window=window),
             attention=strategy.attention,
@@ -90,15 +95,30 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
 
 def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, context: LayerContext) -> Array:
     """Attention with scores in memory, over gathered keys of the whole sequence."""
-    positions, layout = context.positions.positions, context.layout
-    if isinstance(positions, Segments):
-        raise MeshwrightError("a batch with positions wants attention='flash'; 'scores' takes tokens in order")
+    segments, layout = context.positions.segments, context.layout
+    documents = None
+    if segments is not None:
+        if segments.ids is None:
+            raise MeshwrightError(
+                "a batch with positions alone wants attention='flash'; 'scores' takes tokens in order"
+            )
+        documents = Documents(segments.ids, segments.ids if (all_ids := context.positions.key_ids) is None else all_ids)
     whole = ("batch", "activation", "kv_heads", "head_dim")
     key, value = (
         checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
     )
     window = _window_of_layer(op, key.shape[1], context.layer)
-    return attend(query, key, value, positions, context.rng, scoring=scoring_of(op), window=window, sinks=sinks)
+    return attend(
+        query,
+        key,
+        value,
+        jnp.arange(query.shape[1]),
+        context.rng,
+        scoring=scoring_of(op),
+        window=window,
+        sinks=sinks,
+        documents=documents,
+    )
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:

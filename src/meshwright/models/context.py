@@ -20,17 +20,22 @@ from meshwright.step import DEFAULT, ModelConfig, Strategy
 
 Weights = Mapping[str, Any]
 
+KEY_SEGMENTS = "key_segments"
+"""The entry of a batch with the documents of all keys of a row, see `with_key_segments`."""
+
 
 class PositionInfo(NamedTuple):
-    """Positions of tokens ([s] for tokens in order) and their rotary tables, the same in every layer."""
+    """Positions of tokens and what follows from them, the same in every layer.
 
-    positions: Array | Segments
+    numbers: the positions [s], or [b, s] if rows differ. tables: their rotary tables. segments: the positions and the
+    documents of the tokens; None where each row is one document in order. key_ids: the documents of all keys of a row
+    [b, t], where a device has more keys than queries.
+    """
+
+    numbers: Array
     tables: AllTables
-
-    @property
-    def numbers(self) -> Array:
-        """The positions [s], or [b, s] if rows differ."""
-        return self.positions.positions if isinstance(self.positions, Segments) else self.positions
+    segments: Segments | None = None
+    key_ids: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +66,23 @@ def positions_of(
     own: Array | int = tokens.shape[1] if lengths is None else lengths
     if "positions" in batch:
         segments = Segments(batch["positions"], batch.get("segments"))
-        return PositionInfo(segments, rotary_tables(segments.positions, model, own))
+        tables = rotary_tables(segments.positions, model, own)
+        return PositionInfo(segments.positions, tables, segments, batch.get(KEY_SEGMENTS))
     whole = jnp.arange(tokens.shape[1])
     split = tokens.sharding.spec[1] if along is None else along or None
     return PositionInfo(whole, rotary_tables(jax.reshard(whole, P(split)), model, own))
 
 
+def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strategy) -> Weights:
+    """A batch of packed documents with the documents of all keys [b, t], where sp splits tokens and not keys.
+
+    They are gathered here, once for all layers. In a ring they travel with their keys.
+    """
+    if "segments" not in batch or not layout.axes("sequence") or strategy.sp_method == "ring":
+        return batch
+    return {**batch, KEY_SEGMENTS: layout.place(batch["segments"], "batch", "activation")}
+
+
 def positions_in_cache(positions: Array, model: ModelConfig) -> PositionInfo:
     """The positions [b, 1] of the tokens that follow a cache, which end their sequences."""
-    return PositionInfo(Segments(positions), rotary_tables(positions, model, positions[:, 0] + 1))
+    return PositionInfo(positions, rotary_tables(positions, model, positions[:, 0] + 1))

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.models.context import LayerContext, PositionInfo, Weights, positions_of
+from meshwright.models.context import LayerContext, PositionInfo, Weights, positions_of, with_key_segments
 from meshwright.models.dropout import DropoutRng
-from meshwright.models.ends import cross_entropy, embed, logits
+from meshwright.models.ends import LossParts, embed, logits, mean_losses
 from meshwright.models.layer import run_layer
 from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
@@ -37,23 +37,27 @@ def loss_and_load(
     remat: Remat,
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
-) -> tuple[Array, Load | None]:
-    """The mean loss in nats of a batch, and the load of each layer's experts, if any.
+    z_loss: float = 0.0,
+) -> tuple[Array, LossParts]:
+    """The loss of a batch, and its parts with the load of each layer's experts, if any.
 
     batch: `tokens` and `targets` [b, s]; `positions` [b, s] if tokens are not in order or rows have several documents,
-    with the documents' `segments` [b, s], both for fused attention only. The loss includes the load balancing loss of
-    experts. rng: dropout, if any.
+    with the documents' `segments` [b, s] from 1, 0 for padding, and the `weights` [b, s] of the targets' losses, of
+    which the mean is 1. The loss is the mean of cross-entropy in nats, with the load balancing loss of experts and the
+    z-loss. rng: dropout, if any. z_loss: its coefficient.
     """
+    batch = with_key_segments(batch, layout, strategy)
     positions, load = positions_of(batch, model), None
     x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
     for stack in blocks.layers(model):
         own = rng and rng.fold_in(STACKS.index(stack.name))
         x, load = layers(stack, params[stack.name], x, positions, layout, remat, strategy, own)
     with jax.named_scope("loss"):
-        value = cross_entropy(logits(params, x, table, model, layout), batch["targets"])
-        if model.experts is None or load is None:
-            return value, None
-        return value + model.experts.balance_weight * load.balance_loss, load
+        means = mean_losses(logits(params, x, table, model, layout), batch, z_loss)
+        value = jnp.sum(means)
+        if model.experts is not None and load is not None:
+            value += model.experts.balance_weight * load.balance_loss
+        return value, LossParts(means, load)
 
 
 def layers(

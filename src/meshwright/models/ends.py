@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from meshwright.models.linear import GATHERED, RESIDUAL, gathered
 from meshwright.models.norm import norm
 from meshwright.models.product import product
 from meshwright.runtime import ShardingContext
+from meshwright.runtime.experts.routing import Load
 from meshwright.step import ModelConfig
 from meshwright.step.blocks import program
 from meshwright.step.layer import CrossEntropy, Linear, Lookup, Norm
@@ -106,15 +107,48 @@ def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layo
     return jnp.einsum("bsd,vd->bsv", h, weight, preferred_element_type=jnp.float32, out_sharding=sums)
 
 
-def cross_entropy(scores: Array, targets: Array) -> Array:
-    """The mean loss in nats of logits [b, s, v] for `targets` [b, s]."""
-    return jnp.mean(token_losses(scores, targets))
+class LossParts(NamedTuple):
+    """The parts of a loss, without gradients.
+
+    means: the mean cross-entropy in nats; behind it, where there is one, the z-loss times its coefficient, [1 or 2].
+    load: of the experts of each layer, if any.
+    """
+
+    means: Array
+    load: Load | None = None
+
+    @property
+    def metrics(self) -> dict[str, Array]:
+        """The metrics of a step, by name."""
+        found = {"loss": self.means[0]}
+        if self.means.shape[0] > 1:
+            found["z_loss"] = self.means[1]
+        return found if self.load is None else found | self.load.metrics
+
+
+def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
+    """The parts of the loss of logits [b, s, v] for a batch, as `LossParts.means` has them: their sum is the loss.
+
+    batch: `targets` [b, s], and `weights` [b, s] where not all count alike. Weights have a mean of 1 over the whole
+    batch, so that the mean loss of its parts is the loss of the whole.
+    """
+    losses, normalizers = _losses_and_normalizers(scores, batch["targets"])
+    parts = [losses] if z_loss == 0 else [losses, z_loss * normalizers**2]
+    if "weights" in batch:
+        parts = [part * batch["weights"] for part in parts]
+    # One sum over devices for all parts.
+    return jnp.mean(jnp.stack(parts), axis=(1, 2))
 
 
 def token_losses(scores: Array, targets: Array) -> Array:
     """The loss in nats [b, s] of logits [b, s, v] for each of `targets` [b, s]; a sharded vocab is never gathered."""
+    return _losses_and_normalizers(scores, targets)[0]
+
+
+def _losses_and_normalizers(scores: Array, targets: Array) -> tuple[Array, Array]:
+    """`token_losses`, and the logarithms of the softmax's normalizers [b, s]."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(jnp.exp(scores - top), axis=-1)
+    normalizers = jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1))
     chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]
     picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
-    return jnp.log(total) - picked
+    return normalizers - picked, normalizers + top[..., 0]

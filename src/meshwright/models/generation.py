@@ -236,7 +236,7 @@ def _prefill(
     positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")), along=along)
     if model.positions == "learned":
         # Padding may stand behind the last row of the table.
-        positions = positions._replace(positions=jnp.minimum(positions.numbers, model.max_positions - 1))
+        positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.max_positions - 1))
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
     declared: Any = parameters(model)

@@ -28,6 +28,8 @@ from meshwright.models.linear import (
     GATHERED,
     RESIDUAL,
     column_parallel_linear,
+    low_rank_columns,
+    low_rank_rows,
     router_logits,
     row_parallel_linear,
 )
@@ -53,7 +55,7 @@ from meshwright.step.layer import (
     Slice,
     Stack,
 )
-from meshwright.step.parameter_tree import SINKS
+from meshwright.step.parameter_tree import LORA_A, LORA_B, SINKS
 
 
 class LayerResult(NamedTuple):
@@ -71,13 +73,15 @@ class LayerResult(NamedTuple):
 class _Run:
     """The state of a layer while its ops run: its values by name.
 
-    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any.
+    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any. branches: the
+    low-rank branches beside them, which are added after it too.
     """
 
     weights: Weights
     context: LayerContext
     values: dict[str, Array]
     partial: dict[str, Array | None] = field(default_factory=dict)
+    branches: dict[str, Array] = field(default_factory=dict)
     cache: Cache | None = None
     load: Array | None = None
 
@@ -109,6 +113,9 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
         products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
         for each, product in zip(ops, products, strict=True):
             run.values[each.target] = _with_bias(product, _bias(run, each))
+            if each.low_rank:
+                added = low_rank_columns(source, *_factors(run, each), each, layout)
+                run.values[each.target] = checkpoint_name(run.values[each.target] + added, PRODUCT)
     else:
         # A collective matmul includes the sum.
         is_partial = op.target in _summed_together(block) and not strategy.collective_matmul
@@ -118,6 +125,12 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
             run.values[op.target], run.partial[op.target] = added, bias
         else:
             run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
+        if op.low_rank:
+            branch = low_rank_rows(source, *_factors(run, op), op, layout)
+            if is_partial:
+                run.branches[op.target] = branch
+            else:
+                run.values[op.target] = checkpoint_name(run.values[op.target] + branch, PRODUCT)
 
 
 def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
@@ -201,6 +214,7 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
     assert isinstance(down, Linear)
     assert isinstance(combine, Combine)
     linears = tuple(op for op in opened if isinstance(op, Linear))
+    segments = run.context.positions.segments
     added, run.load = moe_layer(
         run.values[dispatch.source],
         run.values[dispatch.router],
@@ -208,6 +222,7 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
         MoeOps(dispatch, linears, hidden, down),
         run.context.layout,
         run.context.strategy.matmul_dtype,
+        None if segments is None else segments.ids,
     )
     run.values[combine.target] = added
 
@@ -220,7 +235,8 @@ def _run_add(run: _Run, block: Block, op: Add) -> None:
     if partial:
         summed = layout.place(_sum([run.values[name] for name in partial]), *RESIDUAL)
         biases = [bias for name in partial if (bias := run.partial[name]) is not None]
-        summed = checkpoint_name(summed, PRODUCT)
+        branches = [run.branches[name] for name in partial if name in run.branches]
+        summed = checkpoint_name(_sum([summed, *branches]), PRODUCT)
         values.append(_with_bias(summed, _sum(biases) if biases else None))
     place = MLP if block.name == "mlp" else ATTENTION
     run.values[op.target] = run.values[op.target] + dropout(_sum(values), rng, layout, place)
@@ -276,6 +292,11 @@ def _summed_together(block: Block) -> frozenset[str]:
 
 def _bias(run: _Run, op: Linear) -> Array | None:
     return run.weights[f"{op.name}_bias"] if op.has_bias else None
+
+
+def _factors(run: _Run, op: Linear) -> tuple[Array, Array]:
+    """The two weights of a product's low-rank branch."""
+    return run.weights[f"{op.name}{LORA_A}"], run.weights[f"{op.name}{LORA_B}"]
 
 
 def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array:

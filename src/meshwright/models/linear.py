@@ -26,6 +26,9 @@ from meshwright.step.layer import Linear
 RESIDUAL = ("batch", "residual_sequence", "activation")
 GATHERED = ("batch", "sequence", "activation")
 
+RANK_OF_STREAM = ("embed", "rank")
+"""The dims of a low-rank branch's weight that the stream is multiplied by; of one that makes it the other way round."""
+
 
 def column_parallel_linear(
     h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
@@ -84,6 +87,35 @@ def row_parallel_linear(
 
     specs = (layout.spec("batch", "sequence", splits), _spec(used))
     return on_shards(local, layout, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(x, used)
+
+
+def low_rank_columns(h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext) -> Array:
+    """The low-rank branch [b, s, *outputs] beside a column-parallel product of the residual stream h [b, s, d].
+
+    Its inner value [b, s, rank] is made where the stream lies, and gathered in place of the stream.
+    """
+    assert op.low_rank
+    splits = op.outputs[0][0]
+    into = layout.weight(a, *RANK_OF_STREAM, dtype=h.dtype, along="residual_sequence")
+    low = checkpoint_name(product("bsd,dr->bsr", h, into), PRODUCT) * jnp.asarray(op.low_rank.scale, h.dtype)
+    out = layout.weight(_matrix(b, 1), "rank", splits, dtype=h.dtype)
+    made = product("bsr,rn->bsn", gathered(low, layout, splits), out)
+    return made.reshape(*h.shape[:2], *(size for _, size in op.outputs))
+
+
+def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext) -> Array:
+    """The low-rank branch [b, s, d], as the residual stream lies, beside a row-parallel product of x [b, s, *inputs].
+
+    Its inner value [b, s, rank] is reduce-scattered, and not what is made of it.
+    """
+    assert op.low_rank
+    splits = op.inputs[0][0]
+    into = layout.weight(_matrix(a, len(op.inputs)), splits, "rank", dtype=x.dtype)
+    partial = layout.spec(*GATHERED, unreduced=layout.axes(splits))
+    low = product("bsn,nr->bsr", x.reshape(*x.shape[:2], -1), into, out_sharding=partial)
+    low = checkpoint_name(layout.place(low, *RESIDUAL), PRODUCT) * jnp.asarray(op.low_rank.scale, x.dtype)
+    out = layout.weight(b, *reversed(RANK_OF_STREAM), dtype=x.dtype, along="residual_sequence")
+    return product("bsr,rd->bsd", low, out)
 
 
 def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:

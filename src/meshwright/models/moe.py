@@ -58,11 +58,13 @@ def moe_layer(
     ops: MoeOps,
     layout: ShardingContext,
     matmul_dtype: MatmulDtype | None = None,
+    segments: Array | None = None,
 ) -> tuple[Array, Array]:
     """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
 
     The load [devices, 3, e] is the `Load` on each device that has other tokens; `load_of_layers` sums it for all layers
-    at once. logits: of the router, [b, s, e]. matmul_dtype: to which operands of products are rounded.
+    at once. logits: of the router, [b, s, e]. matmul_dtype: to which operands of products are rounded. segments: of
+    packed documents [b, s], 0 for padding, which is no part of the load and takes no slot of experts with a capacity.
     """
     linears = (*ops.opened, ops.down)
     used = [
@@ -93,13 +95,13 @@ def moe_layer(
         ),
         layout,
         in_specs=(
-            *(stream, routed, P()),
+            *(stream, routed, P(), layout.spec("batch", "sequence")),
             {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
             *(jax.typeof(weight).sharding.spec for weight in used),
         ),
         out_specs=(stream, P(tokens or None, None, None)),
     )
-    added, load = mixed(h, logits, choice_bias, biases, *used)
+    added, load = mixed(h, logits, choice_bias, segments, biases, *used)
     return checkpoint_name(added, PRODUCT), load
 
 
@@ -124,6 +126,7 @@ def _moe_on_device(
     h: Array,
     logits: Array,
     choice_bias: Array | None,
+    segments: Array | None,
     biases: Mapping[str, Array],
     *weights: Array,
     ops: MoeOps,
@@ -137,6 +140,10 @@ def _moe_on_device(
         # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
         h = jax.lax.pcast(h, split.width, to="varying")
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
+    is_token = None if segments is None else _of_stream(segments, h, split) > 0
+    if is_token is not None and experts.capacity_factor is not None:
+        # Sorted behind those of all experts, where no slot is.
+        choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
     if biases:
@@ -156,8 +163,21 @@ def _moe_on_device(
         rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own
     added = here.combine(rows)
     is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
+    if is_token is not None:
+        is_chosen &= is_token[..., None, None]
     copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
-    return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing)])[None]
+    return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing, is_token)])[None]
+
+
+def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
+    """The segments of a device's part of the stream h [b, s, d], of those of all devices that share its sequence.
+
+    Cut here, and not by resharding: XLA would keep the parts alone in the stages of a pipeline, and gather them in each
+    layer for attention (JAX 0.10.2).
+    """
+    if not split.tokens:
+        return segments
+    return jax.lax.dynamic_slice_in_dim(segments, jax.lax.axis_index(split.tokens) * h.shape[1], h.shape[1], axis=1)
 
 
 def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:

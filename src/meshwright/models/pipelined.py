@@ -12,10 +12,10 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.context import LayerContext, Weights, positions_of
+from meshwright.models.context import KEY_SEGMENTS, LayerContext, Weights, positions_of, with_key_segments
 from meshwright.models.decoder import STACKS
 from meshwright.models.dropout import DropoutRng
-from meshwright.models.ends import cross_entropy, embed, logits, table_in_use
+from meshwright.models.ends import LossParts, embed, logits, mean_losses, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.remat import rematerialized
 from meshwright.runtime import Pipeline, ShardingContext, pipelined_loss, pipelined_loss_1f1b, wait_for_input
@@ -37,18 +37,20 @@ def staged_loss_and_load(
     dtype: Any,
     remat: Remat,
     rng: DropoutRng | None = None,
-) -> tuple[Array, Load | None]:
-    """The mean loss in nats of a batch and the load of its experts, pipelined over pp by the strategy's schedule.
+    z_loss: float = 0.0,
+) -> tuple[Array, LossParts]:
+    """The loss of a batch and its parts, pipelined over pp by the strategy's schedule.
 
     The loss is that of `loss_and_load`, except that the load balancing loss is of each microbatch, not of the batch.
     Layers are stacked over slots, sharded over pp. The rules may shard `vocab` over pp too: then all stages compute a
     share of its products. Raises if the batch does not divide into microbatches, or the schedule does not support
-    `remat`. rng: dropout, if any.
+    `remat`. rng: dropout, if any. z_loss: its coefficient.
     """
     check_stage_remat(remat, layout.mesh, strategy)
+    batch = with_key_segments(batch, layout, strategy)
     specs = jax.tree.map(lambda array: jax.typeof(array).sharding.spec, params)
     before = layout_before_stages(layout, batch["tokens"].shape[0], strategy) if "dense_layers" in params else layout
-    pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat)
+    pipeline = _pipeline(specs, model, layout, before, strategy, dtype, remat, z_loss)
     ends = jax.tree.map(lambda weights: stack_replicas(weights, 0), _without(params, "layers"))
     stacked = {name: stack_replicas(weights, 1) for name, weights in params["layers"].items()}
     count = strategy.num_microbatches
@@ -57,8 +59,8 @@ def staged_loss_and_load(
         keys = jnp.broadcast_to(rng.key, (count,))
         parts["rng"] = replace(rng, key=keys, tokens=microbatches(rng.tokens, count, layout))
     run: Any = pipelined_loss_1f1b if strategy.schedule == "1f1b" else pipelined_loss
-    loss, loads = run(pipeline, ends, stacked, parts)
-    return loss, None if loads is None else _load_by_layer(loads, pipeline)
+    loss, (means, loads) = run(pipeline, ends, stacked, parts)
+    return loss, LossParts(means, None if loads is None else _load_by_layer(loads, pipeline))
 
 
 def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
@@ -74,6 +76,7 @@ def _pipeline(
     strategy: Strategy,
     dtype: Any,
     remat: Remat,
+    z_loss: float,
 ) -> Pipeline:
     """The decoder as a pipeline on replicas of its parameters (`runtime.replicas`).
 
@@ -121,18 +124,29 @@ def _pipeline(
         ends, x = whole(_without(ends, "dense_layers"), x)
         with jax.named_scope("loss"):
             scores = logits(ends, x, table_in_use(ends, layout, dtype), model, layout)
-            return cross_entropy(scores, part["targets"])
+            return mean_losses(scores, part, z_loss)
 
     if has_dense:
         first = jax.checkpoint(first)
-    return Pipeline(first, rematerialized(wait_for_input(layer), remat), last, schedule, num_staged_layers(model))
+    return Pipeline(
+        first,
+        rematerialized(wait_for_input(layer), remat),
+        last,
+        schedule,
+        num_staged_layers(model),
+        loss_shape=(1 if z_loss == 0 else 2,),
+    )
 
 
 def _dense_layers(
     weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: ShardingContext, strategy: Strategy
 ) -> Array:
     """The residual stream after the dense layers before the stages, of a stage's share of the sequences."""
-    part = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, part)
+    others = {name: array for name, array in part.items() if name != KEY_SEGMENTS}
+    placed = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, others)
+    if KEY_SEGMENTS in part:
+        placed[KEY_SEGMENTS] = layout.place(part[KEY_SEGMENTS], "batch", "activation")
+    part = placed
     positions, stack = positions_of(part, model), layers(model)[0]
 
     def layer(x: Array, own: tuple[Weights, Array]) -> tuple[Array, None]:
@@ -184,6 +198,6 @@ def microbatches(batch: Array, count: int, layout: ShardingContext) -> Array:
             f"batch {size} cannot be cut into {count} microbatches on {shards} shards:"
             f" {size} % {shards * count} = {size % (shards * count)}; use a multiple of {shards * count}"
         )
-    split, length_split = layout.spec("batch", "sequence")
+    split, length_split = jax.typeof(batch).sharding.spec
     cut = lax.reshape(batch, (size // count, count, length), out_sharding=P(split, None, length_split))
     return jnp.moveaxis(cut, 1, 0)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model, usual_seq_len
+from meshwright.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.hardware import MEMORY_HEADROOM, System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.step import (
@@ -85,8 +86,10 @@ class WorkloadOptions(TypedDict, total=False):
     pairs of answers against a frozen reference, which each step runs (reference `live`) or which is run once before the
     first step (`precomputed`). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
-    model's own. hardware: a TOML file with a chip of your own. memory_headroom: the share that is added to a predicted
-    peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
+    model's own. lora_rank, lora_alpha, lora_targets: adapters of low rank, which then are all that trains
+    (`families.adapters`). freeze: patterns of the paths of parameters that are not trained. hardware: a TOML file with
+    a chip of your own. memory_headroom: the share that is added to a predicted peak before it is held against the
+    memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike
@@ -99,6 +102,10 @@ class WorkloadOptions(TypedDict, total=False):
     objective: Objective | None
     reference: Reference | None
     num_layers: Count | None
+    lora_rank: Count | None
+    lora_alpha: float | None
+    lora_targets: str | Sequence[str] | None
+    freeze: str | Sequence[str] | None
     hardware: str | Path | None
     memory_headroom: float | str | None
 
@@ -254,6 +261,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     name = model if isinstance(model, str) else getattr(model, "name", model)
     # A wrong name of a model is told before what else is missing.
     found = model if isinstance(model, Workload) else read_model(model, said.pop("num_layers", None))
+    if not isinstance(found, Workload):
+        found = read_adapters(found, said)
     system = _hardware(name, said)
     said = {option: value for option, value in said.items() if option not in _OF_SYSTEM}
     if isinstance(found, Workload):
@@ -278,10 +287,30 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
         compute_dtype=said.get("dtype", "f32" if system.chip.kind == "cpu" else "bf16"),
         param_dtype=said.get("param_dtype", "f32"),
         remat="block" if remat == "auto" else remat,
+        frozen=read_names(said.get("freeze", ())),
         objective=objective,
         reference=said.get("reference", "live"),
     )
     return workload, system
+
+
+def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
+    """The model with the low-rank adapters that options say, if any."""
+    if "lora_rank" not in options:
+        for name in ("lora_alpha", "lora_targets"):
+            if name in options:
+                raise MeshwrightError(
+                    f"{name} is {options[name]!r} of adapters without a rank; give lora_rank too, as 16"
+                )
+        return model
+    rank, targets = read_count("lora_rank", options["lora_rank"]), read_names(options.get("lora_targets", ALL_LINEAR))
+    return with_adapters(model, rank=rank, alpha=options.get("lora_alpha"), targets=targets)
+
+
+def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names as a text with commas between, or one by one; of a command's there may be both."""
+    texts = (value,) if isinstance(value, str) else value
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
 
 
 def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any]:

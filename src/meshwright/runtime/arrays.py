@@ -65,4 +65,6 @@ def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
         return jnp.ones(parameter.shape, dtype)
     # A checksum: Python's hash of a text differs between runs.
     own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    if parameter.init == "uniform":
+        return jax.random.uniform(own, parameter.shape, dtype, -parameter.scale, parameter.scale)
     return parameter.scale * jax.random.normal(own, parameter.shape, dtype)

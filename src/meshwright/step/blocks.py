@@ -34,6 +34,7 @@ from meshwright.step.layer import (
     Slice,
     Stack,
 )
+from meshwright.step.lora import with_lora
 from meshwright.step.model import Experts, LatentAttention, Model, ModelConfig, ProgramModel
 
 
@@ -43,7 +44,8 @@ def program(model: Model) -> Program:
     if isinstance(model, ProgramModel):
         return model.program
     stacks = model.family.layers(model) or decoder_layers(model)
-    return Program(embedding=embedding_ops(model), stacks=stacks, logits=logits_ops(model))
+    found = Program(embedding=embedding_ops(model), stacks=stacks, logits=logits_ops(model))
+    return with_lora(found, model.lora) if model.lora else found
 
 
 def layers(model: Model) -> tuple[Stack, ...]:

@@ -47,6 +47,17 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """A branch of low rank beside a product (LoRA, arXiv:2106.09685): scale * B A x is added to it.
+
+    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs].
+    """
+
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linear:
     """The product of `source` with the weight `name`, whose dims are `inputs` (summed) followed by `outputs`.
 
@@ -55,7 +66,7 @@ class Linear:
     parameter `{name}_bias` with the dims `outputs` is added. is_rounded: whether a strategy with 8-bit products rounds
     its operands. is_on_residual: whether it multiplies the stream as it is stored between blocks, in float32 and
     without gathering it over tp; a router does. is_tied: whether the weight is the embedding table, declared by its
-    `Lookup`, with the dims `outputs` first.
+    `Lookup`, with the dims `outputs` first. low_rank: the branch beside it, if any.
     """
 
     name: str
@@ -69,6 +80,7 @@ class Linear:
     is_rounded: bool = True
     is_on_residual: bool = False
     is_tied: bool = False
+    low_rank: LowRank | None = None
 
     @property
     def bias_dims(self) -> Dims:

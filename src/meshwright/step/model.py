@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
@@ -20,6 +20,7 @@ from meshwright.step.layer import (
     Routing,
     Stack,
 )
+from meshwright.step.lora import LoRA
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
 """The fields of a model that are whole numbers from 1."""
@@ -162,6 +163,7 @@ class ModelConfig:
         attention_sinks: whether each head has a learned logit that takes a share of its softmax (gpt-oss).
         clamped_swiglu: the activation of MLPs, instead of `activation` and its product (gpt-oss).
         embedding_scale: what looked up embeddings are multiplied by.
+        lora: adapters of low rank beside some of its products; then they are all that trains.
         planned_only: what a published model has that changes no plan, and that nothing here runs.
     """
 
@@ -206,6 +208,7 @@ class ModelConfig:
     clamped_swiglu: ClampedSwiglu | None = None
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    lora: LoRA | None = None
     planned_only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -301,6 +304,11 @@ class ProgramModel:
 
 Model = ModelConfig | ProgramModel
 """What a step is of."""
+
+
+def without_lora(model: Model) -> Model:
+    """The model without its adapters."""
+    return replace(model, lora=None) if isinstance(model, ModelConfig) else model
 
 
 def _check_whole(model: ModelConfig, field: str) -> None:

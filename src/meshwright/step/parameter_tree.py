@@ -26,6 +26,12 @@ CHOICE_BIAS = "choice_bias"
 SINKS = "sinks"
 """The parameter of the logits that take a share of each head's softmax (`Attention`)."""
 
+LORA_A, LORA_B = "_lora_a", "_lora_b"
+"""What the names of a low-rank branch's two weights end with, after that of the product beside them (`LowRank`)."""
+
+RANK = "rank"
+"""The logical axis of the inner dim of a low-rank branch; it is never split."""
+
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
 Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
@@ -36,15 +42,17 @@ Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
 class Parameter:
     """One array of a model: `axes` names each dim logically, `init` how it starts, `role` what becomes of it.
 
-    init: `ones`, or `normal` with standard deviation `scale`. role: a factor of a product, a table rows are looked up
-    in, or a vector added to or multiplied into activations.
+    init: `ones`, `normal` with standard deviation `scale`, or `uniform` within +-`scale`. role: a factor of a product,
+    a table rows are looked up in, or a vector added to or multiplied into activations. num_inputs: of a
+    weight in a layer, how many dims behind those of layers and experts are its inputs; the rest are its outputs.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
-    init: Literal["ones", "normal"] = "normal"
+    init: Literal["ones", "normal", "uniform"] = "normal"
     scale: float = 1.0
     role: Role = "product"
+    num_inputs: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), (self.shape, self.axes)
@@ -119,11 +127,25 @@ def _weight(op: Linear) -> dict[str, Parameter]:
     dims = (*experts, *op.inputs, *op.outputs)
     axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
     scale = op.init_scale if op.init_scale is not None else 1 / math.sqrt(op.fan_in)
-    found = {op.name: Parameter(shape=shape, axes=axes, scale=scale)}
+    found = {op.name: Parameter(shape=shape, axes=axes, scale=scale, num_inputs=len(op.inputs))}
     if op.has_bias:
         names, sizes = tuple(name for name, _ in op.bias_dims), tuple(size for _, size in op.bias_dims)
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
+    if op.low_rank:
+        rank = (RANK, op.low_rank.rank)
+        # As PEFT begins: kaiming_uniform_ with a = sqrt(5) is within 1 / sqrt(fan in), and B A is zero.
+        for name, dims, scale in (
+            (f"{op.name}{LORA_A}", (*op.inputs, rank), 1 / math.sqrt(op.fan_in)),
+            (f"{op.name}{LORA_B}", (rank, *op.outputs), 0.0),
+        ):
+            axes, shape = zip(*dims, strict=True)
+            found[name] = Parameter(shape=shape, axes=axes, init="uniform", scale=scale)
     return found
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a parameter is of a low-rank branch."""
+    return path.endswith((LORA_A, LORA_B))
 
 
 def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:

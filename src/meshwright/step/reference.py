@@ -10,6 +10,7 @@ from typing import NamedTuple
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.model import without_lora
 from meshwright.step.rules import RULES, stream_rules
 from meshwright.step.strategy import DEFAULT, Strategy
 from meshwright.step.strategy_checks import check_strategy, has_reference, unused_options
@@ -51,8 +52,9 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
-    # Nothing is kept for a backward pass, and the parameters are those that products want.
-    read = replace(workload, remat="none", param_dtype=workload.compute_dtype)
+    # Nothing is kept for a backward pass, and the parameters are those that products want. Adapters are the policy's.
+    read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
+    read = replace(read, param_dtype=workload.compute_dtype)
     idle = unused_options(read, own, kept)
     return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
 

@@ -31,6 +31,7 @@ RULES: Rules = {
     "latent": (),
     "router": (),
     "positions": (),
+    "rank": (),
     # Activations. Between products the residual stream is split over tp along the sequence (sequence parallelism).
     "batch": ("dp", "fsdp", "ep"),
     "sequence": ("sp",),

@@ -67,7 +67,7 @@ def serving_ops(
         sequence=(),
         residual=on(TENSOR_AXES) if phase == "prefill" else (),
         sp_method="gather",
-        has_positions=False,
+        is_packed=False,
         is_pair=False,
         collective_matmul=False,
         tp_stream="split" if phase == "prefill" else "whole",

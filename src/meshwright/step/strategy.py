@@ -14,7 +14,7 @@ Attention = Literal["scores", "flash", "cudnn"]
 SequenceMethod = Literal["gather", "ring", "ulysses"]
 TpStream = Literal["split", "whole"]
 MatmulDtype = Literal["int8", "fp8"]
-Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd", "muon"]
 OnBadStep = Literal["stop", "skip"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
 """What the learning rate does after its warm-up (`training.Optimizer`)."""

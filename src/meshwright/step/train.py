@@ -28,9 +28,11 @@ from meshwright.step.model import Model
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
 from meshwright.step.passes.microbatch import extents_of, gradient_sum
+from meshwright.step.passes.muon import is_matrix, matrix_moves
 from meshwright.step.passes.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import (
+    BATCH,
     end_moves,
     is_shared_before,
     is_spmd_pipeline,
@@ -42,8 +44,8 @@ from meshwright.step.passes.rematerialize import keeps_read, recomputed
 from meshwright.step.passes.shard import shard_stack
 from meshwright.step.passes.shard_ends import embedding_nodes, logits_nodes
 from meshwright.step.rules import RULES, rules_of
-from meshwright.step.sequence import has_attention, is_zigzag
-from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.sequence import has_attention
+from meshwright.step.strategy import DEFAULT, Optimizer, Strategy
 from meshwright.step.workload import Objective, Remat, Workload, num_query_chunks
 
 STAGED = MeshShape(pp=2)
@@ -63,7 +65,18 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
     if mesh.pp > 1:
         stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
     return Step(
-        ops=_ops(model, workload.remat, workload.objective, has_chunks, live, mesh.sp == 2, plain, shared),
+        ops=_ops(
+            model,
+            workload.frozen_paths,
+            workload.remat,
+            workload.objective,
+            has_chunks,
+            live,
+            mesh.sp == 2,
+            plain,
+            shared,
+            workload.packed,
+        ),
         stages=stages,
         repeats=repeats(found, mesh, strategy),
         extents=extents_of(workload, mesh, strategy),
@@ -89,6 +102,7 @@ def _of_layout(strategy: Strategy) -> Strategy:
 @lru_cache(maxsize=1 << 12)
 def _ops(
     model: Model,
+    frozen: frozenset[str],
     remat: Remat,
     objective: Objective,
     has_chunks: bool,
@@ -96,37 +110,44 @@ def _ops(
     is_pair: bool,
     strategy: Strategy,
     is_shared: bool,
+    is_packed: bool,
 ) -> Ops:
     """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
-    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair)
-    if not has_attention(model):
-        layout = replace(layout, has_positions=False)
+    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
+    if frozen:
+        layout = replace(layout, frozen=frozen)
     before = pre_pipeline_stack(found, mesh, strategy)
     ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
+    # Whether the stream that enters the stages has a gradient.
+    is_entry_trained = build.has_gradient
     for stack in found.stacks:
         if stack is before:
             ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+            is_entry_trained = build.has_gradient
         else:
             ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
-    if layout.has_positions and layout.sp_method == "gather" and layout.sequence:
-        array = Array("positions", (layout.tokens[0], Dim("S", None)), width="float32")
+    if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
+        # Which document each key is of, once for all layers.
         ops.append(Communicate(
-            name="positions", kind="all-gather", axes=layout.sequence, phase="forward", region=Region("embedding"),
-            array=array,
+            name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
+            array=Array("segments", (layout.tokens[0], Dim("S", None)), width="float32"),
         ))  # fmt: skip
-    ops += end_moves(found, mesh, strategy, layout, is_shared=is_shared)
-    ops += _update(model, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer == "adafactor")
+    moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    ops += (op for op in moves if is_entry_trained or op.phase == "forward")
+    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer)
     return Ops(tuple(ops))
 
 
 @lru_cache(maxsize=1 << 12)
-def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False) -> Layout:
+def layout_of(
+    live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
+) -> Layout:
     """How arrays lie on the live axes of a mesh by the rules of a strategy."""
     vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
@@ -134,7 +155,6 @@ def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_p
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(axis for axis in axes if axis in live)
 
-    pair = MeshShape(sp=2) if "sp" in live else MeshShape()
     return Layout(
         rules=rules,
         live=live,
@@ -142,7 +162,7 @@ def layout_of(live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_p
         sequence=on(RULES["sequence"]),
         residual=on(rules["residual_sequence"]),
         sp_method="gather" if strategy.attention == "scores" else strategy.sp_method,
-        has_positions=is_zigzag(pair, strategy),
+        is_packed=is_packed,
         is_pair=is_pair,
         collective_matmul=strategy.collective_matmul and strategy.tp_stream == "split" and "tp" in live,
         tp_stream=strategy.tp_stream,
@@ -158,10 +178,22 @@ class _Builder:
         self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
         self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
         self.tables: set[str] = set()
+        self.has_gradient = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
-        """The ops of one layer of a stack: forward, recompute, backward, and its weights'."""
+        """The ops of one layer of a stack: forward, recompute, backward, and its weights'.
+
+        Below the first parameter that is trained nothing has a gradient, so that there is no backward. Layers of a
+        stack are one loop: what one of them has, all have.
+        """
         nodes = shard_stack(stack, layout)
+        self.has_gradient |= any(node.is_trained for node in nodes)
+        if not self.has_gradient:
+            for node in nodes:
+                yield from forward_ops(node)
+                yield from self._of_weights(node, is_recomputed=False)
+                yield from self._without_policy(node)
+            return
         positions = recomputed(nodes, remat, is_whole=is_whole)
         for at, node in enumerate(nodes):
             yield from forward_ops(node)
@@ -180,7 +212,7 @@ class _Builder:
         is_there = is_recomputed and self.layout.is_pair
         for op in backward_ops(node):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
-            is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name == "positions")
+            is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name in ("positions", "segments"))
             if not (is_there and is_key):
                 yield op
 
@@ -197,14 +229,11 @@ class _Builder:
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node) -> Iterator[Op]:
-        """What no policy keeps: positions of gathered keys in each layer, and the load of experts in stages.
-
-        Else the loads of all layers are summed at once, with the loss.
-        """
+        """What no policy keeps: the load of experts in stages. Else that of all layers is summed with the loss."""
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
-            phases: tuple[Phase, ...] = work.phases
+            phases: tuple[Phase, ...] = work.phases if self.has_gradient else ("forward",)
             region, array = node.region, work.array
             if work.name == "loss of imbalance" and not self.is_spmd_pipeline:
                 phases = ("forward",)
@@ -219,10 +248,14 @@ class _Builder:
         """The ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            if is_recomputed:
+            # A lookup reads integers, and what it moves is of its own table.
+            is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
+            has_input_gradient = node.is_trained if is_lookup else self.has_gradient
+            self.has_gradient |= node.is_trained
+            if is_recomputed and self.has_gradient:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
-            yield from backward_ops(node)
-            yield from self._of_weights(node, is_recomputed=is_recomputed)
+            yield from backward_ops(node, has_input_gradient=has_input_gradient)
+            yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
         """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
@@ -233,7 +266,7 @@ class _Builder:
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
         for work in node.work:
-            if isinstance(work, Vector):
+            if isinstance(work, Vector) and work.is_trained:
                 yield from sums(work, once if self.sums_once else region)
             if not isinstance(work, Weight):
                 continue
@@ -246,24 +279,38 @@ class _Builder:
                         yield from gathers(work, region, "recompute")
                 elif not is_used:
                     yield from gathers(work, once, "forward")
+            if not work.is_trained:
+                continue
             for op in scatters(work, region):
                 is_repeated = op.kind == "reduce-scatter" and stage >= 2
                 if is_repeated and (not is_used or self.is_spmd_pipeline):
                     yield op
                 elif not is_repeated and not is_used:
                     yield replace(op, region=once)
-            if self.strategy.num_microbatches > 1 and any(isinstance(other, Product) for other in node.work):
+            if self.strategy.num_microbatches > 1 and _has_product(node):
                 yield gradient_sum(work, region, node.block)
 
 
+def _has_product(node: Node) -> bool:
+    """Whether a node multiplies."""
+    return any(isinstance(work, Product) for work in node.work)
+
+
 @lru_cache(maxsize=1 << 10)
-def _update(model: Model, layout: Layout, is_one_program: bool, is_adafactor: bool) -> tuple[Communicate, ...]:
-    """What the update of every parameter sums."""
+def _update(
+    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer
+) -> tuple[Communicate, ...]:
+    """What the update of every parameter that is trained communicates."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
+        if path in frozen:
+            continue
         dims: list[Dim] = []
         for name, size in zip(parameter.axes, parameter.shape, strict=True):
             axes = () if name == "layers" and not is_one_program else layout.axes(name)
             dims.append(Dim("N", size, axes))
-        found += update_moves(path, tuple(dims), is_adafactor=is_adafactor)
+        found += update_moves(path, tuple(dims), is_adafactor=optimizer == "adafactor")
+        if optimizer == "muon" and is_matrix(parameter):
+            live = layout.live if is_one_program else layout.live - {"pp"}
+            found += matrix_moves(path, parameter, tuple(dims), live)
     return tuple(found)

@@ -8,6 +8,8 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.step.model import Model, ModelConfig, ProgramModel, largest
+from meshwright.step.parameter_tree import Parameter
+from meshwright.step.trained import frozen_paths
 
 Dtype = Literal["bf16", "f32"]
 Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
@@ -34,12 +36,17 @@ class Workload:
     """A training step: `batch` sequences of `seq_len` tokens, over all devices.
 
     Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
-    `compute_dtype`.
+    `compute_dtype`. frozen: patterns of the paths of parameters that are not trained (`step.trained`). They have no
+    gradients and no moments, and weights among them are kept in `compute_dtype`, as products use them.
 
     objective: what is minimised. `next-token`: the mean loss of all tokens. `dpo`: the loss of `batch` pairs of a
     chosen and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a
     frozen reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made
     of all pairs before the first step (`precomputed`).
+
+    packed: rows hold several documents, or padding; the batch then has each token's position in its document, its
+    document's id and its target's weight in the loss. z_loss: the coefficient of the loss that keeps the logits'
+    normalizer near 1 (PaLM, arXiv:2204.02311, section 5, has 1e-4).
     """
 
     model: Model
@@ -48,18 +55,39 @@ class Workload:
     compute_dtype: Dtype = "bf16"
     param_dtype: Dtype = "f32"
     remat: Remat = "block"
+    frozen: tuple[str, ...] = ()
     objective: Objective = "next-token"
     reference: Reference = "live"
+    packed: bool = False
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not 0 <= self.z_loss < 1:
+            raise MeshwrightError(f"z_loss is {self.z_loss}; it is a coefficient from 0 to below 1, as 1e-4")
         for field in ("batch", "seq_len"):
             if not 1 <= (value := getattr(self, field)) <= largest(field):
                 raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
+        frozen_paths(self.model, self.frozen)
         if self.objective != "dpo" and self.reference != "live":
             raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
         if self.objective == "dpo" and isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
+        if self.objective == "dpo" and (self.packed or self.z_loss):
+            raise MeshwrightError("objective='dpo' is of pairs, a row each; leave out packed and z_loss")
+
+    @property
+    def frozen_paths(self) -> frozenset[str]:
+        """The paths of the parameters that get no gradient: those of `frozen`, and all but adapters beside any."""
+        return frozen_paths(self.model, self.frozen)
+
+    def stored_dtype(self, path: str, parameter: Parameter) -> Dtype:
+        """What a parameter is kept in: a weight that is frozen as products use it, which changes no number of a step.
+
+        Vectors, which are used in float32, and what is updated are kept in `param_dtype`.
+        """
+        is_frozen = path in self.frozen_paths and parameter.role != "vector"
+        return self.compute_dtype if is_frozen else self.param_dtype
 
     @property
     def config(self) -> ModelConfig:

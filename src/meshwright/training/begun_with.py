@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
     elif isinstance(what, Workload):
         model, said = what.model, _of_workload(what) | said
     else:
-        model = read_model(what, said.pop("num_layers", None))
+        # Adapters are among the options that are left.
+        model = replace(read_model(what, said.pop("num_layers", None)), lora=before.workload.config.lora)
     ours = before.workload.model
     if model != ours:
         names = [name for name in vars(ours) if getattr(model, name, None) != getattr(ours, name)]

@@ -19,20 +19,23 @@ from jax import Array
 
 from meshwright.models import loss_and_load, staged_loss_and_load
 from meshwright.models.dropout import DropoutRng, token_numbers
+from meshwright.models.ends import LossParts
 from meshwright.models.pipelined import layout_before_stages, microbatches
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.arrays import widest
-from meshwright.runtime.experts.routing import Load
-from meshwright.step import Parameter, Strategy, Workload, parameters
+from meshwright.step import Parameter, Strategy, Workload, leaves, map_leaves, parameters
+from meshwright.step.parameter_tree import RANK
+from meshwright.training.trained import merged, without
 
 Batch = Mapping[str, Array]
 
 
 def loss_and_gradients(
     params: Any, batch: Batch, workload: Workload, layout: ShardingContext, strategy: Strategy
-) -> tuple[tuple[Array, Load | None], Any]:
-    """The mean loss of a batch in nats with the load of its experts, and the gradient, laid as the parameters are.
+) -> tuple[tuple[Array, LossParts], Any]:
+    """The loss of a batch with its parts, and the gradient, laid as the parameters are.
 
+    The gradient is of what is trained: frozen parameters are not in it, and have no products or sums of theirs.
     With dropout the batch has `draws` too, the key of the step as raw data [2].
     """
     if strategy.gradient_dtype:
@@ -44,53 +47,68 @@ def loss_and_gradients(
     is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
-    def loss_of(params: Any, batch: Batch) -> tuple[Array, Load | None]:
+    def loss_of(params: Any, batch: Batch) -> tuple[Array, LossParts]:
         rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
         run = staged_loss_and_load if is_staged else loss_and_load
-        return run(params, text, workload.config, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
+        return run(
+            params,
+            text,
+            workload.config,
+            in_use,
+            dtype=dtype,
+            remat=workload.remat,
+            strategy=strategy,
+            rng=rng,
+            z_loss=workload.z_loss,
+        )
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
-        return jax.value_and_grad(loss_of, has_aux=True)(params, batch)
+
+        def of_trained(trained: Any) -> tuple[Array, LossParts]:
+            return loss_of(merged(params, trained), batch)
+
+        return jax.value_and_grad(of_trained, has_aux=True)(without(params, workload.frozen_paths))
     return _in_parts(loss_of, params, batch, workload, layout, strategy)
 
 
 def _in_parts(
-    loss_of: Callable[[Any, Batch], tuple[Array, Load | None]],
+    loss_of: Callable[[Any, Batch], tuple[Array, LossParts]],
     params: Any,
     batch: Batch,
     workload: Workload,
     layout: ShardingContext,
     strategy: Strategy,
-) -> tuple[tuple[Array, Load | None], Any]:
-    """The mean loss of the microbatches with the sum of their loads, and the gradient of that mean."""
+) -> tuple[tuple[Array, LossParts], Any]:
+    """The mean loss of the microbatches with the means of its parts and the sum of their loads, and its gradient."""
     # A pipeline takes its microbatches itself, and adds up the gradients of each device apart.
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
-    stage, dtype = strategy.zero_stage, DTYPES[workload.compute_dtype]
+    stage, dtype, frozen = strategy.zero_stage, DTYPES[workload.compute_dtype], workload.frozen_paths
+    trained = without(params, frozen)
     sums = layout.gradient_dtype or dtype
     wide = widest(DTYPES[workload.param_dtype], sums)
     lent = shards = _shards(params, layout, workload, strategy)
     scattered: Callable[[Any], tuple[Any]] = _unchanged
     if stage in (1, 2):
         lent = _gathered(shards, layout, workload, strategy, dtype)
-        scattered = _scatter(shards, layout, workload, strategy, sums)
+        scattered = _scatter(without(shards, frozen), layout, workload, strategy, sums)
         if layout.mesh.pp > 1:
             # A pipeline adds up gradients in the dtype that it is lent weights in.
             lent = _in_dtype(lent, workload, wide)
 
-    def part(batch: Batch) -> tuple[tuple[Array, Load | None], Any]:
+    def part(batch: Batch) -> tuple[tuple[Array, LossParts], Any]:
         # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
         ours, batch = jax.lax.optimization_barrier((lent, batch))
 
-        def share(lent: Any) -> tuple[Array, Load | None]:
-            value, load = loss_of(lent, batch)
+        def share(trained: Any) -> tuple[Array, LossParts]:
+            value, parts = loss_of(merged(ours, trained), batch)
             # Divided here, as what is unreduced takes no division.
-            return value / count, load
+            return value / count, parts._replace(means=parts.means / count)
 
-        value, gradients = jax.value_and_grad(share, has_aux=True)(ours)
+        value, gradients = jax.value_and_grad(share, has_aux=True)(without(ours, frozen))
         return value, scattered(gradients)[0] if stage == 2 else gradients
 
-    _, summed = jax.vjp(lambda params: _shards(_in_dtype(params, workload, sums), layout, workload, strategy), params)
+    _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)
     # The phase of collectives that no differentiation names.
     with jax.named_scope("gradients"):
         value, gradients = _sum(part, batch, count, layout, wide)
@@ -135,9 +153,11 @@ def _layout_of(
 def _along(parameter: Parameter) -> str:
     """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks.
 
-    So do positions, which are looked up for it.
+    So do positions, which are looked up for it, and the weights between it and the rank of a low-rank branch.
     """
-    return "residual_sequence" if {"router", "positions"} & {*parameter.axes} else "sequence"
+    axes = {*parameter.axes}
+    is_of_stream = {"router", "positions"} & axes or {"embed", RANK} <= axes
+    return "residual_sequence" if is_of_stream else "sequence"
 
 
 def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
@@ -170,9 +190,10 @@ def _unchanged(gradients: Any) -> tuple[Any]:
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """A tree like the parameters with all changed but scales and biases."""
-    return jax.tree.map(
-        lambda array, parameter: array if parameter.role == "vector" else change(array, parameter),
-        arrays,
-        parameters(workload.model),
-    )
+    """A tree like the parameters, or a part of them, with all changed but scales and biases."""
+    declared = dict(leaves(parameters(workload.model)))
+
+    def changed(path: str, array: Array) -> Array:
+        return array if declared[path].role == "vector" else change(array, declared[path])
+
+    return map_leaves(changed, arrays)

@@ -29,6 +29,9 @@ STEPS, LEARNING_RATE = 200, 3e-3
 FINE_TUNING_RATE = 2e-5
 """The learning rate of a run that begins with trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
 
+LORA_RATE = 2e-4
+"""The learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
+
 
 def train(
     what: PlanLike | RunConfig,
@@ -115,6 +118,8 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         check_same_model(plan.workload.model, source.weights)
     count = STEPS if steps is None else read_count("steps", steps)
     rate = LEARNING_RATE if source.weights is None else FINE_TUNING_RATE
+    if plan.workload.config.lora:
+        rate = LORA_RATE
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,

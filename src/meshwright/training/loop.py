@@ -14,6 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from meshwright.errors import MeshwrightError
+from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import (
@@ -26,6 +27,7 @@ from meshwright.step import (
 )
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer
@@ -40,11 +42,11 @@ from meshwright.training.restart import (
     what_is_left,
 )
 from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
-from meshwright.training.run_record import measured, seconds_at_peak
+from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import Profiler, RunLog, load_wandb, parse_profile, profiled_collectives
+from meshwright.training.watch import Profiler, RunLog, Shortfall, load_wandb, parse_profile, profiled_collectives
 
 
 class NotFiniteError(MeshwrightError):
@@ -148,13 +150,15 @@ def _run(
             exits.enter_context(checkpoints)
             profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-            check_free(directory, wanted, what=f"train in {directory}")
+            check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
             first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
+            shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
             if is_first_process():
                 profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
@@ -171,11 +175,14 @@ def _run(
                     begin(config, directory, checkpoints, start, row, on_note)
                     interruption.has_begun = True
                     if log is not None:
-                        log.begin(start)
+                        assert program.compiled is not None
+                        log.begin(start, compiled_record(config, program.compiled))
                 if log is not None:
                     log.add(row)
                 if why := bad_steps.why(row):
                     _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
+                if (line := shortfall.add(row)) is not None:
+                    on_note(line)
                 on_step(row)
                 checkpoints.check()
                 if state is None:
@@ -193,8 +200,10 @@ def _run(
                             f"parameters are no numbers (nan or inf) after step {taken}; training stops"
                         )
                     checkpoints.save(taken, saved, config.to_json())
+                    more = {"save_seconds": time.perf_counter() - saving}
+                    shortfall.add_later(more)
                     if log is not None:
-                        log.add_later({"save_seconds": time.perf_counter() - saving})
+                        log.add_later(more)
                 if is_last:
                     break
     except NotFiniteError as error:

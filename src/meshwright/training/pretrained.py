@@ -67,11 +67,11 @@ def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool
 
 
 def check_same_model(model: Model, weights: Path) -> None:
-    """Raise where a directory's config.json describes another model, by the first field that differs."""
+    """Raise where a directory's config.json describes another model, by the first field that differs but adapters."""
     published = load_model(str(weights))
     for field in fields(published):
         theirs, ours = getattr(published, field.name), getattr(model, field.name, None)
-        if field.name != "name" and theirs != ours:
+        if field.name not in ("name", "lora") and theirs != ours:
             raise MeshwrightError(
                 f"{model.name} is not the model of {weights}: {field.name} is {ours}, and {theirs} in its config.json"
             )

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.resolved import write_resolved
 from meshwright.training.resume import config_conflict
@@ -99,19 +100,21 @@ def first_state(
             seed=config.seed, weights=weights, on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-    if (saved := _saved_layout(config, layout)) == layout:
-        return checkpoints.restore(start, wanted)
+    saved = _saved_layout(config, layout)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    back = jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))
-    return back(checkpoints.restore(start, kept))
+    found = checkpoints.restore(start, abstract_parts(config, kept, mesh))
+    state = with_frozen(config, found, layout, mesh, config.strategy, on_bytes)
+    if saved == layout:
+        return state
+    return jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))(state)
 
 
 def saved_state(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
     """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
-    if (saved := _saved_layout(config, layout)) == layout:
-        return state
-    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    return jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
+    if (saved := _saved_layout(config, layout)) != layout:
+        wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+        state = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
+    return saved_parts(config, state)
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:

@@ -8,22 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.models import merge_adapters
 from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, read_system
-from meshwright.planner.options import STRATEGY_OPTIONS, read_strategy
+from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.begun_with import check_begun_with
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.frozen import abstract_parts, with_frozen
 from meshwright.training.optimizer import check_said
 from meshwright.training.run import RunConfig, config_from_data, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
 SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
 """What decides the arrays of a checkpoint, so that no run can go on with another."""
+
+FROZEN = ("lora_rank", "lora_alpha", "lora_targets", "freeze")
+"""What decides which arrays a checkpoint has, by the options' names."""
 
 REFERENCES = ("objective", "reference")
 """What decides the frozen model that a run keeps beside its checkpoints (`training.reference`)."""
@@ -88,8 +94,10 @@ def _change(
         old, new = _value(name, before), _value(name, after)
         if old == new:
             continue
-        if name in SHAPES or name in REFERENCES:
-            made = "the checkpoints of {} were made" if name in SHAPES else "{} was begun"
+        # Frozen weights are kept in the dtype of products.
+        is_shape = name in (*SHAPES, *FROZEN) or (name == "dtype" and before.workload.frozen_paths)
+        if is_shape or name in REFERENCES:
+            made = "the checkpoints of {} were made" if is_shape else "{} was begun"
             raise MeshwrightError(
                 f"{name} is {new!r}; {made.format(directory)} with {old!r}, and only a new run can have another"
             )
@@ -113,6 +121,10 @@ def _value(name: str, config: RunConfig) -> Any:
         return workload.config.num_layers
     if name in STRATEGY_OPTIONS:
         return getattr(config.strategy, name)
+    if name == "freeze":
+        return workload.frozen
+    if name in FROZEN:
+        return getattr(workload.config.lora, name.removeprefix("lora_"), None)
     return getattr(workload, "compute_dtype" if name == "dtype" else name)
 
 
@@ -142,10 +154,14 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
     each = seq_len * before.sequences // before.batch
     if (tokens := counts.get("batch_tokens", batch * each)) % each:
         raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of {each}")
-    model = replace(before.model, num_layers=counts["num_layers"]) if "num_layers" in counts else before.model
+    model = replace(before.config, num_layers=counts["num_layers"]) if "num_layers" in counts else before.config
+    if adapters := {name: said[name] for name in FROZEN[:3] if name in said}:
+        own = {f"lora_{name}": value for name, value in vars(model.lora).items()} if model.lora else {}
+        model = read_adapters(replace(model, lora=None), own | adapters)
     return replace(
         before,
         model=model,
+        frozen=read_names(said["freeze"]) if "freeze" in said else before.frozen,
         batch=tokens // each,
         seq_len=seq_len,
         compute_dtype=said.get("dtype", before.compute_dtype),
@@ -209,14 +225,21 @@ def restore_params(
 ) -> Any:
     """The parameters of the last whole checkpoint of a run, on a mesh, in a dtype; nothing else of it is read.
 
+    Adapters are added to the weights beside them. Frozen parameters are read or drawn as the run has them.
     To be called under `jax.set_mesh`, on a mesh without stages. Raises where there is none, or where it is another
     model's.
     """
     checkpoints = Checkpoints(directory)
-    if (step := checkpoints.whole(on_note, parts=("params",))) is None:
+    if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"
         raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
     if conflict := config_conflict(config, checkpoints.config(step)):
         raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
-    wanted = abstract_for_inference(parameters(config.workload.config), mesh, ShardingContext(mesh_shape), dtype)
-    return checkpoints.restore(step, {"params": wanted})["params"]
+    model, layout = config.workload.config, ShardingContext(mesh_shape)
+    wanted: Any = {"params": abstract_for_inference(parameters(model), mesh, layout, dtype)}
+    if not config.workload.frozen_paths:
+        return checkpoints.restore(step, wanted)["params"]
+    found = checkpoints.restore(step, abstract_parts(config, wanted, mesh))
+    params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
+    stored = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
+    return jax.jit(lambda params: merge_adapters(params, model))(stored)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import jax
+
 from meshwright.cost import model_flops
 from meshwright.record import Collective, Record
+from meshwright.runtime.program_memory import program_memory
 from meshwright.training.run import Row, RunConfig
 
 
@@ -35,3 +38,9 @@ def measured(config: RunConfig, rows: Sequence[Row], collectives: tuple[Collecti
         tokens_per_second=config.workload.tokens / step if step else None,
         collectives=collectives,
     )
+
+
+def compiled_record(config: RunConfig, compiled: jax.stages.Compiled) -> Record:
+    """The record of a run's compiled step: the memory of a device; its collectives are read where it is profiled."""
+    memory = program_memory(compiled, on_tpu=config.system.chip.kind == "tpu")
+    return Record(origin="compiled", mesh=config.mesh.degrees, hardware=config.hardware, memory_bytes=memory)

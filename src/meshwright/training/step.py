@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, abstract, initialise
+from meshwright.runtime import DTYPES, ShardingContext, abstract, initialise
 from meshwright.runtime.arrays import widest
 from meshwright.step import (
     DEFAULT,
+    Dtype,
     Parameter,
     Strategy,
     Tree,
@@ -26,16 +28,20 @@ from meshwright.step import (
     check_runnable,
     check_strategy,
     is_zigzag,
+    leaves,
+    map_leaves,
     parameters,
     rules_of,
     staged_parameters,
     strategy_from_data,
     stream_rules,
 )
+from meshwright.step.parameter_tree import is_adapter
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.slots import in_order, to_stage_layout
+from meshwright.training.trained import merged, without
 from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.training.update.transformation import transformation
 from meshwright.weights import load_weights, read_tensors
@@ -57,7 +63,7 @@ def train_step(
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         batch = dict(batch)
         limit = batch.pop(NORM_LIMIT, None)
-        (value, load), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
+        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
@@ -65,28 +71,31 @@ def train_step(
             if optimizer.clip_norm:
                 scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
                 gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
-            metrics = {"loss": value, "grad_norm": norm}
-            if load is not None:
-                metrics |= load.metrics
-            updated = _updated(state, gradients, optimizer, strategy)
+            metrics = parts.metrics | {"grad_norm": norm}
+            updated = _updated(state, gradients, workload, transformation(optimizer, workload, layout, strategy))
             if limit is not None:
-                bad = is_bad(value, norm, limit)
+                bad = is_bad(metrics["loss"], norm, limit)
                 updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
             return updated, metrics
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 
-def _updated(state: State, gradients: Any, optimizer: Optimizer, strategy: Strategy) -> State:
-    """The state after one update; of parameters with float32 copies these are updated, and then narrowed."""
-    stored, moments = state.get("master", state["params"]), state["optimizer"]
+def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
+    """The state after one update; of parameters with float32 copies these are updated, and then narrowed.
+
+    Frozen parameters have no gradients and stay as they are.
+    """
+    params, moments = state["params"], state["optimizer"]
+    trained = without(params, workload.frozen_paths)
+    stored = state.get("master", trained)
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
-    updates, moments = transformation(optimizer, strategy).update(wide, moments, stored)
+    updates, moments = rule.update(wide, moments, stored)
     stored = optax.apply_updates(stored, updates)
     if "master" not in state:
-        return {"params": stored, "optimizer": moments}
-    params = jax.tree.map(lambda array, to: array.astype(to.dtype), stored, state["params"])
-    return {"params": params, "optimizer": moments, "master": stored}
+        return {"params": merged(params, stored), "optimizer": moments}
+    narrow = jax.tree.map(lambda array, to: array.astype(to.dtype), stored, trained)
+    return {"params": merged(params, narrow), "optimizer": moments, "master": stored}
 
 
 def initial_state(
@@ -105,22 +114,50 @@ def initial_state(
     What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
     instead; on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
     """
-    model, dtype = workload.config, "f32" if strategy.master_weights else workload.param_dtype
-    ordered = in_order(layout, model, strategy)
-    if weights is None:
-        drawn = initialise(parameters(model), jax.random.key(seed), mesh, ordered, dtype)
-    else:
-        wanted = abstract(parameters(model), mesh, ordered, dtype)
-        drawn = load_weights(read_tensors(weights), model, wanted, on_bytes)
+    model, frozen = workload.config, workload.frozen_paths
+    first = first_parameters(workload, layout, mesh, strategy, seed=seed, weights=weights, on_bytes=on_bytes)
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
         drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
-        state = {"params": drawn, "optimizer": transformation(optimizer, strategy).init(drawn)}
-        state |= {"master": drawn} if "master" in wanted else {}
+        trained = without(drawn, frozen)
+        state = {"params": drawn, "optimizer": transformation(optimizer, workload, layout, strategy).init(trained)}
+        state |= {"master": trained} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
 
-    return jax.jit(begin)(drawn)
+    return jax.jit(begin)(first)
+
+
+def first_parameters(
+    workload: Workload,
+    layout: ShardingContext,
+    mesh: Mesh,
+    strategy: Strategy,
+    *,
+    seed: int,
+    weights: Path | None,
+    paths: Collection[str] | None = None,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> Any:
+    """The parameters that a run begins with, their layers in the model's order: read from `weights`, or drawn.
+
+    Adapters are drawn in any case. paths: of those wanted; by default all. To be called under `jax.set_mesh`.
+    """
+    model, ordered = workload.config, in_order(layout, workload.config, strategy)
+    dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
+    declared = parameters(model)
+    if paths is not None:
+        declared = without(declared, [path for path, _ in leaves(declared) if path not in paths])
+    wanted: Any = _abstract_parameters(declared, mesh, ordered, workload, dtype)
+    read: Any = {}
+    if weights is not None:
+        published = without(wanted, [path for path, _ in leaves(wanted) if is_adapter(path)])
+        read = load_weights(read_tensors(weights), replace(model, lora=None), published, on_bytes)
+    if not (rest := without(declared, [path for path, _ in leaves(read)])):
+        return read
+    drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
+    stored = dict(leaves(wanted))
+    return merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
 
 
 def abstract_state(
@@ -131,20 +168,33 @@ def abstract_state(
     Layers are stacked over the slots of a pipeline where the layout splits them over its stages.
     """
     declared = _stored(workload, layout, strategy)
-    params = abstract(declared, mesh, layout, workload.param_dtype)
-    state = {"params": params}
+    params = _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
+    state, trained = {"params": params}, without(declared, workload.frozen_paths)
     if strategy.master_weights and workload.param_dtype != "f32":
-        state["master"] = abstract(declared, mesh, layout, "f32")
-    stored = state.get("master", params)
+        state["master"] = abstract(trained, mesh, layout, "f32")
+    stored = state.get("master", without(params, workload.frozen_paths))
 
     def moments(stored: Any) -> Any:
         """What the optimizer keeps after a first step: what it begins with may lie otherwise, as zeros do."""
-        rule = transformation(optimizer, strategy)
+        rule = transformation(optimizer, workload, layout, strategy)
         return rule.update(stored, rule.init(stored), stored)[1]
 
     # eval_shape knows specs but not devices.
     kept = jax.tree.map(lambda leaf: _on_mesh(leaf, mesh), jax.eval_shape(moments, stored))
     return state | {"optimizer": kept}
+
+
+def _abstract_parameters(
+    declared: Tree[Parameter], mesh: Mesh, layout: ShardingContext, workload: Workload, dtype: Dtype
+) -> Tree[jax.ShapeDtypeStruct]:
+    """Parameters as shapes and shardings: what is trained in `dtype`, what is frozen as a workload stores it."""
+    by_path = dict(leaves(declared))
+
+    def stored(path: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        own = workload.stored_dtype(path, by_path[path]) if path in workload.frozen_paths else dtype
+        return leaf.update(dtype=DTYPES[own])
+
+    return map_leaves(stored, abstract(declared, mesh, layout, dtype))
 
 
 def _stored(workload: Workload, layout: ShardingContext, strategy: Strategy) -> Tree[Parameter]:
@@ -165,8 +215,12 @@ def abstract_batch(
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.batch, workload.seq_len)
-    names = ("tokens", "targets", *(("positions",) if is_zigzag(layout.mesh, strategy) else ()))
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for name in names}
+    dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
+    if workload.packed or is_zigzag(layout.mesh, strategy):
+        dtypes["positions"] = jnp.int32
+    if workload.packed:
+        dtypes |= {"segments": jnp.int32, "weights": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
     whole = NamedSharding(mesh, PartitionSpec())
     if strategy.dropout:
         batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)

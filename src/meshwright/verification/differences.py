@@ -29,8 +29,6 @@ class Difference(StrEnum):
     """Flops that attention kernels state: half of all scores, and more products backward than are counted."""
     SUMMED_ONCE = "summed once"
     """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
-    GATHERED_EACH_LAYER = "gathered each layer"
-    """XLA:GPU and XLA:TPU gather positions with the keys of each layer, not once for all layers of a stage."""
 
     EXPERT_BUFFERS = "expert buffers"
     """Generation sends whole tokens to experts, in buffers for any routing; the plan parts of them, in balance."""

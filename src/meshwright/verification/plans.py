@@ -32,7 +32,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
 from meshwright.simulate import Schedule, simulate
-from meshwright.step import chunk_slots, is_zigzag, num_staged_layers
+from meshwright.step import is_zigzag
 from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
 from meshwright.verification.differences import Cause, Difference
 
@@ -86,7 +86,6 @@ def static_overhead(plan: Plan) -> StaticOverhead:
         Difference.DROPLESS_PADDING: dropless_padding_collectives(workload, mesh, strategy, is_ragged=kind != "cpu"),
         Difference.UNTAKEN_BRANCHES: untaken_branch_collectives(workload, mesh, strategy),
         Difference.SUMMED_ONCE: _summed_once(plan),
-        Difference.GATHERED_EACH_LAYER: _gathered_each_layer(plan),
     }
     return StaticOverhead(
         flops={
@@ -128,20 +127,6 @@ def _summed_once(plan: Plan) -> Iterator[Collective]:
     for move in step_collectives(plan.workload, plan.mesh, plan.strategy):
         if move.array == "final_norm":
             yield replace(move, bytes=move.bytes // parts - move.bytes, count=move.count // parts - move.count)
-
-
-def _gathered_each_layer(plan: Plan) -> Iterator[Collective]:
-    """Gathers that XLA:GPU and XLA:TPU repeat in each layer of a stage: positions, gathered together with keys.
-
-    Without stages JAX hoists them out of the loop over layers before any compiler sees it.
-    """
-    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
-    if plan.system.chip.kind == "cpu" or mesh.pp == 1:
-        return
-    slots = chunk_slots(num_staged_layers(workload.model), mesh.pp, strategy.virtual_stages)
-    for move in step_collectives(workload, mesh, strategy, counted="executed"):
-        if (move.kind, move.array, move.phase) == ("all-gather", "positions", "forward"):
-            yield replace(move, bytes=(slots - 1) * move.bytes, count=(slots - 1) * move.count)
 
 
 def verify_all(

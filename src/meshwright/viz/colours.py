@@ -2,7 +2,7 @@
 
 Pale colours, one after the other: the shards of an array, wherever they lie. Fixed colours by name: the phases of a
 step, what a step waits for (reds and greys), and the terms of a device's memory (teal for what stays from step to step,
-sand for what a step makes). All are light enough for dark text.
+sand for what a step makes), and what the time of a run went into. All are light enough for dark text.
 """
 
 from __future__ import annotations
@@ -48,6 +48,18 @@ NAMED = {
     "working": "#efdcc3",
     "gathered": "#a9927a",
     "temporaries": "#d8bd8a",
+    "steps": "#7fb58a",
+    "input": "#e07a6c",
+    "compiling": "#c3a6d8",
+    "saving": "#d9c46c",
+    "evaluation": "#8fb8de",
+    "starting": "#c4cad0",
+    "lost steps": "#ec9f94",
+    "down": "#9f9f9f",
+    "other": "#d5d5d5",
+    "ops": "#7fb58a",
+    "collectives": "#e8b07a",
+    "idle": "#c4cad0",
 }
 
 

@@ -36,6 +36,8 @@ td.text:last-child { min-width: 18rem; } tr.differs td { color: var(--differs); 
 svg { display: block; } svg text { fill: var(--ink); } a { color: inherit; }
 .key { display: inline-block; margin-right: 1.2rem; white-space: nowrap; }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .4em; vertical-align: -.05em; }
+.charts { display: flex; flex-wrap: wrap; gap: .5rem 1rem; } .chart { margin: 0; max-width: 100%; overflow-x: auto; }
+.chart figcaption { color: var(--quiet); margin: .4rem 0 .1rem; } .chart svg text { fill: var(--quiet); }
 .finding { border-left: 3px solid var(--wrong); padding: .2rem .8rem; margin: .7rem 0; }
 .wrong { color: var(--wrong); font-weight: 600; } code { font-size: .92em; overflow-wrap: anywhere; }
 """

@@ -51,7 +51,7 @@ def memory_section(records: Mapping[str, Record], usable_bytes: float | None) ->
             Piece(size, name, f"{name}: {show_bytes(size)}") for name, size in terms.items() if size
         ]
     largest = max((record.memory_bytes.get("peak", 0) for record in records.values()), default=0)
-    body = _bars({name: bar for name, bar in bars.items() if bar}, usable_bytes)
+    body = draw_bars({name: bar for name, bar in bars.items() if bar}, usable_bytes)
     if usable_bytes and body:
         does = "fits" if largest <= usable_bytes else '<span class="wrong">does not fit</span>'
         body += f"<p>{show_bytes(largest)} {does} in the {show_bytes(usable_bytes)} that a program can use</p>"
@@ -75,7 +75,7 @@ def collectives_section(record: Record) -> Section:
         bars.setdefault(f"{'*'.join(move.axes) or 'no axes'}  {move.kind}", []).append(Piece(sent, move.phase, hint))
     rows = [_row(move) for move in alike(record.collectives)]
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed", "array", "from, note")
-    return Section("Collectives by mesh axes", _bars(bars, None) + html_table(columns, rows, text=(0, 1, 2, 7, 8)))
+    return Section("Collectives by mesh axes", draw_bars(bars, None) + html_table(columns, rows, text=(0, 1, 2, 7, 8)))
 
 
 def _row(move: Collective) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def _row(move: Collective) -> tuple[str, ...]:
     )
 
 
-def _bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
+def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
     """Bars of pieces on one scale, with the names of the pieces below, and a line at a limit."""
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:

@@ -18,7 +18,6 @@ DIFFERENCES: Mapping[Difference, str] = {
     Difference.OPAQUE_KERNELS: "attention is in kernels that do not state their flops",
     Difference.KERNEL_ESTIMATES: "attention kernels state half of the scores, and two products more backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
-    Difference.GATHERED_EACH_LAYER: "positions are gathered with the keys of each layer, not once for all of a stage",
     Difference.EXPERT_BUFFERS: "whole tokens in buffers for any routing; planned in parts, as in balance",
     Difference.SINGLE_ROWS: "products of one row or column are done element by element, without flops of their own",
     Difference.MASKED_SCORES: "scores of later keys are made too, and left out; planned without them",

@@ -48,7 +48,7 @@ class FixedArgs:
     attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
     """flash: a fused kernel. cudnn: NVIDIA's. scores: through memory (flash; on simulated CPU devices scores)."""
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
-    """adamw, adamw-8bit, lion, adafactor or sgd (adamw)."""
+    """adamw, adamw-8bit, lion, adafactor, sgd or muon (adamw)."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters, gradients and moments are kept in (f32)."""
     reference_mesh: Mesh = None

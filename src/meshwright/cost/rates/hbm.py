@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.cost.activations import Activations
-from meshwright.cost.model_states import parameter_elements
+from meshwright.cost.model_states import trained_elements
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Remat, Workload
@@ -43,6 +43,6 @@ def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
         forward += activations.narrow * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)
     layers = stage_layers(sum(stack.num_layers for stack in program(workload.model).stacks), mesh)
     forward += layers * activations.read + activations.logits
-    states = parameter_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
+    states = trained_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
     recompute = RECOMPUTED[workload.remat] * forward
     return {"forward": forward, "recompute": recompute, "backward": 2 * forward, "update": 7 * states}

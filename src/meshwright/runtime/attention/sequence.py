@@ -41,6 +41,8 @@ def attend(
     method: SequenceMethod,
     mask: Mask,
     attention: Attention = "flash",
+    key_ids: Array | None = None,
+    order: np.ndarray | None = None,
 ) -> Array:
     """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
 
@@ -51,6 +53,9 @@ def attend(
       key: [b, s, k, h]; keys and values may lie whole on each device, of tokens in order.
       value: [b, s, k, h]; h may be another one than the keys'.
       segments: [b, s] each; None where every row is one document in order.
+      key_ids: the ids of `segments` of a whole row [b, s], on every device, where sp splits tokens that do not go round
+        a ring.
+      order: the position in the row of each token as it is stored [s], see `token_order`; None where they are in order.
       layout: mesh and rules.
       method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
       mask: which keys a query attends to.
@@ -73,12 +78,16 @@ def attend(
     queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
     if has_all_keys:
         keys = P(keys[0], None, *keys[2:])
-    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys)
+    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys, order=order)
     # The types of a Pallas kernel's results do not tell over which mesh axes they vary.
     sharded = on_shards(
-        local, layout, in_specs=(queries, keys, keys, tokens), out_specs=queries, check_vma=kernel == "blockwise"
+        local,
+        layout,
+        in_specs=(queries, keys, keys, tokens, P(tokens[0], None)),
+        out_specs=queries,
+        check_vma=kernel == "blockwise",
     )
-    return sharded(query, key, value, segments)
+    return sharded(query, key, value, segments, key_ids)
 
 
 def token_order(length: int, layout: ShardingContext, strategy: Strategy) -> np.ndarray | None:
@@ -94,12 +103,14 @@ def _local(
     key: Array,
     value: Array,
     segments: Segments | None,
+    key_ids: Array | None,
     *,
     axes: tuple[str, ...],
     method: SequenceMethod,
     mask: Mask,
     kernel: Kernel,
     has_all_keys: bool,
+    order: np.ndarray | None,
 ) -> Array:
     if not axes:
         return full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
@@ -109,9 +120,10 @@ def _local(
         return chunked_attention(query, here, Keys(key, value, sequential_segments(key.shape[1])), mask, kernel=kernel)
     (axis,) = axes
     if method == "ulysses":
-        return ulysses_attention(query, key, value, segments, axis, mask, kernel=kernel)
+        return ulysses_attention(query, key, value, key_ids, axis, mask, kernel=kernel)
     if method == "gather":
-        return gathered_attention(query, key, value, segments, axis, mask, kernel=kernel)
+        ids = None if segments is None else segments.ids
+        return gathered_attention(query, key, value, ids, key_ids, axis, mask, kernel=kernel, order=order)
     length = query.shape[1]
     segments = segments or sequential_segments(length, length * jax.lax.axis_index(axis))
     return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel, axis=axis)

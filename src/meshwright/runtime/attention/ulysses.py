@@ -9,42 +9,69 @@ need no divisibility of heads and no order of tokens. Both are called inside `ja
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS, Keys
-from meshwright.runtime.attention.kernels import Kernel, chunked_attention, full_sequence_attention, sequential_segments
+from meshwright.runtime.attention.kernels import Kernel, chunked_attention, full_sequence_attention
 from meshwright.runtime.attention.segments import Mask, Segments
 
 
 def ulysses_attention(
-    query: Array, key: Array, value: Array, segments: Segments | None, axis: str, mask: Mask, *, kernel: Kernel
+    query: Array, key: Array, value: Array, ids: Array | None, axis: str, mask: Mask, *, kernel: Kernel
 ) -> Array:
     """Attention of this device's queries [b, s, k, g, h] over the keys and values [b, s, k, h] of the whole axis.
 
-    The axis's degree must divide k. Four all-to-alls forward and four backward. segments: as in
-    `full_sequence_attention`.
+    The axis's degree must divide k. Four all-to-alls forward and four backward. ids: of the documents of all tokens of
+    the axis, in order; None where each row is one document.
     """
     query, key, value = (
         checkpoint_name(jax.lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True), ATTENTION_RESIDUALS)
         for x in (query, key, value)
     )
-    mixed = full_sequence_attention(query, key, value, _gathered(segments, axis), mask, kernel=kernel)
+    segments = None if ids is None else segments_in_rows(np.arange(query.shape[1]), ids)
+    mixed = full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
     return jax.lax.all_to_all(mixed, axis, split_axis=1, concat_axis=2, tiled=True)
 
 
 def gathered_attention(
-    query: Array, key: Array, value: Array, segments: Segments | None, axis: str, mask: Mask, *, kernel: Kernel
+    query: Array,
+    key: Array,
+    value: Array,
+    ids: Array | None,
+    key_ids: Array | None,
+    axis: str,
+    mask: Mask,
+    *,
+    kernel: Kernel,
+    order: np.ndarray | None = None,
 ) -> Array:
-    """The same with keys and values gathered over the axis: any number of heads, tokens in any order."""
-    length = query.shape[1]
-    here = segments or sequential_segments(length, length * jax.lax.axis_index(axis))
-    there = _gathered(segments, axis) or sequential_segments(length * jax.lax.axis_size(axis))
+    """The same with keys and values gathered over the axis: any number of heads, tokens in any order.
+
+    Args:
+      query: this device's queries.
+      key: this device's keys.
+      value: this device's values.
+      ids: of the documents of this device's tokens; None where each row is one document.
+      key_ids: of those of all tokens of the axis.
+      axis: the mesh axis.
+      mask: which keys a query attends to.
+      kernel: what attends to the gathered keys.
+      order: the position of each token of the axis as it is stored; None where they are in order.
+    """
+    length, here = query.shape[1], jax.lax.axis_index(axis)
+    places = np.arange(length * jax.lax.axis_size(axis)) if order is None else order
+    own = jax.lax.dynamic_slice_in_dim(jnp.asarray(places), here * length, length)
     key, value = (
         checkpoint_name(jax.lax.all_gather(x, axis, axis=1, tiled=True), ATTENTION_RESIDUALS) for x in (key, value)
     )
-    return chunked_attention(query, here, Keys(key, value, there), mask, kernel=kernel)
+    keys = Keys(key, value, segments_in_rows(places, key_ids))
+    return chunked_attention(query, segments_in_rows(own, ids), keys, mask, kernel=kernel)
 
 
-def _gathered(segments: Segments | None, axis: str) -> Segments | None:
-    return jax.tree.map(lambda x: jax.lax.all_gather(x, axis, axis=1, tiled=True), segments)
+def segments_in_rows(places: Array | np.ndarray, ids: Array | None) -> Segments:
+    """Segments of tokens at the same places [s] in every row; within a document they are as far apart as positions."""
+    places = jnp.asarray(places, jnp.int32)[None]
+    return Segments(places) if ids is None else Segments(jnp.broadcast_to(places, ids.shape), ids)

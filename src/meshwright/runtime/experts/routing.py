@@ -104,12 +104,15 @@ class Load(NamedTuple):
         }
 
 
-def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING) -> Array:
+def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING, is_token: Array | None = None) -> Array:
     """Router probabilities [experts] summed over the tokens of `logits` [..., experts].
 
     Those of scores that are no softmax are their shares of the sum of all (DeepSeek-V3, arXiv:2412.19437, equation 19).
+    is_token: false for padding [...], which is left out; None without any.
     """
     scores = _scores(logits, routing)
     if routing.scores != "softmax":
         scores = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+    if is_token is not None:
+        scores = jnp.where(is_token[..., None], scores, 0.0)
     return jnp.sum(scores.reshape(-1, logits.shape[-1]), axis=0)

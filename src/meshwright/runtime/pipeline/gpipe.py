@@ -28,8 +28,8 @@ from meshwright.runtime.pipeline.stages import (
 )
 
 
-def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, Tree]:
-    """The mean loss over microbatches `inputs` [m, ...], and the layers' stats, stacked over slots.
+def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
+    """The mean loss over microbatches `inputs` [m, ...], and what `mean_loss` gives beside it.
 
     Called under `jax.set_mesh` of an explicit mesh. layers: every parameter stacked over slots, in the order of
     `slot_layers`, that dim sharded over stages. Values that `layer` saves for backward are saved for all microbatches,

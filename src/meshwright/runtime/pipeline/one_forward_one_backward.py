@@ -68,14 +68,14 @@ class State(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, Tree]:
+def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
     """`pipelined_loss` with a gradient computed by alternating forward and backward passes."""
     return pipelined_loss(pipeline, ends, layers, inputs)
 
 
 def _forward(
     pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree
-) -> tuple[tuple[Array, Tree], tuple[Tree, Tree]]:
+) -> tuple[tuple[Array, tuple[Array, Tree]], tuple[Tree, Tree]]:
     """The result of `pipelined_loss`, and the gradients of the loss, which are all that backward needs."""
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
 

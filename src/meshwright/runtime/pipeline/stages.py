@@ -56,8 +56,9 @@ class Pipeline:
     """The functions and the schedule of a pipeline. The functions work on arrays without a stage dim.
 
     first: (ends, input) -> x, the first layer's input; stages may shard its first dim. layer: (weights, x, input,
-    number) -> output of the layer of this number, finite for zeros. last: (ends, x, input) -> scalar loss of a
-    microbatch. ends: parameters before and after the layers (embedding, head).
+    number) -> output of the layer of this number, finite for zeros. last: (ends, x, input) -> the loss of a
+    microbatch, a scalar or parts [n] that add up to it; loss_shape: its shape. ends: parameters before and after the
+    layers (embedding, head).
     """
 
     first: Callable[[Tree, Tree], Array]
@@ -65,6 +66,7 @@ class Pipeline:
     last: Callable[[Tree, Array, Tree], Array]
     schedule: Schedule
     num_layers: int
+    loss_shape: tuple[int, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -134,14 +136,17 @@ def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
         shape, spec = like.shape, like.sharding.spec
         return jnp.zeros((shape[0], *dims, *shape[1:]), like.dtype, out_sharding=P(spec[0], None, None, *spec[1:]))
 
-    return Sums(jnp.zeros(()), jax.tree.map(zeros, (made.loss, made.stats)))
+    return Sums(jnp.zeros(pipeline.loss_shape), jax.tree.map(zeros, (made.loss, made.stats)))
 
 
-def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, Tree]:
-    """The mean loss, and the stats stacked over slots."""
+def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
+    """The mean loss; beside it, without gradients, the mean of what `last` gives, and the stats stacked over slots."""
     losses, stats = sums.of_layers
-    loss = sums.loss if losses is None else sums.loss + jnp.sum(losses)
-    return loss / pipeline.schedule.microbatches, jax.tree.map(flatten_slots, stats)
+    means = sums.loss / pipeline.schedule.microbatches
+    loss = jnp.sum(means)
+    if losses is not None:
+        loss += jnp.sum(losses) / pipeline.schedule.microbatches
+    return loss, (lax.stop_gradient(means), jax.tree.map(flatten_slots, stats))
 
 
 def flatten_slots(array: Array) -> Array:
@@ -222,7 +227,7 @@ def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Arra
         return pipeline.last(data.ends, done, select_microbatch(data.inputs, unit.microbatch))
 
     last = pipeline.schedule.virtual_stages - 1
-    return loss() if last == 0 else lax.cond(unit.chunk == last, loss, lambda: jnp.zeros(()))
+    return loss() if last == 0 else lax.cond(unit.chunk == last, loss, lambda: jnp.zeros(pipeline.loss_shape))
 
 
 def send_to_next(pipeline: Pipeline, x: Array) -> Array:

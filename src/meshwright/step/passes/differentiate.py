@@ -23,6 +23,7 @@ from meshwright.step.passes.nodes import (
     Product,
     Vector,
     Weight,
+    Work,
     moves_between,
 )
 
@@ -51,33 +52,43 @@ def _forward(node: Node, phase: Phase) -> Iterator[Op]:
 
 
 @lru_cache(maxsize=1 << 12)
-def backward_ops(node: Node) -> tuple[Op, ...]:
-    """The ops of a node's backward, but for the gradients of weights on their way to where they are stored."""
-    return tuple(_backward(node))
+def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ...]:
+    """The ops of a node's backward, but for the gradients of weights on their way to where they are stored.
+
+    has_input_gradient: whether something before the node is trained; else what it reads needs no gradient.
+    """
+    return tuple(_backward(node, has_input_gradient))
 
 
-def _backward(node: Node) -> Iterator[Op]:
+def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
     for work in node.work:
-        match work:
-            case Product():
-                # With one column this is a multiplication, which compilers do elementwise.
-                if math.prod(dim.size or 0 for dim in work.columns) != 1:
-                    yield _matmul(node, work, "backward", "input_gradient")
+        if isinstance(work, Product):
+            # With one column this is a multiplication, which compilers do elementwise.
+            if has_input_gradient and math.prod(dim.size or 0 for dim in work.columns) != 1:
+                yield _matmul(node, work, "backward", "input_gradient")
+            if work.weight is None or work.weight.is_trained:
                 yield _matmul(node, work, "backward", "weight_gradient")
-            case Move():
-                before = replace(work.before, unreduced=())
-                after = replace(work.after, unreduced=work.pending)
-                yield from _moved(work, after, before, f"{work.name} gradient", node.region, "backward")
-            case Core():
-                yield _attention(work, node.region, "backward")
-            case Exchange() if "backward" in work.phases:
-                yield _exchanged(work, node.region, "backward")
-            case PassOver():
-                yield Elementwise(
-                    kind=work.kind, phase="backward", region=node.region, block=node.block, arrays=work.arrays
-                )
-            case _:
-                pass
+        elif has_input_gradient:
+            yield from _backward_of_rest(node, work)
+
+
+def _backward_of_rest(node: Node, work: Work) -> Iterator[Op]:
+    """The backward of all but products."""
+    match work:
+        case Move():
+            before = replace(work.before, unreduced=())
+            after = replace(work.after, unreduced=work.pending)
+            yield from _moved(work, after, before, f"{work.name} gradient", node.region, "backward")
+        case Core():
+            yield _attention(work, node.region, "backward")
+        case Exchange() if "backward" in work.phases:
+            yield _exchanged(work, node.region, "backward")
+        case PassOver():
+            yield Elementwise(
+                kind=work.kind, phase="backward", region=node.region, block=node.block, arrays=work.arrays
+            )
+        case _:
+            pass
 
 
 @lru_cache(maxsize=1 << 14)

@@ -8,6 +8,7 @@ from meshwright.mesh import MeshShape
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Elementwise, Extents, Region
 from meshwright.step.layer import DotProduct
+from meshwright.step.passes.muon import matrix_counts
 from meshwright.step.passes.nodes import Weight
 from meshwright.step.rules import token_axes
 from meshwright.step.strategy import Strategy
@@ -21,14 +22,15 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     B, S: sequences and their tokens, of all devices; I: the rows of a batch, which are both together. Of experts, on
     one device: C the copies of tokens that it sends, CT those of all of its tp, R the rows of an expert in balance, A
     the choices of its tokens, sent and gathered the counts that go with them, M its layers of experts. loss: numbers
-    that the loss sums.
+    that the loss sums. Of Muon the matrices of each kind of parameter (`passes.muon`).
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}
     if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
         sizes["I"] = workload.tokens / parts
     # Where each stage runs its own program, the last sums the losses of all microbatches first.
-    sizes["loss"] = 1 if mesh.pp == 1 or strategy.spmd_pipeline else 1 / parts
+    sums = 1 if workload.z_loss == 0 else 2
+    sizes["loss"] = sums if mesh.pp == 1 or strategy.spmd_pipeline else sums / parts
     if experts := workload.model.experts:
         copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
         ours = workload.tokens / mesh.degree(token_axes())
@@ -41,6 +43,8 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
             "gathered": experts.count * mesh.tp,
             "M": -(-(workload.model.num_layers - experts.num_dense_layers) // mesh.pp),
         }
+    if strategy.optimizer == "muon":
+        sizes |= matrix_counts(workload.model, mesh, strategy)
     return Extents(sizes=sizes, mesh=mesh)
 
 

@@ -32,6 +32,7 @@ LETTERS = {
     "latent_input": "R",
     "positions": "P",
     "norm": "N",
+    "rank": "J",
 }
 """The dims of parameters as the notation writes them."""
 
@@ -55,8 +56,8 @@ class Layout:
 
     Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
 
-    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_pair: whether sp is
-    2. parts: whether there are several microbatches.
+    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_packed: whether rows
+    hold several documents. is_pair: whether sp is 2. frozen: the paths of parameters that get no gradient.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -65,11 +66,12 @@ class Layout:
     sequence: tuple[str, ...]
     residual: tuple[str, ...]
     sp_method: SequenceMethod
-    has_positions: bool
+    is_packed: bool
     is_pair: bool
     collective_matmul: bool
     tp_stream: TpStream
     dropout: bool
+    frozen: frozenset[str] = frozenset()
 
     @cached_property
     def live_rules(self) -> Mapping[str, tuple[str, ...]]:
@@ -122,25 +124,27 @@ class Weight:
     """A parameter on its way from where it is stored to its use, and its gradient on the way back.
 
     Equal only to itself, so that what is cached by it is found fast. pending: the axes over which each device has a
-    part of the gradient: those that split the tokens it works on.
+    part of the gradient: those that split the tokens it works on. is_trained: whether there is a gradient.
     """
 
     name: str
     stored: Array
     used: Array
     pending: tuple[str, ...]
+    is_trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
     """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn.
 
-    Equal only to itself.
+    Equal only to itself. is_trained: whether there is a gradient.
     """
 
     name: str
     array: Array
     pending: tuple[tuple[str, ...], ...]
+    is_trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +212,11 @@ class Node:
     writes: str = ""
     saved: tuple[str, ...] = ()
     tag: Tag = Tag.OTHER
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether one of its own parameters has a gradient."""
+        return any(isinstance(work, Weight | Vector) and work.is_trained for work in self.work)
 
 
 class Collected(NamedTuple):

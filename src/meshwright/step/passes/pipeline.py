@@ -22,8 +22,8 @@ from meshwright.step.passes.schedule import Schedule
 from meshwright.step.stages import batch_before_stages, chunk_slots
 from meshwright.step.strategy import Strategy
 
-EMBEDDING, LOGITS, STAGES, UPDATE = "embedding", "logits", "stages", "update"
-"""Regions outside of the layers."""
+BATCH, EMBEDDING, LOGITS, STAGES, UPDATE = "batch", "embedding", "logits", "stages", "update"
+"""Regions outside of the layers; that of the batch is what is done with all microbatches before the lookup."""
 
 KEPT_INPUTS = "kept inputs"
 """The inputs of layers that stages of 1F1B keep for each other."""
@@ -78,7 +78,13 @@ def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, 
         return _lockstep_repeats(program, mesh, strategy)
     parts = strategy.num_microbatches
     ends = _alike(parts, parts / mesh.pp)
-    found = {EMBEDDING: ends, LOGITS: ends, STAGES: _alike(parts * strategy.virtual_stages), UPDATE: _alike(1)}
+    found = {
+        BATCH: _alike(parts),
+        EMBEDDING: ends,
+        LOGITS: ends,
+        STAGES: _alike(parts * strategy.virtual_stages),
+        UPDATE: _alike(1),
+    }
     remaining = sum(stack.num_layers for stack in program.stacks)
     for stack in program.stacks:
         # Of stacks in a row each stage has its layers and the next ones: together as many as of all layers.
@@ -102,6 +108,7 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
     first = ticks if virtual == 1 else parts
     last = parts if virtual == 1 else ticks - schedule.warm_up
     found = {
+        BATCH: _alike(parts),
         EMBEDDING: Repeat(useful=parts, executed=first, static=ticks, mean=first),
         LOGITS: Repeat(useful=parts, executed=parts, static=last, mean=parts),
         STAGES: Repeat(useful=parts * virtual, executed=ticks, static=ticks, mean=ticks),
@@ -158,10 +165,8 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
         yield _over_pp(KEPT_INPUTS, "collective-permute", kept, "forward", region)
     for op in layers.ops:
         if isinstance(op, Dispatch):
-            # Each stage has the loads of its own layers, and the losses that these add.
+            # Each stage has the loads of its own layers.
             once = Region(STAGES, is_once=True)
-            scalar = Array("loss", (), width="float32")
-            yield _over_pp("loss of imbalance", "all-reduce", scalar, "forward", once)
             slots = mesh.pp * stage_slots(layers.num_layers, mesh, strategy)
             load = Array("load", (Dim("slots", slots), Dim("load", 3 * op.num_experts)), width="float32")
             yield _over_pp("load of experts", "all-gather", load, "forward", once)

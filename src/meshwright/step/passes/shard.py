@@ -18,9 +18,11 @@ from meshwright.step.layer import (
     Attention,
     Combine,
     Concat,
+    Dims,
     Dispatch,
     Gated,
     Linear,
+    LowRank,
     Norm,
     Rotary,
     SigmoidGate,
@@ -28,7 +30,7 @@ from meshwright.step.layer import (
     Stack,
 )
 from meshwright.step.layer import Block as LayerBlock
-from meshwright.step.parameter_tree import SINKS
+from meshwright.step.parameter_tree import LORA_A, LORA_B, RANK, SINKS
 from meshwright.step.passes.nodes import (
     Core,
     Exchange,
@@ -148,8 +150,8 @@ class _BlockSharder:
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
         batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in on.dims)
-        array = Array(name, used, width=width)
-        return Vector(name=f"{self.stack}.{name}", array=array, pending=(*others, batch))
+        array, path = Array(name, used, width=width), f"{self.stack}.{name}"
+        return Vector(name=path, array=array, pending=(*others, batch), is_trained=path not in self.layout.frozen)
 
     def _linear(self, op: Linear) -> Iterator[Node]:
         """A product with a weight: its input gathered along the tokens where its weight is split."""
@@ -160,11 +162,9 @@ class _BlockSharder:
             source = yield from self._entry(op)
         dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
         tokens = self._token_axes(op, lead)
-        stored, used = self.layout.stored(dims), self.layout.used(dims)
-        path = f"{self.stack}.{op.name}"
-        weight = Weight(name=path, stored=Array(op.name, stored), used=Array(op.name, used), pending=tokens)
+        path, weight = f"{self.stack}.{op.name}", self._weight(op.name, dims, tokens)
         partial = tuple(axis for dim in inner for axis in dim.axes)
-        experts = used[:1] if op.num_experts else ()
+        experts = weight.used.dims[:1] if op.num_experts else ()
         self.arrays[op.target] = Array(op.target, (*experts, *lead, *columns), partial)
         product = Product(
             name=path,
@@ -182,14 +182,60 @@ class _BlockSharder:
         if op.has_bias and op.num_experts:
             # Of a product that tp sums one of its devices adds the bias: the others' gradients are zeros to sum too.
             summed = outermost_first({*tokens, *partial})
-            array = Array(op.name, self.layout.used(op.bias_dims))
-            work.append(Vector(name=f"{path}_bias", array=array, pending=(summed,)))
+            array, bias = Array(op.name, self.layout.used(op.bias_dims)), f"{path}_bias"
+            is_trained = bias not in self.layout.frozen
+            work.append(Vector(name=bias, array=array, pending=(summed,), is_trained=is_trained))
         elif op.has_bias:
             # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
             on = self._stream(op.target) if partial else self.arrays[op.target]
             work.append(self._vector(f"{op.name}_bias", op.bias_dims, on, "compute"))
         tag = Tag.OTHER if partial else Tag.PRODUCT
-        yield self._node(*work, reads=(source,), writes=op.target, saved=(source,), tag=tag)
+        saved = (source,) if weight.is_trained else ()
+        yield self._node(*work, reads=(source,), writes=op.target, saved=saved, tag=tag)
+        if op.low_rank:
+            yield from self._branch(op, op.low_rank, tag)
+
+    def _weight(self, name: str, dims: Dims, pending: tuple[str, ...]) -> Weight:
+        """A weight of the layer on its way to its use. pending: the axes that split what it works on."""
+        stored, used, path = self.layout.stored(dims), self.layout.used(dims), f"{self.stack}.{name}"
+        return Weight(
+            name=path,
+            stored=Array(name, stored),
+            used=Array(name, used),
+            pending=pending,
+            is_trained=path not in self.layout.frozen,
+        )
+
+    def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
+        """The low-rank branch of a product, added to it.
+
+        Its inner value [tokens, rank] crosses tp, and not what it reads or makes. Before columns that tp splits it is
+        made of the stream as that lies between blocks, and gathered; after rows that tp splits it is scattered to lie
+        so.
+        """
+        layout, rank = self.layout, (RANK, branch.rank)
+        is_column = op.inputs[0][0] == "embed"
+        rows = (layout.residual_tokens, layout.tokens) if is_column else (layout.tokens, layout.residual_tokens)
+        low, split = f"{op.target} in low rank", f"{op.target} in low rank as read"
+        into = self._factor(f"{op.name}{LORA_A}", rows[0], op.inputs, (rank,))
+        partial = tuple(axis for dim in into[1].inner for axis in dim.axes)
+        before = Array(low, (*rows[0], *into[1].columns), partial)
+        saved = (op.source,) if into[0].is_trained else ()
+        yield self._node(*into, reads=(op.source,), writes=low, saved=saved, tag=Tag.OTHER if partial else Tag.PRODUCT)
+        pending = tuple(axis for dim in layout.used(op.outputs) for axis in dim.axes)
+        after = Array(low, (*rows[1], *into[1].columns))
+        move = Move(name=f"{self.name} low rank", before=before, after=after, pending=pending)
+        yield self._node(move, reads=(low,), writes=split, tag=Tag.READ if is_column else Tag.PRODUCT)
+        out = self._factor(f"{op.name}{LORA_B}", rows[1], (rank,), op.outputs)
+        added = PassOver(kind="low_rank", arrays=(Array(op.target, (*rows[1], *out[1].columns)),))
+        saved = (split,) if out[0].is_trained else ()
+        yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
+
+    def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
+        """One of the two products of a low-rank branch, with its weight."""
+        weight = self._weight(name, (*inputs, *outputs), outermost_first(axis for dim in rows for axis in dim.axes))
+        inner, columns = self.layout.used(inputs), self.layout.used(outputs)
+        return weight, Product(name=weight.name, rows=rows, inner=inner, columns=columns, weight=weight)
 
     def _rows(self, op: Linear) -> tuple[Dim, ...]:
         """The dims that a product keeps: tokens, those of the residual stream, or the rows of an expert."""
@@ -266,9 +312,6 @@ class _BlockSharder:
                 move = Move(name=label, before=array, after=after, pending=self.layout.sequence)
                 yield self._node(move, reads=(name,), writes=gathered, tag=Tag.READ)
             key, value = self.arrays[names[1]], self.arrays[names[2]]
-            if self.layout.has_positions:
-                positions = Array("positions", (self.layout.tokens[0], whole), width="float32")
-                work.append(_exchange("positions", "all-gather", self.layout, positions, ("recompute",), is_end=True))
         elif self.layout.sequence and self.layout.sp_method == "ring":
             work.extend(self._ring(key, value))
         output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
@@ -289,7 +332,7 @@ class _BlockSharder:
         )
 
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
-        """Keys, values and positions round the ring of sp, forward and backward; their gradients in float32 backward.
+        """Keys, values and where they are round the ring of sp, both ways; their gradients in float32 backward.
 
         Of two devices the compiler sees that backward sends what was just sent to recompute.
         """
@@ -300,6 +343,9 @@ class _BlockSharder:
             wide = replace(array, width="float32")
             yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
         yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
+        if self.layout.is_packed:
+            segments = replace(positions, name="segments")
+            yield _exchange("segments", "collective-permute", self.layout, segments, phases, is_ring=True)
 
     def _concat(self, op: Concat) -> Iterator[Node]:
         """Values with their last dims in a row; they lie as the first does.
@@ -387,9 +433,7 @@ def _resized(array: Array, name: str, size: int) -> Array:
 
 
 def _exchange(
-    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False, is_end: bool = False
+    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False
 ) -> Exchange:
     """A collective over the axes of the sequence."""
-    return Exchange(
-        name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring, is_end=is_end
-    )
+    return Exchange(name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring)

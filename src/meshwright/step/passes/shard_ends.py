@@ -171,6 +171,7 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
             name=name,
             array=Array(name, (Dim("N", op.size),), width="float32"),
             pending=(along, outermost_first(layout.batch)),
+            is_trained=name not in layout.frozen,
         )
 
 
@@ -183,6 +184,7 @@ def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pendin
         stored=Array(name, layout.stored(dims)),
         used=Array(name, used),
         pending=tuple(axis for axis in pending if axis not in split),
+        is_trained=name not in layout.frozen,
     )
 
 

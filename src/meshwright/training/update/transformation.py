@@ -9,15 +9,19 @@ import jax.numpy as jnp
 import optax
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import DTYPES
-from meshwright.step import DEFAULT, Dtype, Strategy
+from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.step import DEFAULT, Dtype, Strategy, Workload
 from meshwright.training.optimizer import Optimizer
+from meshwright.training.update.muon import scale_by_muon
 
 
-def transformation(optimizer: Optimizer, strategy: Strategy = DEFAULT) -> optax.GradientTransformation:
+def transformation(
+    optimizer: Optimizer, workload: Workload, layout: ShardingContext, strategy: Strategy = DEFAULT
+) -> optax.GradientTransformation:
     """The optax transformation, its moments in the strategy's dtype between steps.
 
-    AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, or plain SGD.
+    AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, plain SGD, or Muon
+    (`update.muon`), which alone reads the workload and how its parameters lie.
     """
     rate, decay = optimizer.optax_schedule(), optimizer.weight_decay
 
@@ -32,6 +36,12 @@ def transformation(optimizer: Optimizer, strategy: Strategy = DEFAULT) -> optax.
         made = optax.adafactor(rate)
     elif strategy.optimizer == "sgd":
         made = optax.sgd(rate)
+    elif strategy.optimizer == "muon":
+        made = optax.chain(
+            scale_by_muon(optimizer, workload, layout),
+            optax.add_decayed_weights(decay, decays),
+            optax.scale_by_learning_rate(rate),
+        )
     else:
         raise MeshwrightError(f"optimizer {strategy.optimizer} can be planned, but is none that runs yet")
     made = _with_standard_promotion(made)

@@ -1,8 +1,9 @@
 """What people see of a run: rows, curves elsewhere, where its time went, profiles, how it stands beside its plan."""
 
 from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts
-from meshwright.training.watch.log import RunLog
+from meshwright.training.watch.log import RunLog, read_compiled
 from meshwright.training.watch.profile import Profile, Profiler, parse_profile, profiled_collectives, read_profile
+from meshwright.training.watch.shortfall import Shortfall
 from meshwright.training.watch.weights_and_biases import load_wandb
 
 __all__ = [
@@ -10,11 +11,13 @@ __all__ = [
     "Profile",
     "Profiler",
     "RunLog",
+    "Shortfall",
     "goodput",
     "load_wandb",
     "note_restart",
     "parse_profile",
     "profiled_collectives",
+    "read_compiled",
     "read_profile",
     "read_restarts",
 ]

@@ -15,12 +15,12 @@ from meshwright.files import append_line
 from meshwright.training.run import Row, read_json_lines
 
 ACCOUNTS = {
-    "steps": "steps that count, the wait for input not among it: the time that was not lost",
+    "steps": "steps that count, without what they waited for input: the time that was not lost",
     "input": "devices waited for the next batch",
     "compiling": "the step was compiled",
     "saving": "steps waited for a checkpoint",
     "evaluation": "the run was evaluated",
-    "starting": "data was opened and a checkpoint read, until the first step",
+    "starting": "the data was opened and the state drawn or read, before the first step",
     "lost steps": "steps that were taken again, because the run ended before a checkpoint had them",
     "down": "no process trained: from the last row of one to the start of the next",
     "other": "anything else between steps",

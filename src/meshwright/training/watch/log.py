@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_file
+from meshwright.record import Record, record_from_json
 from meshwright.training.checkpoint import Note
 from meshwright.training.run import Row, RunConfig, append_metrics
 from meshwright.training.watch.tensorboard import TensorBoardEvents
@@ -14,6 +17,21 @@ from meshwright.training.watch.weights_and_biases import WandbRun
 
 _SPEED = ("tokens_per_second", "mfu", "memory_peak_bytes", "host_peak_bytes")
 _NOT_SHOWN = ("step", "time", "began_at")
+
+
+COMPILED = "compiled.json"
+"""The record of the compiled step, of the last process that trained."""
+
+
+def read_compiled(directory: Path) -> Record | None:
+    """The record of a run's compiled step; None where an older version made the run."""
+    path = directory / COMPILED
+    try:
+        return record_from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise MeshwrightError(f"{path} is not the record of a compiled step: {str(error).splitlines()[0]}") from None
 
 
 class _Writer(Protocol):
@@ -39,8 +57,12 @@ class RunLog:
         for writer in self._writers:
             writer.close()
 
-    def begin(self, start: int) -> None:
-        """Open what is written beside `metrics.jsonl`; start: the steps that were taken before."""
+    def begin(self, start: int, compiled: Record) -> None:
+        """Open what is written beside `metrics.jsonl`.
+
+        start: the steps that were taken before. compiled: what the step was compiled to.
+        """
+        write_file(self._directory / COMPILED, json.dumps(compiled.to_json(), indent=2) + "\n")
         self._writers.append(TensorBoardEvents(self._directory, start))
         if (project := self._config.watching.wandb) is not None:
             try:

@@ -7,6 +7,7 @@ the HLO of the compiled step (`hlo.each_collective`). Counts are those of the tr
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -77,7 +78,9 @@ def read_trace(path: Path, module: Module, mesh: Mapping[str, int], *, steps: in
         # What the compiler runs as one fusion has the fusion's name in a trace.
         begin = _outer_name(module, instruction.computation, instruction.name)
         names = {begin, *_done_names(module, begin, instruction.computation)}
-        count = sum(trace.op_counts[begin] for trace in devices.values()) / (len(devices) * steps)
+        counts = [trace.op_counts[begin] for trace in devices.values()]
+        # A profiler under load loses an event now and then: of one device, not of most.
+        count = statistics.median(counts) / steps
         seconds = sum(trace.op_seconds[name] for trace in devices.values() for name in names)
         communicating |= names
         if not count:
@@ -89,7 +92,7 @@ def read_trace(path: Path, module: Module, mesh: Mapping[str, int], *, steps: in
                 entry,
                 bytes=round(entry.bytes / entry.count * count),
                 count=round(count),
-                seconds=seconds / (len(devices) * steps) * (entry.bytes / total),
+                seconds=seconds / sum(counts) * count * (entry.bytes / total),
                 exposed_seconds=None,
             )
             for entry in entries

@@ -1,0 +1,42 @@
+"""`meshwright report`: one page about runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from meshwright.cli.arguments import option, positional
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.files import check_output
+
+EXAMPLES = (
+    "meshwright report runs/first",
+    "meshwright report runs/first runs/second -o both.html",
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    """Write one HTML page about runs: curves, plan beside measurement, memory, devices, goodput, data."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("RUN…")]
+    """Run directories that `meshwright train` made; their curves stand in the same charts."""
+    output: Annotated[Path, option("FILE", "-o")] = Path("report.html")
+    """The page, which loads nothing from elsewhere. Default: report.html."""
+
+
+def run(args: Args) -> int:
+    """Write the page, and say where it is."""
+    if not args.runs:
+        raise MeshwrightError("report needs a run directory: meshwright report runs/first")
+    check_output(args.output)
+    with waiting("loading JAX"):
+        from meshwright.viz.report import report
+
+    report(args.runs, args.output)
+    print(f"{args.output}: {len(args.runs)} run{'s' * (len(args.runs) > 1)}")
+    return 0

@@ -1,0 +1,26 @@
+"""The memory of a compiled program, in the terms of a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def program_memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
+    """Memory per device; `peak` is the most that it has at once.
+
+    Of these, `outputs` share `alias` bytes with arguments.
+    """
+    stats: Any = compiled.memory_analysis()
+    names = {"arguments": "argument", "outputs": "output", "temporaries": "temp", "alias": "alias"}
+    terms = {ours: int(getattr(stats, f"{theirs}_size_in_bytes")) for ours, theirs in names.items()}
+    held = terms["arguments"] + terms["outputs"] - terms["alias"]
+    peak = int(stats.peak_memory_in_bytes)
+    if on_tpu:
+        # libtpu's figure for temporaries is no allocation: it accepts steps whose terms exceed the memory (3.86 + 13.94
+        # GiB of 15.75 on v5e, with a peak of 15.11), and refuses by its peak.
+        terms["temporaries"] = max(0, peak - held)
+    else:
+        peak = max(peak, held + terms["temporaries"])
+    return terms | {"code": int(stats.generated_code_size_in_bytes), "peak": peak}

@@ -1,0 +1,31 @@
+"""Which parameters of a workload train: all but those that are frozen by a pattern, or by the adapters beside them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from meshwright.errors import MeshwrightError
+from meshwright.step.model import Model
+from meshwright.step.parameter_tree import is_adapter, leaves, parameters
+from meshwright.step.patterns import check_patterns, matches
+
+
+@cache
+def frozen_paths(model: Model, patterns: tuple[str, ...]) -> frozenset[str]:
+    """The paths of the parameters that get no gradient: those that a pattern matches, and all but adapters beside any.
+
+    Patterns are as in `step.patterns`.
+
+    Raises:
+        MeshwrightError: a pattern that matches nothing, or patterns that leave nothing to train.
+    """
+    paths = tuple(path for path, _ in leaves(parameters(model)))
+    has_adapters = any(map(is_adapter, paths))
+    frozen = {path for path in paths if has_adapters and not is_adapter(path)}
+    check_patterns("freeze", patterns, paths)
+    frozen |= {path for path in paths if any(matches(pattern, path) for pattern in patterns)}
+    if frozen.issuperset(paths):
+        raise MeshwrightError(
+            f"freeze {', '.join(map(repr, patterns))} leaves no parameter of {model.name} to train; leave one out"
+        )
+    return frozenset(frozen)

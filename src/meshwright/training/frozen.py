@@ -1,0 +1,102 @@
+"""Frozen parameters of a run: read or drawn again where it goes on, and told by fingerprints from any others.
+
+They never change, so checkpoints do not hold them: they are those of the Hugging Face directory that the run began
+with, or those that its seed draws. A checkpoint has a fingerprint of each, so that a run does not go on with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.errors import MeshwrightError
+from meshwright.runtime import ShardingContext
+from meshwright.step import Strategy, leaves, map_leaves
+from meshwright.training.run import RunConfig
+from meshwright.training.step import State, first_parameters
+from meshwright.training.trained import merged, without
+
+
+def saved_parts(config: RunConfig, state: State) -> State:
+    """The parts of a state that a checkpoint holds: what is frozen as fingerprints, `frozen`."""
+    if not (frozen := config.workload.frozen_paths):
+        return state
+    trained = without(state["params"], frozen)
+    return state | {"params": trained, "frozen": fingerprints(without(state["params"], paths_of(trained)))}
+
+
+def abstract_parts(config: RunConfig, wanted: State, mesh: Mesh) -> State:
+    """`saved_parts` as shapes and shardings, of the same of a state."""
+    if not (frozen := config.workload.frozen_paths):
+        return wanted
+    trained = without(wanted["params"], frozen)
+    scalar = jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
+    others = without(wanted["params"], paths_of(trained))
+    return wanted | {"params": trained, "frozen": map_leaves(lambda *_: scalar, others)}
+
+
+def with_frozen(
+    config: RunConfig,
+    found: State,
+    layout: ShardingContext,
+    mesh: Mesh,
+    strategy: Strategy,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> State:
+    """The state of what a checkpoint holds, its frozen parameters read or drawn again, their layers in order.
+
+    Raises:
+        MeshwrightError: where they are not those that the checkpoint was written with.
+    """
+    if "frozen" not in found:
+        return found
+    weights = Path(config.weights) if config.weights else None
+    again = first_parameters(
+        config.workload, layout, mesh, strategy,
+        seed=config.seed, weights=weights, paths=config.workload.frozen_paths, on_bytes=on_bytes,
+    )  # fmt: skip
+    now = dict(leaves(fingerprints(again)))
+    for path, then in leaves(found["frozen"]):
+        if int(now[path]) != int(then):
+            source = f"{weights} holds another {path}" if weights else f"seed {config.seed} draws another {path}"
+            raise MeshwrightError(
+                f"{source} than this run was begun with, which it keeps frozen and no checkpoint holds; put"
+                f" {'the weights' if weights else 'the seed'} back"
+            )
+    rest = {name: part for name, part in found.items() if name != "frozen"}
+    return rest | {"params": merged(again, found["params"])}
+
+
+def paths_of(tree: Any) -> frozenset[str]:
+    """The paths of the leaves of a tree."""
+    return frozenset(path for path, _ in leaves(tree))
+
+
+@jax.jit
+def fingerprints(params: Any) -> Any:
+    """A number for each array that tells it from others: a sum of hashes of its elements' bits and positions.
+
+    Whole numbers are added in any order, so that the number is the same on every mesh.
+    """
+    return map_leaves(lambda _, array: _fingerprint(array), params)
+
+
+def _fingerprint(array: Array) -> Array:
+    spec = jax.typeof(array).sharding.spec
+    width = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    found = lax.bitcast_convert_type(array, width).astype(jnp.uint32)
+    stride = 1
+    for dim in reversed(range(array.ndim)):
+        index = lax.broadcasted_iota(jnp.uint32, array.shape, dim, out_sharding=spec)
+        found = found + index * jnp.uint32(stride * 0x9E3779B1 % 2**32)
+        stride *= array.shape[dim]
+    # The finalizer of MurmurHash3, so that what differs in few bits differs in many.
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        found = (found ^ (found >> jnp.uint32(shift))) * jnp.uint32(factor)
+    return jnp.sum(found ^ (found >> jnp.uint32(16)), dtype=jnp.uint32)
