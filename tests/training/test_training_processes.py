@@ -97,8 +97,8 @@ def child_of(launched, number):
 
 
 def is_saved(run):
-    """Whether a run has a checkpoint."""
-    return any(path.name.isdigit() for path in (run / "checkpoints").glob("*"))
+    """Whether a run has a whole checkpoint: it has begun the one after."""
+    return sum(path.name.isdigit() for path in (run / "checkpoints").glob("*")) > 1
 
 
 def lose(launched, directory, number, how):

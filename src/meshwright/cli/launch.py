@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",
     "meshwright launch -n 8 --elastic 4 -- train plan.yaml -o runs/long --save-every 500",
     "meshwright launch -n 8 --restarts 10 -- train plan.yaml -o runs/long --resume",
+    "meshwright launch --slurm -o long.sh -- train plan.yaml -o runs/long",
+    "meshwright launch --jobset --image us-docker.pkg.dev/me/meshwright --claim runs -- train plan.yaml -o /runs/long",
 )
 
 
@@ -44,19 +47,43 @@ class ProcessesArgs:
 
 
 @dataclass(frozen=True)
+class ManifestArgs:
+    """A job of a cluster instead, one process on each machine: the file that starts it is written."""
+
+    slurm: Annotated[bool, option()] = False
+    """Write a script for sbatch."""
+    jobset: Annotated[bool, option()] = False
+    """Write a JobSet for Kubernetes."""
+    tpu_vm: Annotated[bool, option()] = False
+    """Write a script that gets machines of Cloud TPU and starts the run on them."""
+    output: Annotated[Path | None, option("FILE", "-o")] = None
+    """The file. Default: it is printed."""
+    name: Annotated[str | None, option("NAME")] = None
+    """The job's name. Default: the run directory's."""
+    image: Annotated[str | None, option("IMAGE")] = None
+    """The container image, which has meshwright. Needed for --jobset."""
+    claim: Annotated[str | None, option("CLAIM")] = None
+    """The persistent volume claim that every pod has at /runs. Default: none is mounted."""
+
+
+@dataclass(frozen=True)
 class Args:
-    """Train as several processes of this machine: a dead or stuck one is named, and the run goes on from its last
-    checkpoint. Behind -- stands the command, as without launch.
-    """
+    """Train as several processes of this machine, which are watched and restarted, or write the job of a cluster."""
 
     command: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("train …")]
-    """The words of `meshwright train`. Process 0 has this terminal; lines of others begin with their number."""
+    """The words of `meshwright train`, behind --. Process 0 has this terminal; lines of others begin with their number."""
     processes: ProcessesArgs = field(default_factory=ProcessesArgs)
+    manifest: ManifestArgs = field(default_factory=ManifestArgs)
 
 
 def run(args: Args) -> int:
-    """Run a command of several processes; the exit code is process 0's, or 1 where one was lost for good."""
+    """Run a command of several processes, or write the job that does.
+
+    The exit code is process 0's, or 1 where one was lost for good.
+    """
     words, said = _train_words(args.command)
+    if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
+        return _write_manifest(args, words, said)
     here = args.processes
     number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
     if not 1 <= least <= number:
@@ -75,15 +102,11 @@ def run(args: Args) -> int:
     def words_of(count: int, again: bool) -> Sequence[str]:
         if not again:
             return words
-        home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
-        resume = [] if said.run.resume else ["--resume"]
-        smaller: Sequence[str] = ()
-        rest = words
-        if count < number:
-            rest = without_options(words, {"--on", "--mesh"})
-            fewer = make_system(system.chip, (each * count,))
-            smaller = ["--on", str(fewer), "--mesh", mesh_for(said, directory, fewer)]
-        return [*rest, *home, *resume, *smaller]
+        if count == number:
+            return _again(words, said, directory)
+        fewer = make_system(system.chip, (each * count,))
+        smaller = ["--on", str(fewer), "--mesh", mesh_for(said, directory, fewer)]
+        return [*_again(without_options(words, {"--on", "--mesh"}), said, directory), *smaller]
 
     job = Job(
         words=words_of,
@@ -103,6 +126,41 @@ def run(args: Args) -> int:
             print(line, file=sys.stderr, flush=True)
 
     return supervise(job, say)
+
+
+def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
+    """Write the job of a cluster that runs a command, and goes on with it where a machine is lost."""
+    from meshwright.files import write_file
+    from meshwright.launch import jobset, machines_of, slurm, tpu_vm
+
+    here, restarts = args.manifest, args.processes.restarts
+    if here.slurm + here.jobset + here.tpu_vm > 1:
+        raise MeshwrightError("--slurm, --jobset and --tpu-vm are a file each; give one of them")
+    system, directory = _run_of(said)
+    name = here.name or re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-") or "run"
+    words, machines = _again(words, said, directory), machines_of(system)
+    if here.slurm:
+        text = slurm(name, words, machines, restarts=restarts)
+    elif here.tpu_vm:
+        text = tpu_vm(name, words, machines, restarts=restarts)
+    elif here.image is None:
+        raise MeshwrightError("--jobset wants --image, of a container that has meshwright")
+    else:
+        text = jobset(name, words, machines, restarts=restarts, image=here.image, claim=here.claim)
+    output = here.output
+    check_all_read(args, "beside --slurm, --jobset or --tpu-vm")
+    if output is None:
+        print(text, end="")
+    else:
+        write_file(output, text)
+        print(f"{output}: {machines.count} machines, {machines.chips} chips of {system.chip.name} on each")
+    return 0
+
+
+def _again(words: Sequence[str], said: train.Args, directory: Path) -> list[str]:
+    """Words that begin a run or go on with it, whichever there is to do."""
+    home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
+    return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
 def _train_words(command: Sequence[str]) -> tuple[list[str], train.Args]:
