@@ -45,18 +45,23 @@ lock:
 # What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.
 goldens:
 	$(PYTHON) -m venv .venv-goldens
-	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 sentencepiece==0.2.3
+	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 sentencepiece==0.2.3 peft==0.21.2
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
 	.venv-goldens/bin/python tests/goldens/make_mutations.py
 	.venv-goldens/bin/python tests/goldens/make_sentencepiece.py
+	.venv-goldens/bin/python tests/goldens/make_adapters.py
 	$(MAKE) exports
 
-# Whether transformers takes what we save of each golden; what it says is kept.
+# Whether transformers takes what we save of each golden, and PEFT each adapter; what they say is kept.
 exports: .venv/installed
 	rm -rf .venv-goldens/exports
 	JAX_PLATFORMS=cpu $(BIN)/python tests/goldens/write_exports.py .venv-goldens/exports
 	.venv-goldens/bin/python tests/goldens/check_exports.py .venv-goldens/exports 2>/dev/null > tests/goldens/exports.txt
 	cat tests/goldens/exports.txt
+	rm -rf .venv-goldens/adapters
+	$(BIN)/python tests/goldens/write_adapters.py .venv-goldens/adapters
+	.venv-goldens/bin/python tests/goldens/check_adapters.py .venv-goldens/adapters 2>/dev/null > tests/goldens/adapters.txt
+	cat tests/goldens/adapters.txt
 
 clean:
 	rm -rf .venv .venv-goldens

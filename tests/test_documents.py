@@ -34,7 +34,7 @@ from meshwright.cli.main import main
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-FILES = ("toml", "py")
+FILES = ("toml", "py", "yaml")
 """The languages of blocks that are files."""
 
 EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")

@@ -132,10 +132,14 @@ def write_file(path: str | Path, content: str | bytes) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to a file, made where there is none; a line that does not fit on the disk is taken back."""
+    append_bytes(path, line.encode() + b"\n")
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add a record to a file, as `append_line` adds a line."""
     try:
         with path.open("ab", buffering=0) as file:
             before = file.tell()
-            data = line.encode() + b"\n"
             if (written := file.write(data)) != len(data):
                 file.truncate(before)
                 raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes fit")

@@ -1,6 +1,7 @@
 """`--config`, options in a file under those that are typed; `--dry-run`; the file that begins a run again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +9,8 @@ from meshwright.cli.main import main
 from meshwright.cli.train import Args
 from meshwright.cli.words import read_words
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.mesh import MeshShape
-from meshwright.step import Strategy, Workload
-from meshwright.training import Optimizer, RunConfig
+from meshwright.planner import plan_to_run
+from meshwright.training import new_run
 from meshwright.training.resolved import resolved_yaml
 
 RUN = """\
@@ -19,6 +18,7 @@ RUN = """\
 model: tiny
 on: cpu:8
 batch_tokens: 4Ki
+mesh: {fsdp: 2, tp: 4}
 seq-len: 64
 learning_rate: 1e-3
 rate: {embedding: 0.1, layers: 2}
@@ -45,6 +45,7 @@ def test_a_file_has_options_as_they_would_be_typed(config):
     args, typed = read(config)
     assert args.model == "tiny"
     assert (args.workload.on, args.workload.batch_tokens, args.workload.seq_len) == ("cpu:8", "4Ki", "64")
+    assert args.run.mesh == "fsdp=2,tp=4"
     assert args.optimizer.learning_rate == 0.001
     assert args.optimizer.rate == ("embedding=0.1", "layers=2")
     assert args.optimizer.no_decay == ("query", "*norm*")
@@ -64,14 +65,14 @@ def test_what_is_typed_counts_before_the_file(config):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("stepz: 3", "run.yaml, line 13: there is no option 'stepz'; did you mean steps?"),
-        ("config: other.yaml", "run.yaml, line 13: there is no option 'config'"),
-        ("model: small", "run.yaml, line 13: model stands twice"),
-        ("save_every: x", "run.yaml, line 13: --save-every is 'x'; it takes a whole number"),
-        ("save_every: [1, 2]", "run.yaml, line 13: save_every takes one value, and has 2 values"),
-        ("resume: 3", "run.yaml, line 13: resume takes true or false"),
-        ("lr_schedule: cosin", "run.yaml, line 13: --lr-schedule is 'cosin'; did you mean cosine?"),
-        ("steps: {a: {b: 1}}", "run.yaml, line 13: steps holds lists or mappings within another"),
+        ("stepz: 3", "run.yaml, line 14: there is no option 'stepz'; did you mean steps?"),
+        ("config: other.yaml", "run.yaml, line 14: there is no option 'config'"),
+        ("model: small", "run.yaml, line 14: model stands twice"),
+        ("save_every: x", "run.yaml, line 14: --save-every is 'x'; it takes a whole number"),
+        ("save_every: [1, 2]", "run.yaml, line 14: save_every takes one value, and has 2 values"),
+        ("resume: 3", "run.yaml, line 14: resume takes true or false"),
+        ("lr_schedule: cosin", "run.yaml, line 14: --lr-schedule is 'cosin'; did you mean cosine?"),
+        ("steps: {a: {b: 1}}", "run.yaml, line 14: steps holds lists or mappings within another"),
         ("steps: [", "is not YAML: expected"),
     ],
 )
@@ -101,27 +102,55 @@ def test_a_plans_file_is_the_model(tmp_path, capsys):
     assert (args.model, args.run.steps) == (str(plan), "3")
 
 
-def test_a_run_is_written_as_options_that_mean_it_again(tmp_path):
-    """Every kind of setting, and a strategy that is not the default; `new_run` makes the same config of them."""
-    config = RunConfig(
-        workload=Workload(model=PRESETS["tiny"], batch=32, seq_len=64, compute_dtype="f32", remat="attention"),
-        mesh=MeshShape(fsdp=2, tp=4),
-        hardware="cpu:8",
-        memory_headroom=0.0,
-        optimizer=Optimizer(schedule="wsd", warmup_steps=3, decay_steps=40, clip_norm=0.0, rates=("query=0.5",)),
-        strategy=Strategy(num_microbatches=2, tp_stream="whole", on_bad_step="skip", collective_matmul=False),
-        steps=20,
-        seed=5,
-        source="tiny",
-    )
-    path = tmp_path / "resolved.yaml"
-    path.write_text(resolved_yaml(config))
-    args, _ = read(path)
-    from meshwright.planner import plan_to_run
-    from meshwright.training import new_run
-
+def run_of(args, directory):
+    """The config of the run that some arguments mean."""
     plan = plan_to_run(args.model, args.options)
-    assert new_run(args.model, plan, tmp_path / "run", steps=args.run.steps, settings=args.settings) == config
+    return new_run(args.model, plan, directory, steps=args.run.steps, settings=args.settings)
+
+
+TINY = ["tiny", "--on", "cpu:8", "--batch", "32", "--seq-len", "64", "--mesh", "fsdp=2,tp=4"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        TINY,
+        [
+            *TINY,
+            "--optimizer",
+            "muon",
+            "--lr-schedule",
+            "wsd",
+            "--decay-share",
+            "0.3",
+            "--clip-norm",
+            "0",
+            "--seed",
+            "5",
+        ],
+        [*TINY, "--rate", "query=0.5", "layers=2", "--no-decay", "layers", "--decay-steps", "90", "--steps", "40"],
+        [*TINY, "--num-microbatches", "2", "--tp-stream", "whole", "--remat", "attention", "--on-bad-step", "skip"],
+        [*TINY, "--lora-rank", "4", "--freeze", "embedding", "--dtype", "bf16", "--memory-headroom", "10%"],
+        ["plan.yaml", "--steps", "7", "--zero-stage", "1", "--weight-decay", "0"],
+    ],
+    ids=lambda words: " ".join(words[9:]) or "tiny",
+)
+def test_a_run_leaves_options_that_mean_it_again(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", *TINY, "-o", "plan.yaml"]) == 0
+    capsys.readouterr()
+    begun = run_of(read_words(words, Args, kinds={}, hints={})[0], tmp_path / "run")
+    (tmp_path / "resolved.yaml").write_text(resolved_yaml(begun))
+    monkeypatch.chdir(tmp_path.parent)
+    assert run_of(read(tmp_path / "resolved.yaml")[0], tmp_path / "again") == begun
+
+
+def test_a_run_that_no_options_mean_leaves_none(tmp_path, capsys):
+    plan = tmp_path / "plan.yaml"
+    assert main(["plan", *TINY, "-o", str(plan)]) == 0
+    begun = run_of(read_words([str(plan)], Args, kinds={}, hints={})[0], tmp_path / "run")
+    assert resolved_yaml(replace(begun, source=None)) is None
+    assert resolved_yaml(replace(begun, workload=replace(begun.workload, batch=64))) is None
 
 
 @pytest.mark.slow

@@ -163,18 +163,19 @@ def test_checkpoints_that_were_deleted_are_missed(run):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
-    config = replace(CONFIG, optimizer=Optimizer(learning_rate=1e30, warmup_steps=2), saving=Saving(every=1))
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoint(run):
+    config = replace(CONFIG, steps=9, optimizer=Optimizer(learning_rate=1e30, warmup_steps=2), saving=Saving(every=1))
     with pytest.raises(RunStoppedError) as raised:
-        run_steps(config, tmp_path / "run")
+        run_steps(config, run)
     message = str(raised.value)
     assert " is nan at step " in message
     assert len(message.splitlines()) == 1
-    last = Checkpoints(tmp_path / "run").whole(pytest.fail)
-    assert f"the last checkpoint is {tmp_path / 'run' / 'checkpoints' / str(last)};" in message
-    rows = read_metrics(tmp_path / "run")
+    last = Checkpoints(run).whole(pytest.fail)
+    assert last >= 6
+    assert f"the last checkpoint is {run / 'checkpoints' / str(last)};" in message
+    rows = read_metrics(run)
     assert rows[-1]["loss"] is None or rows[-1]["grad_norm"] is None
-    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "NaN" not in (run / "metrics.jsonl").read_text()
     # The loss that the kept checkpoint gives is a number.
     assert np.isfinite(rows[last]["loss"])
     assert np.isfinite(rows[last]["grad_norm"])
@@ -185,8 +186,11 @@ def test_a_disk_that_is_full_is_one_line_that_names_the_last_checkpoint(run, mon
         raise MeshwrightError(f"cannot write {path}: the disk is full, 12 kB are free")
 
     monkeypatch.setattr("meshwright.training.run.append_line", full)
+    notes = []
     with pytest.raises(RunStoppedError) as raised:
-        run_steps(replace(CONFIG, steps=8), run)
+        run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
+    assert len(notes) == 1
+    assert "the disk is full, 12 kB are free; training goes on, and its metrics are kept" in notes[0]
     assert "the disk is full, 12 kB are free; training stops; the last checkpoint is " in str(raised.value)
     assert read_config(run).steps == 8
     assert not (run / "lock").exists()

@@ -90,6 +90,8 @@ class WorkloadArgs:
     """What adapters add is times alpha / rank. Default: 2 * rank."""
     lora_targets: Annotated[str | None, option("NAMES")] = None
     """The products with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    adapter: Annotated[Path | None, option("DIRECTORY")] = None
+    """Begin with these adapters, as PEFT writes them, which say rank, alpha and targets. Default: new ones."""
     freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()
     """Parameters that are not trained, by their paths: embedding, layers.query or 'layers.*_norm'. Default: none."""
     hardware: Annotated[Path | None, option("FILE")] = None

@@ -22,7 +22,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
     """The options of a file, null and false ones left out. A plan's file says the model alone, which it is.
 
     known: the names that there are, `model` among them. A list stands for several values, a mapping for several of the
-    form NAME=VALUE, true for an option that takes none.
+    form NAME=VALUE, with commas between where the option is one text, true for an option that takes none.
 
     Raises:
         MeshwrightError: where the file cannot be read, or a name is not known; the line says the nearest one.

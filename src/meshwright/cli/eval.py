@@ -49,7 +49,10 @@ def run(args: Args) -> int:
         from meshwright.inference import answer, find_model, read_task, total
         from meshwright.training import read_texts
 
-    as_json, found = args.json, find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype)
+    as_json, found = (
+        args.json,
+        find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter),
+    )
     if args.task is not None:
         questions = read_task(args.task)
         check_all_read(args, "beside --task")

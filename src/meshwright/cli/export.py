@@ -38,6 +38,10 @@ class Args:
     """What the weights are written in. Default: as they are stored."""
     max_file_size: Annotated[str, option("BYTES")] = "5G"
     """Weights of more bytes are written in several files, with an index. Default: 5G."""
+    adapter: Annotated[Path | None, option("DIRECTORY")] = None
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
+    adapter_only: Annotated[bool, option()] = False
+    """Of a run of LoRA write its adapters alone, as PEFT does. Default: added to the weights beside them."""
     on: Annotated[str, option("CHIPS")] = "cpu:1"
     """The hardware that the weights pass through. Default: cpu:1, which holds them in this machine's memory."""
     mesh: Mesh = None
@@ -58,7 +62,9 @@ def run(args: Args) -> int:
         from meshwright.inference import check_target, find_model
 
     check_target(args.output)
-    found = find_model(args.model, on=args.on, mesh=args.mesh)
+    if args.adapter_only:
+        return _export_adapter(args)
+    found = find_model(args.model, on=args.on, mesh=args.mesh, adapter=args.adapter)
     dtype, as_json = args.dtype or found.stored_dtype, args.json
     check_all_read(args)
     model = load_with_bar(found)
@@ -72,4 +78,21 @@ def run(args: Args) -> int:
     sizes = ", ".join(f"{name} {show_bytes(size)}" for name, size in files.items())
     print("\n".join(wrap(f"wrote {args.output}: {model.num_parameters:,} parameters in {dtype}: {sizes}")))
     print(next_line(f"meshwright generate {shlex.quote(str(args.output))} --on {found.system} 'def '"))
+    return 0
+
+
+def _export_adapter(args: Args) -> int:
+    """Write the adapters of a run, and say what is in the directory."""
+    from meshwright.inference import save_adapter
+
+    output, as_json = args.output, args.json
+    source, on, dtype = args.model, args.on, args.dtype or "f32"
+    check_all_read(args, "beside --adapter-only")
+    count = save_adapter(source, output, on=on, dtype=dtype)
+    files = {path.name: path.stat().st_size for path in sorted(output.iterdir())}
+    if as_json:
+        print(json.dumps({"directory": str(output), "parameters": count, "dtype": dtype, "files": files}, indent=2))
+        return 0
+    sizes = ", ".join(f"{name} {show_bytes(size)}" for name, size in files.items())
+    print("\n".join(wrap(f"wrote {output}: adapters of {count:,} parameters in {dtype}: {sizes}")))
     return 0

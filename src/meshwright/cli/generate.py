@@ -99,7 +99,7 @@ def run(args: Args) -> int:
     options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}
     if args.stop_tokens:
         options["stop_tokens"] = args.stop_tokens
-    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype)
+    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     if prompts is None and args.chat:
         check_all_read(args, "in a conversation")
         return converse(load_with_bar(found), {**options, "sampling": samples[0]})

@@ -32,6 +32,8 @@ class ModelArgs:
     """The hardware, as cpu:8 or h100:8. Default: that of the run; for a directory it is needed."""
     mesh: Mesh = None
     """The mesh, as 1,2,1,1 or fsdp=2. Default: that of the run, or all devices along fsdp."""
+    adapter: Annotated[Path | None, option("DIRECTORY")] = None
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters are kept and products computed in. Default: that of the weights."""
 

@@ -105,7 +105,8 @@ class Args:
     @property
     def settings(self) -> dict[str, Any]:
         """What is said of the run beside its plan."""
-        return given_options(self.start, self.data, self.optimizer, self.saving, self.watching)
+        own = given_options(self.start, self.data, self.optimizer, self.saving, self.watching)
+        return own | {"adapter": self.workload.adapter}
 
 
 def run(args: Args) -> int:

@@ -77,7 +77,13 @@ class SavingArgs:
     """Checkpoints."""
 
     save_every: Annotated[int | None, option("N")] = None
-    """Steps between checkpoints; 0 keeps the last only. Default: 0; a run that goes on has its own."""
+    """Steps between checkpoints; 0 writes the last only. Default: 0; a run that goes on has its own."""
+    save_minutes: Annotated[float | None, option("MINUTES")] = None
+    """Minutes between checkpoints. Default: none by the clock."""
+    keep: Annotated[int | None, option("N")] = None
+    """How many of the last checkpoints are kept. Default: 2."""
+    keep_every: Annotated[int | None, option("N")] = None
+    """Of every N steps keep the first checkpoint too, for good. Default: none."""
     grace_seconds: Annotated[float | None, option("SECONDS")] = None
     """How long SIGTERM leaves to end the step and save it; then the command ends without. Default: 30."""
 

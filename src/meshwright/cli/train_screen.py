@@ -100,7 +100,8 @@ class TrainScreen:
     def step(self, row: dict[str, Any]) -> None:
         """The metrics of a step."""
         self.taken = row["step"] + 1
-        self._losses.append(row["loss"])
+        if not row.get("skipped"):  # Else the loss may be no number, and nothing was learned from it.
+            self._losses.append(row["loss"])
         self._first = row["step"] if self._first is None else self._first
         self._row = row
         self._bar.update(self._task, completed=self.taken)
@@ -151,7 +152,7 @@ class TrainScreen:
 
     def summary(self) -> list[str]:
         """The first and the last loss, and a chart of all between them."""
-        if self._first is None:
+        if self._first is None or not self._losses:
             return []
         first, last = self._losses[0], self._losses[-1]
         lines = [f"loss {first:.3f} at step {self._first + 1}, {last:.3f} at step {self.taken}"]

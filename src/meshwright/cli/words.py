@@ -187,12 +187,15 @@ def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[
         if entry.name in said:
             continue
         option = options[entry.name]
-        wanted = {"none": 0, "one": 1}.get(option.takes, max(1, len(entry.values)))
-        if len(entry.values) != wanted:
+        values = entry.values
+        if option.takes == "one" and option.type is str and not option.choices:
+            values = (",".join(values),) if values else ()  # As `fsdp=2,tp=4`, of a list or a mapping.
+        wanted = {"none": 0, "one": 1}.get(option.takes, max(1, len(values)))
+        if len(values) != wanted:
             takes = {"none": "true or false", "one": "one value"}.get(option.takes, "values")
-            raise MeshwrightError(f"{entry.where}: {entry.name} takes {takes}, and has {len(entry.values)} values")
+            raise MeshwrightError(f"{entry.where}: {entry.name} takes {takes}, and has {len(values)} values")
         try:
-            read = tuple(option.read(value) for value in entry.values)
+            read = tuple(option.read(value) for value in values)
         except MeshwrightError as error:
             raise MeshwrightError(f"{entry.where}: {error}") from None
         yield option, read if option.takes == "many" else read[0] if read else True, option.name

@@ -1,5 +1,6 @@
 """Models with their weights: loaded onto a mesh, asked for logits and for text, scored, and saved."""
 
+from meshwright.inference.adapter import save_adapter
 from meshwright.inference.library import Found, find_model, load
 from meshwright.inference.loaded import LoadedModel, Prompt
 from meshwright.inference.save import check_target
@@ -21,5 +22,6 @@ __all__ = [
     "find_model",
     "load",
     "read_task",
+    "save_adapter",
     "total",
 ]

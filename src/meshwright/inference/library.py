@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
+from meshwright.families.adapters import read_adapter_config
 from meshwright.hardware import System
 from meshwright.inference.loaded import LoadedModel, check_dtype
 from meshwright.inference.save import StoredDtype
 from meshwright.mesh import MeshShape
+from meshwright.models import merge_adapters
 from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import ShardingContext, abstract_for_inference, build_mesh, claim_devices
-from meshwright.step import Dtype, ModelConfig, check_runnable, parameters
+from meshwright.runtime.arrays import shardings
+from meshwright.step import Dtype, ModelConfig, check_runnable, leaves, map_leaves, parameters
 from meshwright.text import byte_tokenizer, read_json, read_tokenizer
 from meshwright.training import (
     BYTES,
@@ -31,7 +35,7 @@ from meshwright.training import (
     restore_params,
     run_tokenizer,
 )
-from meshwright.weights import Tensor, load_weights, read_tensors, tensor_dtype
+from meshwright.weights import Tensor, load_weights, read_adapter, read_tensors, tensor_dtype
 
 
 def load(
@@ -40,6 +44,7 @@ def load(
     on: str | System | None = None,
     mesh: str | MeshShape | None = None,
     dtype: Dtype | None = None,
+    adapter: str | Path | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
     on_note: Note = warnings.warn,
 ) -> LoadedModel:
@@ -51,12 +56,15 @@ def load(
         on: the hardware, as "cpu:8"; by default that of a run.
         mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default that of a run, or all devices along fsdp.
         dtype: of parameters and products; by default that of the weights, and of a run those that it has.
+        adapter: a directory of PEFT's with low-rank adapters, which are added to the weights. A run has its own.
         on_bytes: called with the bytes of each slice that was read. on_note: called with what a user should read.
 
     Raises:
         MeshwrightError: no such directory, weights that are not those of its config.json, devices that are not there.
     """
-    return find_model(directory, on=on, mesh=mesh, dtype=dtype).load(on_bytes=on_bytes, on_note=on_note)
+    return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
+        on_bytes=on_bytes, on_note=on_note
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,7 @@ class Found:
     Args:
         dtype: of products. params_dtype: of parameters. stored_dtype: what `LoadedModel.save` writes.
         run: the config of a run; None of a Hugging Face directory, which has `tensors`.
+        adapter: the directory of adapters that are added to its weights, and the model with them.
     """
 
     path: Path
@@ -77,6 +86,7 @@ class Found:
     stored_dtype: StoredDtype
     run: RunConfig | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    adapter: tuple[Path, ModelConfig] | None = None
 
     def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
         """The model on its devices; see `load`."""
@@ -95,6 +105,8 @@ class Found:
                     parameters(self.model), mesh, ShardingContext(self.mesh), self.params_dtype
                 )
                 params = load_weights(self.tensors, self.model, wanted, on_bytes)
+                if self.adapter is not None:
+                    params = _with_adapter(params, *self.adapter, mesh, ShardingContext(self.mesh))
             else:
                 params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
         return LoadedModel(
@@ -118,6 +130,7 @@ def find_model(
     on: str | System | None = None,
     mesh: str | MeshShape | None = None,
     dtype: Dtype | None = None,
+    adapter: str | Path | None = None,
 ) -> Found:
     """What `load` would load, and onto what; raises as that does, before a device is taken."""
     if not isinstance(directory, str | Path) or not Path(directory).is_dir():
@@ -130,6 +143,8 @@ def find_model(
     if not (path / "config.json").is_file():
         raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
     if _is_run(path):
+        if adapter is not None:
+            raise MeshwrightError(f"{path} is a run, which has its own adapters; leave --adapter {adapter} out")
         run = read_config(path)
         # Adapters are added to the weights as these are read.
         model = replace(run.workload.config, lora=None)
@@ -150,6 +165,7 @@ def find_model(
             run=run,
         )
     model = load_model(str(path))
+    adapted = None if adapter is None else replace(model, lora=read_adapter_config(Path(adapter), model))
     if on is None:
         raise MeshwrightError(f"{path} needs hardware: --on (on=…), as cpu:8 or h100:8; only a run has its own")
     system = read_system(on)
@@ -167,7 +183,18 @@ def find_model(
         params_dtype=kept,
         stored_dtype="f16" if stored == "f16" and dtype is None else kept,
         tensors=tensors,
+        adapter=None if adapter is None or adapted is None else (Path(adapter), adapted),
     )
+
+
+def _with_adapter(
+    params: Any, adapter: Path, model: ModelConfig, mesh: Mesh, layout: ShardingContext
+) -> dict[str, Any]:
+    """Parameters with what the adapters of a directory add to them. To be called under `jax.set_mesh`."""
+    where = dict(leaves(shardings(parameters(model), mesh, layout)))
+    own = map_leaves(lambda path, array: jax.device_put(array, where[path]), read_adapter(adapter, model))
+    both = {name: {**part, **own[name]} if name in own else part for name, part in params.items()}
+    return jax.jit(lambda params: merge_adapters(params, model))(both)
 
 
 def _source(directory: Path) -> dict[str, bytes]:

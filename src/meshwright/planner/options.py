@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model, usual_seq_len
-from meshwright.families.adapters import ALL_LINEAR, with_adapters
+from meshwright.families.adapters import ALL_LINEAR, read_adapter_config, with_adapters
 from meshwright.hardware import MEMORY_HEADROOM, System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.step import (
@@ -87,9 +87,9 @@ class WorkloadOptions(TypedDict, total=False):
     first step (`precomputed`). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
     model's own. lora_rank, lora_alpha, lora_targets: adapters of low rank, which then are all that trains
-    (`families.adapters`). freeze: patterns of the paths of parameters that are not trained. hardware: a TOML file with
-    a chip of your own. memory_headroom: the share that is added to a predicted peak before it is held against the
-    memory (`MEMORY_HEADROOM` of the kind of chip).
+    (`families.adapters`); adapter: a directory of PEFT's that says these. freeze: patterns of the paths of parameters
+    that are not trained. hardware: a TOML file with a chip of your own. memory_headroom: the share that is added to a
+    predicted peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike
@@ -105,6 +105,7 @@ class WorkloadOptions(TypedDict, total=False):
     lora_rank: Count | None
     lora_alpha: float | None
     lora_targets: str | Sequence[str] | None
+    adapter: str | Path | None
     freeze: str | Sequence[str] | None
     hardware: str | Path | None
     memory_headroom: float | str | None
@@ -296,6 +297,11 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
 
 def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
     """The model with the low-rank adapters that options say, if any."""
+    if "adapter" in options:
+        for name in ("lora_rank", "lora_alpha", "lora_targets"):
+            if name in options:
+                raise MeshwrightError(f"adapter {options['adapter']} says {name} itself; leave {name} out")
+        return replace(model, lora=read_adapter_config(Path(options["adapter"]), model))
     if "lora_rank" not in options:
         for name in ("lora_alpha", "lora_targets"):
             if name in options:

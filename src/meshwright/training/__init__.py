@@ -8,7 +8,7 @@ from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
 from meshwright.training.restart import is_first_process, what_is_left
-from meshwright.training.resume import restore_params, resumed_run
+from meshwright.training.resume import restore_adapters, restore_params, resumed_run
 from meshwright.training.run import RunConfig, RunStoppedError, read_config, read_metrics
 from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
@@ -35,6 +35,7 @@ __all__ = [
     "read_config",
     "read_metrics",
     "read_texts",
+    "restore_adapters",
     "restore_params",
     "resumed_run",
     "run_steps",

@@ -23,7 +23,9 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
     """
     said = dict(said)
     source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
-    for name, path in source._asdict().items():
+    adapter = said.pop("adapter", None)
+    begun_with = source._asdict() | {"adapter": adapter and Path(adapter).absolute()}
+    for name, path in begun_with.items():
         now, then = path and str(path), getattr(before, name)
         if now != then:
             raise MeshwrightError(

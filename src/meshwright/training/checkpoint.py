@@ -1,18 +1,22 @@
-"""Checkpoints by Orbax: written whole or not at all, with checksums, and read back onto whatever mesh is wanted.
+"""Checkpoints by Orbax: there whole or not at all, with checksums, and read back onto whatever mesh is wanted.
 
 `checkpoints/STEP` has a folder for each part of the state (params, optimizer, …), the config that the run had then, and
-the checksums of all these files, which are written last: a checkpoint without them is not whole.
+the checksums of all these files. It is written as `STEP.partial` and gets its name when everything in it is on the
+disk, so that a process may be killed at any moment; what is called partial is deleted when the next one is written.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
+import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,12 +28,20 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError
-from meshwright.training.checksums import find_damage, write_checksums
+from meshwright.files import write_error
+from meshwright.training.checksums import find_damage, has_checksums, write_checksums
+from meshwright.training.saving import Saving
 from meshwright.training.step import State
 from meshwright.units import show_bytes
 
 Note = Callable[[str], None]
 """Takes a line that a user should read."""
+
+PARTIAL = ".partial"
+"""What the name of a directory ends with that is no checkpoint yet, or is one no more."""
+
+_POLL_SECONDS, _MOST_SECONDS = 0.05, 1200.0
+"""How the first process waits for the checksums of the others; Orbax waits as long for their shards."""
 
 
 class Checkpoints:
@@ -38,14 +50,14 @@ class Checkpoints:
     All processes of a run call the same methods in the same order.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2) -> None:
+    def __init__(self, directory: Path, saving: Saving | None = None) -> None:
         self._shown = directory / "checkpoints"
         self._directory = self._shown.absolute()
-        self._keep = keep
-        self._manager: ocp.CheckpointManager | None = None
+        self._saving = saving or Saving()
+        self._writer: ocp.AsyncCheckpointer | None = None
         self._finishing: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._saving: int | None = None
+        self._step, self._began, self._seconds = 0, 0.0, 0.0
         # Orbax logs the traceback of a write that failed in the background; it is raised here, as one line.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
 
@@ -57,13 +69,14 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            if self._manager is not None:
+            if self._writer is not None:
                 with suppress(Exception):  # A failure to write, which `wait` has raised.
-                    self._manager.close()
+                    self._writer.close()
+                self.clean()
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are there, whole or not."""
+        """The steps of the checkpoints that are there, damaged ones too."""
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
@@ -73,57 +86,94 @@ class Checkpoints:
         """The number of steps taken at the last checkpoint, None where there is none."""
         return max(self.steps, default=None)
 
-    def save(self, step: int, state: State, config: dict[str, Any]) -> None:
-        """Write the state after `step` steps and the config it belongs to; training goes on while it is written."""
+    def save(self, step: int, state: State, about: Mapping[str, Any]) -> None:
+        """Copy the state after `step` steps off the devices and begin to write it, with plain data about it by name.
+
+        Training may go on at once. It is a checkpoint once `commit` was called and all is written.
+        """
         self.wait()
-        if step == self.latest:
-            return
-        check_free(self._directory.parent, state, what=f"write checkpoint {step}")
+        if jax.process_count() == 1:  # One of several processes that gave up here would leave the others waiting.
+            check_free(self._directory.parent, state, what=f"write checkpoint {step}")
         _ignore_closed_loops()
-        parts: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in state.items()}
+        arrays: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in state.items()}
+        data: dict[str, Any] = {name: ocp.args.JsonSave(part) for name, part in about.items()}
+        self._step, self._began = step, time.perf_counter()
         try:
-            if self._manager is None:
-                options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
-                self._manager = ocp.CheckpointManager(self._directory, options=options)
-            self._manager.save(step, args=ocp.args.Composite(config=ocp.args.JsonSave(config), **parts))
+            if self._writer is None:
+                self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+            with suppress(Exception):  # Of one that was begun and never committed.
+                self._writer.wait_until_finished()
+            self.clean()
+            self._writer.save(self._path(step, PARTIAL), args=ocp.args.Composite(**arrays, **data))
         except Exception as error:  # Orbax and TensorStore raise what they like, on a full disk too.
-            raise self._write_error(step, error) from None
-        self._saving = step
-        self._finishing = threading.Thread(target=self._finish, args=(self._manager, step))
+            raise self._write_error(error) from None
+
+    def commit(self) -> None:
+        """Let what `save` began become a checkpoint: the metrics of its steps are written."""
+        self._finishing = threading.Thread(target=self._finish)
         self._finishing.start()
 
-    def _finish(self, manager: ocp.CheckpointManager, step: int) -> None:
-        """Wait until all processes have written their shards, then write the checksums."""
+    def _finish(self) -> None:
+        """Wait until all processes have written their shards, add the checksums, and give the directory its name."""
+        partial, parts = self._path(self._step, PARTIAL), jax.process_count()
         try:
-            manager.wait_until_finished()
-            manager.check_for_errors()
-            write_checksums(self._path(step), part=jax.process_index(), parts=jax.process_count())
+            assert self._writer is not None
+            self._writer.wait_until_finished()
+            self._writer.check_for_errors()
+            write_checksums(partial, part=jax.process_index(), parts=parts)
+            if jax.process_index() == 0:
+                until = time.monotonic() + _MOST_SECONDS
+                while not has_checksums(partial, parts=parts):
+                    if time.monotonic() > until:
+                        raise TimeoutError("other processes did not write their checksums")
+                    time.sleep(_POLL_SECONDS)
+                partial.rename(self._path(self._step))
+                _flush_directory(self._directory)
+                self._delete_old()
+            self._seconds = time.perf_counter() - self._began
         except Exception as error:  # Of another thread: `check` and `wait` raise it in the training's own.
             self._failure = error
 
-    def check(self) -> None:
-        """Raise where what is written beside the training has failed."""
-        if self._finishing is not None and not self._finishing.is_alive():
-            self.wait()
+    def _delete_old(self) -> None:
+        """Delete the checkpoints that are not kept any more."""
+        for step in {*self.steps} - self._saving.kept(self.steps):
+            # Renamed first: what is deleted in part never looks like a checkpoint that was damaged.
+            shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
 
-    def wait(self) -> None:
-        """Wait for what is being written; raise where it has failed."""
-        if self._finishing is not None:
-            self._finishing.join()
-            self._finishing = None
+    def clean(self) -> None:
+        """Delete what processes that were killed while they saved, or deleted, have left."""
+        if jax.process_index() == 0:
+            for pattern in (f"*{PARTIAL}*", "*.orbax-checkpoint-tmp*"):
+                for path in self._directory.glob(pattern):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def check(self) -> float | None:
+        """The seconds that a checkpoint took which is there since the last call; raise where it was not written."""
+        return None if self._finishing is None or self._finishing.is_alive() else self.wait()
+
+    def wait(self) -> float | None:
+        """Wait for what is being written; the same as `check` then."""
+        if self._finishing is None:
+            return None
+        self._finishing.join()
+        self._finishing = None
         if (failure := self._failure) is not None:
             self._failure = None
-            raise self._write_error(self._saving or 0, failure)
+            raise self._write_error(failure)
+        return self._seconds
 
-    def _write_error(self, step: int, error: Exception) -> MeshwrightError:
+    def _write_error(self, error: Exception) -> MeshwrightError:
         """The one line about a checkpoint that could not be written, of which nothing is left."""
-        for half in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-            shutil.rmtree(half, ignore_errors=True)
+        with suppress(OSError):
+            self.clean()
         if isinstance(error, MeshwrightError):
             return error
+        what = f"cannot write checkpoint {self._step}"
         if "No space left" in str(error) or "ENOSPC" in str(error):
-            return MeshwrightError(f"cannot write checkpoint {step}: the disk is full")
-        return MeshwrightError(f"cannot write checkpoint {step}: {str(error).strip().splitlines()[0][:200]}")
+            return MeshwrightError(f"{what}: the disk is full")
+        if isinstance(error, OSError) and error.errno is not None:
+            return MeshwrightError(str(write_error(self._shown / str(self._step), error)))
+        return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
         """The last checkpoint that is whole, of all processes' files; None where there is none at all.
@@ -147,22 +197,32 @@ class Checkpoints:
             raise MeshwrightError(f"{damaged[0]}; no other is whole")
         return None
 
-    def restore(self, step: int, abstract: State) -> State:
-        """The state after `step` steps, with the shapes and shardings of `abstract`, and only the parts that it has."""
-        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(part) for name, part in abstract.items()})
-        options = ocp.CheckpointManagerOptions(read_only=True, create=False)
-        try:
-            with ocp.CheckpointManager(self._directory, options=options) as manager:
-                found = manager.restore(step, args=args)
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise MeshwrightError(
-                f"cannot read {self._shown / str(step)}: {str(error).strip().splitlines()[0][:200]}"
-            ) from None
-        return {name: found[name] for name in abstract}
+    def restore(self, step: int, abstract: State, *, source: Mapping[str, str] | None = None) -> State:
+        """The state after `step` steps, with the shapes, dtypes and shardings of `abstract`, and only its parts.
+
+        Arrays of other dtypes are cast as they are read. source: the part of the checkpoint that a part is read from,
+        where that is not the one of its name.
+        """
+        found: State = {}
+        for name, wanted in abstract.items():
+            folder = self._path(step) / (source or {}).get(name, name)
+            try:
+                with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+                    found[name] = reader.restore(folder, args=ocp.args.StandardRestore(wanted))
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise MeshwrightError(
+                    f"cannot read {self._shown / str(step)}: {str(error).strip().splitlines()[0][:200]}"
+                ) from None
+        return found
 
     def config(self, step: int) -> dict[str, Any]:
         """The config that a run had when it wrote a checkpoint."""
-        return json.loads((self._path(step) / "config" / "metadata").read_bytes())
+        return self.about(step, "config") or {}
+
+    def about(self, step: int, name: str) -> dict[str, Any] | None:
+        """Plain data that was saved beside a state; None where the checkpoint has none of this name."""
+        path = self._path(step) / name / "metadata"
+        return json.loads(path.read_bytes()) if path.is_file() else None
 
     def set_aside(self, step: int, why: str) -> Path:
         """Rename a checkpoint, so that it is none; its new path."""
@@ -172,8 +232,8 @@ class Checkpoints:
             name += "+"
         return path.rename(to)
 
-    def _path(self, step: int) -> Path:
-        return self._directory / str(step)
+    def _path(self, step: int, ending: str = "") -> Path:
+        return self._directory / f"{step}{ending}"
 
 
 def check_free(directory: Path, state: State, *, what: str) -> None:
@@ -186,6 +246,18 @@ def check_free(directory: Path, state: State, *, what: str) -> None:
             f"cannot {what}: the disk of {directory} has {show_bytes(free)} free, and a checkpoint takes"
             f" {show_bytes(needed)}; free {show_bytes(needed - free)} or more"
         )
+
+
+def _flush_directory(directory: Path) -> None:
+    """Have the names in a directory outlive a power failure, where its file system can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _ignore_closed_loops() -> None:

@@ -6,9 +6,11 @@ Several processes that see one directory share the work: each has every n-th fil
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from meshwright.files import write_file
@@ -18,14 +20,24 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def write_checksums(directory: Path, *, part: int = 0, parts: int = 1) -> None:
-    """Write the checksums of the `part`-th of every `parts` files below a directory, in an order that all agree on."""
+    """Write the checksums of the `part`-th of every `parts` files below a directory, in an order that all agree on.
+
+    These files are on the disk then, and outlive a power failure.
+    """
     files = sorted(_files(directory))[part::parts]
     with ThreadPoolExecutor() as pool:
-        lines = [
-            f"{digest}  {file}\n"
-            for file, digest in zip(files, pool.map(_digest, _paths(directory, files)), strict=True)
-        ]
-    write_file(directory / (NAME if parts == 1 else f"{NAME}-{part}-of-{parts}"), "".join(lines))
+        digests = pool.map(partial(_digest, flush=True), _paths(directory, files))
+        lines = [f"{digest}  {file}\n" for file, digest in zip(files, digests, strict=True)]
+    write_file(directory / _name(part, parts), "".join(lines))
+
+
+def has_checksums(directory: Path, *, parts: int) -> bool:
+    """Whether all of `parts` processes have written their checksums."""
+    return all((directory / _name(part, parts)).is_file() for part in range(parts))
+
+
+def _name(part: int, parts: int) -> str:
+    return NAME if parts == 1 else f"{NAME}-{part}-of-{parts}"
 
 
 def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0, parts: int = 1) -> str:
@@ -85,6 +97,8 @@ def _paths(directory: Path, files: list[str]) -> list[Path]:
     return [directory / file for file in files]
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, *, flush: bool = False) -> str:
     with path.open("rb") as file:
+        if flush:
+            os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()

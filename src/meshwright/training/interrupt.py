@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.training.checkpoint import Note
 
@@ -44,33 +44,42 @@ class Interruption:
         """The signal that the run stops for, which all its processes agree on."""
         return self.signal if jax.process_count() == 1 else self._agreed
 
-    def agree(self, *, waits: bool) -> None:
-        """Have all processes of a run know of a signal that one of them had; all call this after the same step.
+    def agree(self, flag: bool, *, waits: bool) -> bool:
+        """Whether a flag is true at any process of a run; and have all know of a signal that one of them had.
 
-        A signal reaches processes at different steps, and one that left the others would have them wait for ever.
-        waits: for the devices, which answer after the step that they are at; else the answer is of the call before.
+        All call this after the same step. Signals and clocks reach processes at different steps, and one that acted
+        alone would leave the others waiting for ever. waits: for the devices, which answer after the step that they
+        are at; else the answer is of the call before.
         """
         if jax.process_count() == 1:
-            return
-        asked, self._asked = self._asked, _largest_of_processes(self.signal or 0)
-        if (answer := self._asked if waits else asked) is not None:
-            self._agreed = int(answer) or None
+            return flag
+        asked, self._asked = self._asked, _largest_of_processes(self.signal or 0, int(flag))
+        if (answer := self._asked if waits else asked) is None:
+            return False
+        number, flag_of_any = np.asarray(answer.addressable_data(0)).tolist()
+        self._agreed = number or None
         if self._agreed == signal.SIGTERM:
             self.start_grace()
+        return bool(flag_of_any)
 
 
-def _largest_of_processes(number: int) -> Array:
-    """The largest of the numbers of all processes, at each; the devices are not waited for."""
-    mesh = jax.make_mesh((jax.device_count(),), ("device",), devices=jax.devices())
+def _largest_of_processes(*numbers: int) -> Array:
+    """The largest of each number over all processes, as each has it; the devices are not waited for."""
+    mesh = _all_devices()
     with jax.set_mesh(mesh):
-        spread, whole = NamedSharding(mesh, PartitionSpec("device")), NamedSharding(mesh, PartitionSpec())
-        numbers = jax.make_array_from_callback((jax.device_count(),), spread, lambda _: np.array([number], np.int32))
-        return _max(numbers, whole)
+        spread, row = NamedSharding(mesh, PartitionSpec("device")), np.array([numbers], np.int32)
+        rows = jax.make_array_from_callback((mesh.size, len(numbers)), spread, lambda _: row)
+        return _largest(rows)
 
 
-@partial(jax.jit, static_argnums=1)
-def _max(numbers: Array, sharding: NamedSharding) -> Array:
-    return jax.reshard(numbers, sharding).max()
+@cache
+def _all_devices() -> Mesh:
+    return jax.make_mesh((jax.device_count(),), ("device",), devices=jax.devices())
+
+
+@jax.jit
+def _largest(rows: Array) -> Array:
+    return jax.reshard(rows, PartitionSpec()).max(axis=0)
 
 
 @contextmanager

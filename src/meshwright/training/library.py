@@ -84,7 +84,7 @@ def train(
         if change:
             raise MeshwrightError("change is for a run that goes on (resume=True), and this one begins; leave it out")
         settings = {name: said.pop(name) for name in [*said] if name in SETTINGS or name == "from_scratch"}
-        plan = plan_to_run(what, said)
+        plan = plan_to_run(what, said | {"adapter": settings.get("adapter")})
         directory = directory or Path("runs") / plan.workload.model.name
         config = new_run(what, plan, Path(directory), steps=steps, settings=settings)
     check_start(config, anyway=anyway)
@@ -133,6 +133,8 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         weights=source.weights and str(source.weights),
         tokenizer=source.tokenizer and str(source.tokenizer),
     )
+    if "adapter" in said:
+        said["adapter"] = str(Path(said["adapter"]).absolute())
     config = with_settings(config, said)
     check_said(config.optimizer, said, config.strategy, config.workload.model)
     if (directory / "config.json").exists():

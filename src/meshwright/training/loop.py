@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
@@ -38,19 +38,16 @@ from meshwright.training.restart import (
     first_state,
     is_first_process,
     last_step,
-    saved_state,
+    order_of_checkpoints,
     what_is_left,
 )
-from meshwright.training.run import Row, RunConfig, RunStoppedError, read_metrics
+from meshwright.training.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
+from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
 from meshwright.training.watch import Profiler, RunLog, Shortfall, load_wandb, parse_profile, profiled_collectives
-
-
-class NotFiniteError(MeshwrightError):
-    """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
 
 
 class Outcome(NamedTuple):
@@ -133,7 +130,7 @@ def _run(
 ) -> Outcome:
     """The steps of a run whose directory is locked."""
     began = time.perf_counter()
-    checkpoints = Checkpoints(directory)
+    checkpoints = Checkpoints(directory, config.saving)
     if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
     corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
@@ -156,6 +153,8 @@ def _run(
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+            in_order = order_of_checkpoints(config, layout, mesh)
+            saver = Saver(config, directory, checkpoints, in_order, {"config": config.to_json()}, log, on_note)
             program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
             planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
@@ -164,9 +163,9 @@ def _run(
 
             def is_due(step: int) -> bool:
                 """Whether the state after a step is looked at before the next step is taken."""
-                interruption.agree(waits=False)
+                saver.decide(step + 1, interruption, waits=False)
                 is_profiled = profiler is not None and profiler.is_due(step + 1)
-                return interruption.stop is not None or config.saving.is_due(step + 1) or is_profiled
+                return interruption.stop is not None or saver.is_due or is_profiled
 
             for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
@@ -184,26 +183,17 @@ def _run(
                 if (line := shortfall.add(row)) is not None:
                     on_note(line)
                 on_step(row)
-                checkpoints.check()
+                saver.check()
                 if state is None:
                     continue
                 if profiler is not None:
                     profiler.after(taken)
                 if not runs_ahead:
-                    interruption.agree(waits=True)
+                    saver.decide(taken, interruption, waits=True)
                 is_last = taken == config.steps or interruption.stop is not None
-                if is_last or config.saving.is_due(taken):
-                    saving = time.perf_counter()
-                    saved = saved_state(config, layout, mesh, state)
-                    if not _is_finite(saved):
-                        raise NotFiniteError(
-                            f"parameters are no numbers (nan or inf) after step {taken}; training stops"
-                        )
-                    checkpoints.save(taken, saved, config.to_json())
-                    more = {"save_seconds": time.perf_counter() - saving}
-                    shortfall.add_later(more)
-                    if log is not None:
-                        log.add_later(more)
+                if is_last or saver.is_due:
+                    stall = saver.save(taken, state, is_last=is_last)
+                    shortfall.add_later({"save_seconds": stall})
                 if is_last:
                     break
     except NotFiniteError as error:
@@ -250,17 +240,6 @@ def _tell_bad_step(
     raise NotFiniteError(
         f"{why} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}; training stops"
     )
-
-
-def _is_finite(state: State) -> bool:
-    """Whether all numbers of a state are finite."""
-
-    @jax.jit
-    def check(state: State) -> Any:
-        leaves = [leaf for leaf in jax.tree.leaves(state) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)]
-        return [jax.numpy.isfinite(leaf).all() for leaf in leaves]
-
-    return all(bool(found) for found in check(state))
 
 
 def _rows(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from meshwright.files import write_file
-from meshwright.planner.options import STRATEGY_OPTIONS
+from meshwright.mesh import MeshShape
+from meshwright.planner import plan_to_run
+from meshwright.planner.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
+from meshwright.planner.plan import is_plan_file
 from meshwright.step import DEFAULT
+from meshwright.training.resume import option_value
 from meshwright.training.run import RunConfig
 from meshwright.training.settings import SETTINGS, get_setting
 
@@ -23,36 +28,57 @@ _HEAD = "# What began this run, for `meshwright train --config`; what is not her
 
 
 def resolved_yaml(config: RunConfig) -> str | None:
-    """The text of the file; None for a run of a model that was given as an object, which no option names."""
+    """The text of the file; None where no options mean the run: its model was an object, or its plan was changed."""
     if config.source is None:
         return None
-    said = {name: value for name, value in _options(config) if value is not None}
-    return _HEAD + yaml.safe_dump(said, sort_keys=False, allow_unicode=True)
+    if is_plan_file(config.source):
+        plan = plan_to_run(config.source, {})
+        now = (replace(config.workload, param_dtype=plan.workload.param_dtype), config.mesh, config.hardware)
+        if now != (plan.workload, plan.mesh, plan.hardware):
+            return None
+        options = {"param_dtype": config.workload.param_dtype}
+    else:
+        options = {name: option_value(name, config) for name in WORKLOAD_OPTIONS if name not in _OTHERWISE}
+        options = {"on": config.hardware, "mesh": str(config.mesh)} | options
+        options |= {"hardware": config.hardware_file, "memory_headroom": config.memory_headroom}
+    said = {"model": config.source, **options, **dict(_of_run(config))}
+    plain = {name: _plain(value) for name, value in said.items() if value is not None and value != ()}
+    return _HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def _options(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """The options of a run by name: its workload, its strategy, and the settings that are not their defaults."""
-    workload, strategy = config.workload, config.strategy
-    yield from {"model": config.source, "on": config.hardware, "mesh": str(config.mesh)}.items()
-    yield from {"batch": workload.batch, "seq_len": workload.seq_len, "num_layers": workload.config.num_layers}.items()
-    yield from {"dtype": workload.compute_dtype, "param_dtype": workload.param_dtype, "remat": workload.remat}.items()
-    yield from {"hardware": config.hardware_file, "memory_headroom": config.memory_headroom}.items()
+_OTHERWISE = ("on", "batch_tokens", "hardware", "memory_headroom")
+"""Options of a workload that are written from elsewhere, or mean what another one says."""
+
+
+def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """The options of a run's strategy and its settings, those alone that are not their defaults."""
     for name in STRATEGY_OPTIONS:
-        value = getattr(strategy, name)
-        # What is chosen for a chip is said, and what would change nothing is not.
-        if value != getattr(DEFAULT, name) or name in ("attention", "num_microbatches", "zero_stage"):
+        value = getattr(config.strategy, name)
+        # What is chosen for a chip or a batch is said in any case.
+        if value != getattr(DEFAULT, name) or name in ("attention", "num_microbatches"):
             yield name, value
     yield "steps", config.steps
     if config.tokenizer is not None and config.weights is None:
         yield "from_scratch", True
     default = RunConfig(
-        workload=workload, mesh=config.mesh, hardware=config.hardware, optimizer=type(config.optimizer)(), steps=1
+        workload=config.workload,
+        mesh=config.mesh,
+        hardware=config.hardware,
+        optimizer=type(config.optimizer)(),
+        steps=config.steps,
     )
     for name in SETTINGS:
         value = get_setting(config, name)
         is_end = name == "decay_steps" and value == config.steps
         if name in _SAID or (value != get_setting(default, name) and not is_end):
-            yield name, list(value) if isinstance(value, tuple) else value
+            yield name, value
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has it, and as it would be typed."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, MeshShape) else value
 
 
 def write_resolved(directory: Path, config: RunConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -59,6 +60,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
     begin_run(directory, config, start)
     write_resolved(directory, config)
     keep_bad_steps(directory, start)
+    checkpoints.clean()
     for step in checkpoints.steps:
         if step > start:
             on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
@@ -97,7 +99,8 @@ def first_state(
         weights = Path(config.weights) if config.weights else None
         return initial_state(
             config.workload, layout, config.optimizer, mesh, config.strategy,
-            seed=config.seed, weights=weights, on_bytes=on_bytes,
+            seed=config.seed, weights=weights, adapter=Path(config.adapter) if config.adapter else None,
+            on_bytes=on_bytes,
         )  # fmt: skip
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     saved = _saved_layout(config, layout)
@@ -109,12 +112,13 @@ def first_state(
     return jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))(state)
 
 
-def saved_state(config: RunConfig, layout: ShardingContext, mesh: Mesh, state: State) -> State:
-    """A state as checkpoints have it, its layers in their order, so that it is read on any mesh."""
-    if (saved := _saved_layout(config, layout)) != layout:
-        wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-        state = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))(state)
-    return saved_parts(config, state)
+def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:
+    """What makes of a state the one that checkpoints have, its layers in their order, so that any mesh reads it."""
+    if (saved := _saved_layout(config, layout)) == layout:
+        return partial(saved_parts, config)
+    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    order = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
+    return lambda state: saved_parts(config, order(state))
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:

@@ -16,7 +16,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models import merge_adapters
 from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, read_system
 from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
-from meshwright.runtime import ShardingContext, abstract_for_inference
+from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training.begun_with import check_begun_with
 from meshwright.training.checkpoint import Checkpoints, Note
@@ -91,7 +91,7 @@ def _change(
     """A line for each setting that is another than before; an error where it may not be."""
     after, lines = _with(said, before, num_devices), []
     for name in said:
-        old, new = _value(name, before), _value(name, after)
+        old, new = option_value(name, before), option_value(name, after)
         if old == new:
             continue
         # Frozen weights are kept in the dtype of products.
@@ -110,7 +110,7 @@ def _change(
     return lines
 
 
-def _value(name: str, config: RunConfig) -> Any:
+def option_value(name: str, config: RunConfig) -> Any:
     """What a config has for an option."""
     if name in SETTINGS:
         return get_setting(config, name)
@@ -208,7 +208,7 @@ def config_conflict(config: RunConfig, checkpoint: Mapping[str, Any]) -> str:
 def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a config that decide a checkpoint's arrays and what they mean, by their paths."""
     found = _flat(config["workload"]["model"], "workload.model.")
-    found["workload.param_dtype"] = config["workload"]["param_dtype"]
+    found |= {f"workload.{name}": config["workload"][name] for name in ("param_dtype", "frozen")}
     return found | {f"strategy.{name}": config["strategy"].get(name) for name in SHAPES if name in config["strategy"]}
 
 
@@ -229,12 +229,7 @@ def restore_params(
     To be called under `jax.set_mesh`, on a mesh without stages. Raises where there is none, or where it is another
     model's.
     """
-    checkpoints = Checkpoints(directory)
-    if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
-        resume = f"meshwright train {shlex.quote(str(directory))} --resume"
-        raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
-    if conflict := config_conflict(config, checkpoints.config(step)):
-        raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
+    checkpoints, step = _last_checkpoint(directory, config, on_note)
     model, layout = config.workload.config, ShardingContext(mesh_shape)
     wanted: Any = {"params": abstract_for_inference(parameters(model), mesh, layout, dtype)}
     if not config.workload.frozen_paths:
@@ -243,3 +238,26 @@ def restore_params(
     params = with_frozen(config, found, layout, mesh, DEFAULT)["params"]
     stored = jax.tree.map(lambda array, to: array.astype(to.dtype), params, wanted["params"])
     return jax.jit(lambda params: merge_adapters(params, model))(stored)
+
+
+def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: Note) -> Any:
+    """The adapters of the last whole checkpoint of a run, in float32; nothing else of it is read.
+
+    To be called under `jax.set_mesh`.
+    """
+    checkpoints, step = _last_checkpoint(directory, config, on_note)
+    layout, model = ShardingContext(MeshShape()), config.workload.config
+    wanted: Any = {"params": abstract(parameters(model), mesh, layout, "f32")}
+    parts = abstract_parts(config, wanted, mesh)
+    return checkpoints.restore(step, {"params": parts["params"]})["params"]
+
+
+def _last_checkpoint(directory: Path, config: RunConfig, on_note: Note) -> tuple[Checkpoints, int]:
+    """The checkpoints of a run and the last whole one; raises where there is none, or where it is another model's."""
+    checkpoints = Checkpoints(directory)
+    if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
+        resume = f"meshwright train {shlex.quote(str(directory))} --resume"
+        raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
+    if conflict := config_conflict(config, checkpoints.config(step)):
+        raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
+    return checkpoints, step

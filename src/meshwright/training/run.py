@@ -33,6 +33,10 @@ class RunStoppedError(MeshwrightError):
     """A run that had begun could not go on: the line says why, and what is left of it."""
 
 
+class NotFiniteError(MeshwrightError):
+    """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
+
+
 MAX_SEED = 2**32 - 1
 """The largest seed that NumPy and Grain take."""
 
@@ -61,6 +65,8 @@ class RunConfig:
     """The TOML file of a chip that is not one of the project's."""
     memory_headroom: float | None = None
     """The share of memory that the plan kept for the error of its prediction."""
+    adapter: str | None = None
+    """The directory of PEFT's whose adapters are the first ones; None where they are drawn, or there are none."""
     weights: str | None = None
     """The Hugging Face directory whose weights are the first parameters; None where they are drawn."""
     source: str | None = None

@@ -45,10 +45,14 @@ SETTINGS: Mapping[str, Setting] = {
     "on_bad_step": Setting("strategy.on_bad_step"),
     "spike_factor": Setting("optimizer.spike_factor"),
     "max_bad_steps": Setting("optimizer.max_bad_steps"),
+    "keep": Setting("saving.keep", resume="free"),
+    "keep_every": Setting("saving.keep_every", resume="free"),
     "save_every": Setting("saving.every", resume="free"),
+    "save_minutes": Setting("saving.minutes", resume="free"),
     "seed": Setting("seed"),
     "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
+    "adapter": Setting("adapter", resume="never"),
     "weights": Setting("weights", resume="never"),
 }
 """The settings by the names of their options, in the library and at the command (`--learning-rate`)."""
@@ -60,11 +64,12 @@ class TrainOptions(PlanOptions, total=False):
     data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). lr_schedule to max_bad_steps: the
     fields of `Optimizer`; rate has its `rates`. on_bad_step: `skip` leaves bad steps out, `stop` ends the run.
-    save_every: steps between checkpoints; 0 keeps the last only. grace_seconds: how long a run may take to save and end
-    after a SIGTERM (30). seed: decides the first parameters and the order of the data (0). weights: the Hugging Face
-    directory whose weights and tokenizer a new run begins with, where it is not the model's own. wandb: the
-    project of Weights & Biases that metrics go to as well (none). profile: the first and the last step of a trace, as
-    `10:15` (none).
+    save_every, save_minutes: steps and minutes between checkpoints; 0 writes the last only. keep: how many of the last
+    are kept (2); keep_every: of every so many steps the first is kept too. grace_seconds: how long a run may take to
+    save and end after a SIGTERM (30). seed: decides the first parameters and the order of the data (0). weights: the
+    Hugging Face directory whose weights and tokenizer a new run begins with, where it is not the model's own. wandb:
+    the project of Weights & Biases that metrics go to as well (none). profile: the first and the last step
+    of a trace, as `10:15` (none).
     """
 
     data: tuple[str, ...] | None
@@ -87,7 +92,10 @@ class TrainOptions(PlanOptions, total=False):
     on_bad_step: OnBadStep | None
     spike_factor: float | None
     max_bad_steps: int | None
+    keep: int | None
+    keep_every: int | None
     save_every: int | None
+    save_minutes: float | None
     seed: int | None
     wandb: str | None
     profile: str | None

@@ -44,7 +44,7 @@ from meshwright.training.slots import in_order, to_stage_layout
 from meshwright.training.trained import merged, without
 from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.training.update.transformation import transformation
-from meshwright.weights import load_weights, read_tensors
+from meshwright.weights import load_weights, read_adapter, read_tensors
 
 State = dict[str, Any]
 """`params`, `optimizer` and, where it updates float32 copies of narrower parameters, `master`: trees of arrays."""
@@ -107,15 +107,19 @@ def initial_state(
     *,
     seed: int,
     weights: Path | None = None,
+    adapter: Path | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
     """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
 
     What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
-    instead; on_bytes is called with the bytes of each part that was. To be called under `jax.set_mesh`.
+    instead; adapter: a directory of PEFT's, for the adapters. on_bytes is called with the bytes of each part that was.
+    To be called under `jax.set_mesh`.
     """
     model, frozen = workload.config, workload.frozen_paths
-    first = first_parameters(workload, layout, mesh, strategy, seed=seed, weights=weights, on_bytes=on_bytes)
+    first = first_parameters(
+        workload, layout, mesh, strategy, seed=seed, weights=weights, adapter=adapter, on_bytes=on_bytes
+    )
     wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
 
     def begin(drawn: Any) -> State:
@@ -136,12 +140,14 @@ def first_parameters(
     *,
     seed: int,
     weights: Path | None,
+    adapter: Path | None = None,
     paths: Collection[str] | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Any:
     """The parameters that a run begins with, their layers in the model's order: read from `weights`, or drawn.
 
-    Adapters are drawn in any case. paths: of those wanted; by default all. To be called under `jax.set_mesh`.
+    Adapters are drawn, or read from the files of PEFT's in `adapter`. paths: of those wanted; by default all. To be
+    called under `jax.set_mesh`.
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
@@ -157,7 +163,11 @@ def first_parameters(
         return read
     drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
     stored = dict(leaves(wanted))
-    return merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    first = merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    if adapter is None:
+        return first
+    own: Any = read_adapter(adapter, model)
+    return merged(first, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
 
 
 def abstract_state(

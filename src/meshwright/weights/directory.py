@@ -96,7 +96,7 @@ def read_files(directory: Path) -> dict[str, Tensor]:
     if (directory / INDEX).is_file():
         return _read_sharded(directory)
     if (directory / SINGLE).is_file():
-        return {tensor.name: tensor for tensor in _read_file(directory / SINGLE)}
+        return {tensor.name: tensor for tensor in read_file(directory / SINGLE)}
     if pickled := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)):
         raise MeshwrightError(
             f"{directory} holds {pickled[0]} and no safetensors. A pickle runs code as it is read, so it is not read;"
@@ -121,7 +121,7 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
     for file, names in sorted(named.items()):
         if Path(file).name != file:
             raise MeshwrightError(f"{path} names the file {file!r}; files are in the same directory")
-        held = {tensor.name: tensor for tensor in _read_file(directory / file)}
+        held = {tensor.name: tensor for tensor in read_file(directory / file)}
         if absent := sorted(names - held.keys()):
             raise MeshwrightError(f"{directory / file} does not hold {absent[0]}, which {INDEX} says it does")
         if extra := sorted(held.keys() - names):
@@ -130,10 +130,10 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
     return found
 
 
-def _read_file(path: Path) -> Iterator[Tensor]:
-    """The tensors of one file; the library checks that the header is whole and that its data fills the file."""
+def read_file(path: Path) -> Iterator[Tensor]:
+    """The tensors of a safetensors file; the library checks that the header is whole and its data fills the file."""
     if not path.is_file():
-        raise MeshwrightError(f"{path} is missing; {INDEX} names it")
+        raise MeshwrightError(f"{path} is missing" + (f"; {INDEX} names it" if path.name.startswith("model") else ""))
     try:
         with safe_open(path, framework="np"):
             pass

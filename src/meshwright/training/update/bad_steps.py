@@ -21,7 +21,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.files import append_line, write_file
-from meshwright.training.run import Row
+from meshwright.training.run import Row, read_json_lines
 from meshwright.training.stepping import BatchOfStep
 from meshwright.training.update.skipping import NORM_LIMIT
 
@@ -114,5 +114,5 @@ def keep_bad_steps(directory: Path, start: int) -> None:
     """Keep of `bad_steps.jsonl` what is of the steps before `start`, from which a run goes on."""
     path = directory / FILE
     if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        write_file(path, "".join(f"{line}\n" for line in lines if line and json.loads(line)["step"] < start))
+        rows = [row for _, row in read_json_lines(path, {"step"}) if row["step"] < start]
+        write_file(path, "".join(json.dumps(row) + "\n" for row in rows))

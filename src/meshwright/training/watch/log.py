@@ -49,6 +49,8 @@ class RunLog:
         self._on_note = on_note
         self._writers: list[_Writer] = []
         self._last: Row = {}
+        self._unwritten: list[Row] = []
+        self._has_gaps = False
 
     def __enter__(self) -> RunLog:
         return self
@@ -73,18 +75,42 @@ class RunLog:
     def add(self, row: Row) -> None:
         """Write the row of a step."""
         self._last = row
-        append_metrics(self._directory, row)
-        self._write(row)
+        self._append(row)
+        self._write(row["step"], row)
 
-    def add_later(self, fields: Row) -> None:
-        """Write more of the last step, which was measured after its row was written: a line of its own."""
-        append_metrics(self._directory, {"step": self._last["step"]} | fields)
-        self._write(fields)
+    def add_later(self, fields: Row, *, step: int | None = None) -> None:
+        """Write what was measured of a step, by default the last, after its row was written: a line of its own."""
+        of = self._last["step"] if step is None else step
+        self._append({"step": of} | fields)
+        self._write(of, fields)
 
-    def _write(self, fields: Row) -> None:
+    def flush(self) -> None:
+        """Write the lines that `metrics.jsonl` would not take; raise where it still does not."""
+        while self._unwritten:
+            append_metrics(self._directory, self._unwritten[0])
+            del self._unwritten[0]
+
+    def _append(self, fields: Row) -> None:
+        """Add a line to `metrics.jsonl`; on a disk that is full it is kept, because that may pass."""
+        is_first = not self._unwritten
+        self._unwritten.append(fields)
+        try:
+            self.flush()
+        except MeshwrightError as error:
+            if not self._directory.is_dir():
+                raise
+            if is_first:
+                self._on_note(f"{error}; training goes on, and its metrics are kept until they can be written")
+
+    def _write(self, step: int, fields: Row) -> None:
         values = scalars(fields)
         for writer in self._writers:
-            writer.write(self._last["step"] + 1, self._last["time"], values)
+            try:
+                writer.write(step + 1, self._last["time"], values)
+            except MeshwrightError as error:
+                if not self._has_gaps:
+                    self._on_note(f"{error}: curves have a gap; training goes on")
+                self._has_gaps = True
 
 
 def scalars(row: Row) -> dict[str, float]:

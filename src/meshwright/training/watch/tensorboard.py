@@ -1,18 +1,24 @@
-"""Metrics as TensorBoard's events, in `tensorboard/` of the run directory."""
+"""Metrics as TensorBoard's events, in `tensorboard/` of the run directory.
+
+Events are appended as lines of metrics are: TensorBoard's own writer of files has a thread that ends, with a traceback,
+when the disk is full for a moment.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 # Protocol buffers make their classes as they are imported, where no type checker sees them.
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-FLUSH_SECONDS = 10
-"""The longest that an event is not in its file yet."""
+from meshwright.files import append_bytes
 
 FOLDER = "tensorboard"
 
@@ -24,14 +30,29 @@ class TensorBoardEvents:
     """
 
     def __init__(self, directory: Path, start: int) -> None:
-        self._writer = EventFileWriter(str(directory / FOLDER), flush_secs=FLUSH_SECONDS)
-        self._writer.add_event(Event(step=start + 1, session_log=SessionLog(status=SessionLog.START)))
+        (directory / FOLDER).mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{start}"
+        self._records = RecordWriter(_AppendedFile(directory / FOLDER / name))
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(Event(wall_time=time.time(), step=start + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Add the values of a step by their tags; what is no number (nan, inf) is left out."""
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if math.isfinite(value)]
-        self._writer.add_event(Event(step=step, wall_time=time, summary=Summary(value=scalars)))
+        self._add(Event(step=step, wall_time=time, summary=Summary(value=scalars)))
+
+    def _add(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
 
     def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
+        """Nothing is left to write."""
+
+
+class _AppendedFile:
+    """A file to which each record is added whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, record: bytes) -> None:
+        append_bytes(self._path, record)

@@ -1,0 +1,56 @@
+"""The adapters of a run as a directory that PEFT loads: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import warnings
+from pathlib import Path
+
+import jax
+
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_error
+from meshwright.inference.save import StoredDtype, check_target
+from meshwright.mesh import MeshShape
+from meshwright.planner import read_system
+from meshwright.runtime import build_mesh, claim_devices
+from meshwright.training import Note, read_config, restore_adapters
+from meshwright.weights import write_adapter
+
+
+def save_adapter(
+    run: str | Path,
+    directory: str | Path,
+    *,
+    on: str = "cpu:1",
+    dtype: StoredDtype = "f32",
+    on_note: Note = warnings.warn,
+) -> int:
+    """Write the adapters of a run's last whole checkpoint in PEFT's format; how many parameters they are.
+
+    Raises:
+        MeshwrightError: a run without adapters, or a directory that holds something.
+    """
+    config, target = read_config(Path(run)), Path(directory)
+    model = config.workload.config
+    if model.lora is None:
+        raise MeshwrightError(f"{run} has no adapters; it trains the parameters of {model.name} themselves")
+    check_target(target)
+    claim_devices(read_system(on))
+    mesh = build_mesh(MeshShape(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        adapters = restore_adapters(Path(run), config, mesh, on_note)
+    partial = target.absolute().with_name(f".{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(parents=True)
+        write_adapter(partial, model, adapters, base=config.weights, dtype=dtype.upper())
+        if target.is_dir():
+            target.rmdir()
+        os.replace(partial, target)
+    except OSError as error:
+        raise write_error(target, error) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(array.size for array in jax.tree.leaves(adapters))

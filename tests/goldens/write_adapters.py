@@ -1,0 +1,28 @@
+"""Every adapter of PEFT's among the goldens, read and written again by us: what `check_adapters.py` reads.
+
+python tests/goldens/write_adapters.py FOLDER
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from meshwright.families import load_model
+from meshwright.families.adapters import read_adapter_config
+from meshwright.weights import read_adapter, write_adapter
+
+GOLDENS = Path(__file__).parent
+
+
+def main() -> None:
+    """Write each under its name in the folder."""
+    for path in sorted(GOLDENS.glob("adapters/*/adapter_config.json")):
+        base = load_model(str(GOLDENS / path.parent.name))
+        model = replace(base, lora=read_adapter_config(path.parent, base))
+        folder = Path(sys.argv[1]) / path.parent.name
+        folder.mkdir(parents=True)
+        write_adapter(folder, model, read_adapter(path.parent, model), base=path.parent.name)
+
+
+if __name__ == "__main__":
+    main()
