@@ -2,6 +2,6 @@
 
 from meshwright.launch.machines import machines_of
 from meshwright.launch.manifests import jobset, slurm, tpu_vm
-from meshwright.launch.supervise import Job, supervise
+from meshwright.launch.supervisor import Job, supervise
 
 __all__ = ["Job", "jobset", "machines_of", "slurm", "supervise", "tpu_vm"]
