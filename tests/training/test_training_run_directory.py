@@ -21,8 +21,8 @@ from meshwright.step import Strategy, Workload
 from meshwright.step.model import Family
 from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, resumed_run, run_steps
 from meshwright.training.checksums import find_damage, write_checksums
+from meshwright.training.compatible import config_differences
 from meshwright.training.lock import RunLock
-from meshwright.training.resume import config_conflict
 from meshwright.training.run import begin_run, config_from_data, read_config
 from meshwright.training.saving import Saving
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting
@@ -336,8 +336,8 @@ def test_a_run_made_before_a_field_existed_goes_on_with_its_default():
     data["workload"]["model"] = without_defaults(data["workload"]["model"], type(model))
     data["strategy"] = without_defaults(data["strategy"], type(strategy))
     before = replace(CONFIG, workload=replace(CONFIG.workload, model=replace(model, family=Family())))
-    assert config_conflict(before, data) == ""
-    assert config_conflict(replace(before, workload=replace(before.workload, param_dtype="bf16")), data)
+    assert config_differences(before, data) == []
+    assert config_differences(replace(before, workload=replace(before.workload, param_dtype="bf16")), data)
 
 
 def test_a_config_is_the_same_after_a_file(begun):

@@ -16,7 +16,7 @@ import tyro
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
-from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
+from meshwright.cli.train_options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -57,6 +57,8 @@ class RunArgs:
     """Go on from the last whole checkpoint of the run given as MODEL; with -o, of the run there, or begin it."""
     change: Annotated[bool, option()] = False
     """With --resume: go on with the settings given here where they are others than the run's."""
+    allow: Annotated[str | None, option("KINDS")] = None
+    """With --resume: go on though the checkpoint's data, dtype, optimizer or tokenizer (kind,kind) are others."""
     anyway: Annotated[bool, option()] = False
     """Train though the plan does not fit the memory, or text is bytes and the vocabulary is larger than these 256."""
     config: Annotated[Path | None, option("FILE")] = None
@@ -91,6 +93,7 @@ class Args:
     run: RunArgs = field(default_factory=RunArgs)
     start: StartArgs = field(default_factory=StartArgs)
     data: DataArgs = field(default_factory=DataArgs)
+    preference: PreferenceArgs = field(default_factory=PreferenceArgs)
     optimizer: OptimizerArgs = field(default_factory=OptimizerArgs)
     saving: SavingArgs = field(default_factory=SavingArgs)
     watching: WatchArgs = field(default_factory=WatchArgs)
@@ -105,7 +108,7 @@ class Args:
     @property
     def settings(self) -> dict[str, Any]:
         """What is said of the run beside its plan."""
-        own = given_options(self.start, self.data, self.optimizer, self.saving, self.watching)
+        own = given_options(self.start, self.data, self.preference, self.optimizer, self.saving, self.watching)
         return own | {"adapter": self.workload.adapter}
 
 
@@ -175,13 +178,20 @@ def _long(seconds: float) -> str:
 def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen."""
     from meshwright.runtime import claim_devices
-    from meshwright.training import RunStoppedError, is_first_process, run_steps, what_is_left
+    from meshwright.training import (
+        RunStoppedError,
+        allowed_differences,
+        is_first_process,
+        run_steps,
+        what_is_left,
+    )
 
     with waiting(f"starting {config.hardware}"):
         which = {name: value for name, value in vars(args.process).items() if value is not None}
         several = claim_devices(config.system, Processes(**which), config.to_json())
     is_first = is_first_process()
     on = f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
+    allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
     if several is not None:
         several.before_end = screen.stop
@@ -219,7 +229,9 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         sys.stdout.flush()
     try:
         with screen:
-            outcome = run_steps(config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave)
+            outcome = run_steps(
+                config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave, allow=allow
+            )
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)
         if several is not None:
@@ -275,6 +287,8 @@ def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
 def _begun(args: Args) -> tuple[RunConfig, Path]:
     """A new run's config, and its directory, which must not hold one already."""
     run = args.run
+    if run.allow:
+        raise MeshwrightError("--allow is for a run that goes on (--resume), and this one begins; leave it out")
     if run.change:
         raise MeshwrightError("--change is for a run that goes on (--resume), and this one begins; leave it out")
     plan = plan_to_run(args.model, args.options)
@@ -289,13 +303,14 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
     """The config of a run as it goes on, what is another than before is said; of a new one where -o holds none."""
     with waiting("loading JAX"):
-        from meshwright.training import resumed_run, run_to_resume
+        from meshwright.training import allowed_differences, resumed_run, run_to_resume
 
     run = args.run
     if (directory := run_to_resume(args.model, run.output)) is None:
         return _begun(args)
     what, options = None if run.output is None else args.model, args.options | args.settings
-    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=options, what=what)
+    allow = allowed_differences(run.allow, args.settings, change=run.change)
+    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=options, what=what, allow=allow)
     for line in lines:
         print(f"note: {line}", file=sys.stderr)
     return config, directory

@@ -3,7 +3,7 @@
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import BYTES, load_corpus, read_texts
-from meshwright.training.library import new_run, run_to_resume, train
+from meshwright.training.library import allowed_differences, new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
@@ -24,6 +24,7 @@ __all__ = [
     "RunConfig",
     "RunStoppedError",
     "abstract_state",
+    "allowed_differences",
     "check_start",
     "initial_state",
     "is_first_process",

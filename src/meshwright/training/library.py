@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,9 +13,12 @@ from meshwright.files import check_new_directory
 from meshwright.planner import Count, Plan, PlanLike, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
+from meshwright.training import preference
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_start
+from meshwright.training.compatible import read_allowed
 from meshwright.training.data import check_corpus, load_corpus
+from meshwright.training.data.pairs import load_pairs
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
 from meshwright.training.pretrained import check_same_model, find_pretrained
@@ -29,6 +32,9 @@ STEPS, LEARNING_RATE = 200, 3e-3
 FINE_TUNING_RATE = 2e-5
 """The learning rate of a run that begins with trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
 
+PREFERENCE_RATE = 1e-6
+"""The learning rate of a run on preferences (arXiv:2305.18290, appendix B)."""
+
 LORA_RATE = 2e-4
 """The learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
 
@@ -40,6 +46,7 @@ def train(
     steps: Count | None = None,
     resume: bool = False,
     change: bool = False,
+    allow: str | Collection[str] | None = None,
     anyway: bool = False,
     from_scratch: bool = False,
     on_step: Callable[[Row], None] = lambda row: None,
@@ -55,6 +62,8 @@ def train(
         resume: go on with the run in the directory `what`, from its last whole checkpoint; with `directory` too, go on
             with the run there, of the same model and settings, or begin it.
         change: with resume, go on with the settings given here where they are others than the run's.
+        allow: with resume, go on though these of the checkpoint are others: data, dtype, optimizer, tokenizer. Moments
+            of another optimizer begin afresh.
         anyway: train though the plan does not fit the memory, or the vocabulary has tokens that no text has.
         from_scratch: of a directory with trained weights take only the config.json and the tokenizer.
         on_step: called with the metrics of every step.
@@ -74,9 +83,10 @@ def train(
             )
             raise MeshwrightError(wrong)
         return run_steps(what, Path(directory), on_step=on_step).record
+    allowed = allowed_differences(allow, said, change=change)
     if (home := run_to_resume(what, directory) if resume else None) is not None:
         begun_with = what if directory is not None else None
-        config, lines = resumed_run(home, steps=steps, change=change, options=said, what=begun_with)
+        config, lines = resumed_run(home, steps=steps, change=change, options=said, what=begun_with, allow=allowed)
         for line in lines:
             warnings.warn(line, stacklevel=2)
         directory = home
@@ -89,7 +99,16 @@ def train(
         config = new_run(what, plan, Path(directory), steps=steps, settings=settings)
     check_start(config, anyway=anyway)
     claim_devices(config.system)
-    return run_steps(config, Path(directory), on_step=on_step).record
+    return run_steps(config, Path(directory), on_step=on_step, allow=allowed).record
+
+
+def allowed_differences(
+    allow: str | Collection[str] | None, said: Mapping[str, Any], *, change: bool
+) -> frozenset[str]:
+    """The kinds of differences to a checkpoint that are allowed: other data too where they are a change asked for."""
+    names = [name for name, value in said.items() if value is not None and name in SETTINGS]
+    has_data = change and any(SETTINGS[name].path.startswith("data.") for name in names)
+    return read_allowed(allow) | ({"data"} if has_data else set())
 
 
 def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
@@ -120,6 +139,8 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     rate = LEARNING_RATE if source.weights is None else FINE_TUNING_RATE
     if plan.workload.config.lora:
         rate = LORA_RATE
+    if plan.workload.objective == "dpo":
+        rate = PREFERENCE_RATE
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,
@@ -137,6 +158,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         said["adapter"] = str(Path(said["adapter"]).absolute())
     config = with_settings(config, said)
     check_said(config.optimizer, said, config.strategy, config.workload.model)
+    preference.check_said(said, config.workload)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
@@ -149,7 +171,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
             f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
         )
     check_new_directory(directory)
-    if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
+    if config.workload.objective == "dpo" and not config.data.sources:
+        load_pairs((), None, config.workload)
+    # Else it is done once, by the run: a tokenizer takes its time.
+    if config.tokenizer is None and config.workload.objective != "dpo":
         check_corpus(load_corpus(config.data.sources), config.workload)
     return config
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan
@@ -19,21 +21,25 @@ from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import (
     check_mesh,
+    check_reference,
     check_runnable,
     check_stage_remat,
     check_strategy,
     rules_of,
     stream_rules,
 )
+from meshwright.text import Tokenizer
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.data.pairs import PairData, load_pairs
 from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
-from meshwright.training.pretrained import run_tokenizer
+from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
 from meshwright.training.program import StepProgram
 from meshwright.training.restart import (
     begin,
+    check_identity,
     end_failed_start,
     first_state,
     is_first_process,
@@ -43,6 +49,7 @@ from meshwright.training.restart import (
 )
 from meshwright.training.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
+from meshwright.training.run_reference import begin_pairs
 from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
@@ -66,6 +73,7 @@ def run_steps(
     on_note: Note = warnings.warn,
     on_bytes: Callable[[int], None] = lambda n: None,
     leave: Leave | None = None,
+    allow: Collection[str] = (),
 ) -> Outcome:
     """Train to `config.steps` steps, from the run's last whole checkpoint if it has one.
 
@@ -82,6 +90,7 @@ def run_steps(
         on_bytes: called with the bytes of each part of trained weights that was read.
         leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for,
             or where the grace period of a SIGTERM is over; None has it go on.
+        allow: kinds of differences to the checkpoint that the run goes on from all the same (`compatible.ALLOWED`).
 
     Raises:
         MeshwrightError: where the run cannot be started or gone on with.
@@ -99,10 +108,19 @@ def run_steps(
     try:
         grace = config.saving.grace_seconds
         with interruptions(on_note, leave and leave_unlocked, grace_seconds=grace) as interruption:
-            return _run(config, directory, interruption, on_step, on_note, on_bytes)
+            return _run(config, directory, interruption, on_step, on_note, on_bytes, allow)
     finally:
         if lock is not None:
             lock.release()
+
+
+def _load_data(config: RunConfig, tokenizer: Tokenizer | None) -> np.ndarray | PairData:
+    """The tokens of a run's text, or its pairs."""
+    if config.workload.objective == "dpo":
+        return load_pairs(config.data.sources, tokenizer, config.workload)
+    corpus = load_corpus(config.data.sources, tokenizer)
+    check_corpus(corpus, config.workload)
+    return corpus
 
 
 def _check(config: RunConfig) -> None:
@@ -112,6 +130,7 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    check_reference(workload, config.mesh, config.strategy, runs=True)
     if config.watching.wandb is not None:
         load_wandb()
     if config.watching.profile is not None:
@@ -127,19 +146,21 @@ def _run(
     on_step: Callable[[Row], None],
     on_note: Note,
     on_bytes: Callable[[int], None],
+    allow: Collection[str],
 ) -> Outcome:
     """The steps of a run whose directory is locked."""
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
-    if (start := last_step(config, directory, checkpoints, on_note)) >= config.steps:
+    if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
-    corpus = load_corpus(config.data.sources, run_tokenizer(config, directory))
-    check_corpus(corpus, config.workload)
+    tokenizer = run_tokenizer(config, directory)
+    data = _load_data(config, tokenizer)
+    identity = {
+        "data": data.fingerprint if isinstance(data, PairData) else hashlib.sha256(data.data).hexdigest(),
+        "tokenizer": tokenizer_checksum(config, directory),
+    }
+    check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
-    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    order = token_order(config.workload.seq_len, layout, config.strategy)
-    draws = config.strategy.dropout > 0
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
         with jax.set_mesh(mesh), ExitStack() as exits:
@@ -148,14 +169,22 @@ def _run(
             profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
-            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
+            if isinstance(data, PairData):
+                # Before the state, so that what a precomputed reference took is free again.
+                pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
+                batches, prepare = pairs.batches, pairs.prepare
+            else:
+                batches, prepare, pairs = _text_batches(config, data, layout, mesh), dict, None
+            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+            about = {"config": config.to_json(), "identity": identity}
             in_order = order_of_checkpoints(config, layout, mesh)
-            saver = Saver(config, directory, checkpoints, in_order, {"config": config.to_json()}, log, on_note)
-            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            saver = Saver(config, directory, checkpoints, in_order, about, log, on_note)
+            step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
+            program = StepProgram(step_of, on_note, prepare)
             planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
             if is_first_process():
@@ -172,6 +201,9 @@ def _run(
                 if not interruption.has_begun:
                     row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
                     begin(config, directory, checkpoints, start, row, on_note)
+                    if pairs is not None:
+                        row |= pairs.counts
+                        pairs.keep()
                     interruption.has_begun = True
                     if log is not None:
                         assert program.compiled is not None
@@ -210,6 +242,14 @@ def _run(
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
     record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
     return Outcome(record, taken, interruption.stop)
+
+
+def _text_batches(config: RunConfig, corpus: np.ndarray, layout: ShardingContext, mesh: Mesh) -> Batches:
+    """The batches of a run of text."""
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    order = token_order(config.workload.seq_len, layout, config.strategy)
+    draws = config.strategy.dropout > 0
+    return Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
 
 
 def _tell_bad_step(

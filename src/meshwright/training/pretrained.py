@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -85,6 +86,17 @@ def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer
     if (found := read_tokenizer(source, vocab=config.workload.config.vocab)) is None:
         raise MeshwrightError(f"{source} has no tokenizer.json, which this run reads its text with; put it back")
     return found
+
+
+def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
+    """The checksum of the files of a run's tokenizer; of text read as bytes it is `bytes`."""
+    if config.tokenizer is None:
+        return "bytes"
+    source, found = kept_files(config, directory), hashlib.sha256()
+    for name in FILES:
+        if (source / name).is_file():
+            found.update(name.encode() + b"\0" + (source / name).read_bytes())
+    return found.hexdigest()
 
 
 def kept_files(config: RunConfig, directory: Path | None) -> Path:

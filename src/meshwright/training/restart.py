@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.compatible import (
+    check_allowed,
+    config_differences,
+    identity_differences,
+    other_settings,
+)
 from meshwright.training.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.resolved import write_resolved
-from meshwright.training.resume import config_conflict
-from meshwright.training.run import Row, RunConfig, begin_run, read_metrics
+from meshwright.training.run import Row, RunConfig, begin_run, config_from_data, read_config, read_metrics
+from meshwright.training.run_reference import FOLDER
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps
+from meshwright.training.update.transformation import transformation
 from meshwright.training.watch import note_restart
 
 
@@ -30,22 +40,49 @@ def is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def last_step(config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note) -> int:
-    """The steps taken at the last whole checkpoint, 0 where there is none; an error where the config is not its own."""
+def last_step(
+    config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note, *, allow: Collection[str] = ()
+) -> int:
+    """The steps taken at the last whole checkpoint, 0 where there is none; an error where the config is not its own.
+
+    allow: kinds of differences that are none (`compatible.ALLOWED`).
+    """
     rows = len(read_metrics(directory)) if is_first_process() else 0
     if (start := checkpoints.whole(on_note)) is None:
         if rows:
             on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
         return 0
-    if conflict := config_conflict(config, checkpoints.config(start)):
+    try:
+        differences = config_differences(config, before := checkpoints.config(start))
+        kept = other_settings(read_config(directory), before)
+    except MeshwrightError as error:
         raise MeshwrightError(
-            f"{directory} cannot go on from checkpoint {start}: {conflict}; put it back, or start a new run"
-        )
+            f"checkpoint {start} of {directory} was written by another version of meshwright: {error}"
+        ) from None
+    where = f"{directory} cannot go on from checkpoint {start}"
+    for line in [*check_allowed(differences, allow, where), *kept]:
+        on_note(line)
     if start >= config.steps:
         on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
     elif rows > start:
         on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
     return start
+
+
+def check_identity(
+    identity: Mapping[str, str],
+    directory: Path,
+    checkpoints: Checkpoints,
+    start: int,
+    on_note: Note,
+    *,
+    allow: Collection[str],
+) -> None:
+    """Raise where a run goes on with other data or another tokenizer than those of its checkpoint, unless allowed."""
+    if start:
+        differences = identity_differences(identity, checkpoints.about(start, "identity"))
+        for line in check_allowed(differences, allow, f"{directory} cannot go on from checkpoint {start}"):
+            on_note(line)
 
 
 def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
@@ -72,7 +109,8 @@ def end_failed_start(directory: Path, start: int) -> None:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / KEPT, ignore_errors=True)
+    for folder in (KEPT, FOLDER):
+        shutil.rmtree(directory / folder, ignore_errors=True)
 
 
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
@@ -105,11 +143,50 @@ def first_state(
     wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
     saved = _saved_layout(config, layout)
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
-    found = checkpoints.restore(start, abstract_parts(config, kept, mesh))
-    state = with_frozen(config, found, layout, mesh, config.strategy, on_bytes)
+    state = _restored(config, kept, saved, mesh, checkpoints, start)
+    state = with_frozen(config, state, layout, mesh, config.strategy, on_bytes)
     if saved == layout:
         return state
     return jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))(state)
+
+
+def _restored(
+    config: RunConfig, kept: State, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int
+) -> State:
+    """What a checkpoint holds of a state, as `kept`; in other dtypes, or for another optimizer, as far as it goes.
+
+    Float32 copies and the parameters that they are of are read from each other. Moments of another optimizer are not
+    read: the new one begins with its own, at its place in the learning rate's schedule.
+    """
+    before = config_from_data(checkpoints.config(start))
+    wanted, source = abstract_parts(config, kept, mesh), {}
+    had_master = before.strategy.master_weights and before.workload.param_dtype != "f32"
+    if had_master and "master" not in wanted:
+        source["params"] = "master"
+    elif "master" in wanted and not had_master:
+        source["master"] = "params"
+    if before.strategy.optimizer == config.strategy.optimizer:
+        return checkpoints.restore(start, wanted, source=source)
+    found = checkpoints.restore(
+        start, {name: part for name, part in wanted.items() if name != "optimizer"}, source=source
+    )
+
+    def begin(stored: Any) -> Any:
+        moments = transformation(config.optimizer, config.workload, layout, config.strategy).init(stored)
+        placed = jax.tree.map(
+            lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), moments, wanted["optimizer"]
+        )
+        return jax.tree.map(
+            lambda node: node._replace(count=jnp.full_like(node.count, start)) if _is_schedule(node) else node,
+            placed,
+            is_leaf=_is_schedule,
+        )
+
+    return found | {"optimizer": jax.jit(begin)(found.get("master", found["params"]))}
+
+
+def _is_schedule(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
 
 
 def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, re
 from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
+from meshwright.training import preference
 from meshwright.training.begun_with import check_begun_with
 from meshwright.training.checkpoint import Checkpoints, Note
+from meshwright.training.compatible import OF_KIND, check_allowed, config_differences
 from meshwright.training.frozen import abstract_parts, with_frozen
 from meshwright.training.optimizer import check_said
-from meshwright.training.run import RunConfig, config_from_data, read_config
+from meshwright.training.run import RunConfig, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
-SHAPES = ("num_layers", "param_dtype", "optimizer", "moment_dtype", "master_weights")
-"""What decides the arrays of a checkpoint, so that no run can go on with another."""
+SHAPES = ("num_layers", *OF_KIND)
+"""What decides the arrays of a checkpoint."""
 
 FROZEN = ("lora_rank", "lora_alpha", "lora_targets", "freeze")
 """What decides which arrays a checkpoint has, by the options' names."""
@@ -36,13 +38,20 @@ REFERENCES = ("objective", "reference")
 
 
 def resumed_run(
-    directory: Path, *, steps: Count | None, change: bool, options: Mapping[str, Any], what: PlanLike | None = None
+    directory: Path,
+    *,
+    steps: Count | None,
+    change: bool,
+    options: Mapping[str, Any],
+    what: PlanLike | None = None,
+    allow: Collection[str] = (),
 ) -> tuple[RunConfig, list[str]]:
     """The config of a run as it goes on, and a line for everything in it that is another than before.
 
     Steps, hardware, mesh and settings that are free may always change. Another value of anything else is an error
     unless `change` is true, and of what checkpoints depend on always; the same value as before is no change.
-    what: the model or plan that the run should have been begun with; an error where it was another.
+    what: the model or plan that the run should have been begun with; an error where it was another. allow: kinds of
+    what checkpoints depend on that may be others (`compatible.ALLOWED`).
     """
     said = given(options, ("from_scratch", *TrainOptions.__annotations__))
     before = read_config(directory)
@@ -64,7 +73,7 @@ def resumed_run(
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
     free = {name: said.pop(name) for name in [*said] if name in SETTINGS and SETTINGS[name].resume == "free"}
-    lines = _change(said, before, directory, num_devices=mesh.num_devices, is_allowed=change)
+    lines = _change(said, before, directory, num_devices=mesh.num_devices, is_allowed=change, allow=allow)
     config = replace(
         _with(said | free, before, mesh.num_devices),
         hardware=str(system),
@@ -73,6 +82,7 @@ def resumed_run(
         mesh=mesh,
     )
     check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
+    preference.check_said({*said, *free}, config.workload)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
@@ -86,7 +96,13 @@ def resumed_run(
 
 
 def _change(
-    said: Mapping[str, Any], before: RunConfig, directory: Path, *, num_devices: int, is_allowed: bool
+    said: Mapping[str, Any],
+    before: RunConfig,
+    directory: Path,
+    *,
+    num_devices: int,
+    is_allowed: bool,
+    allow: Collection[str],
 ) -> list[str]:
     """A line for each setting that is another than before; an error where it may not be."""
     after, lines = _with(said, before, num_devices), []
@@ -94,13 +110,15 @@ def _change(
         old, new = option_value(name, before), option_value(name, after)
         if old == new:
             continue
+        if (kind := OF_KIND.get(name)) in allow:
+            lines.append(f"{name}: {new!r} instead of {old!r}")
+            continue
         # Frozen weights are kept in the dtype of products.
         is_shape = name in (*SHAPES, *FROZEN) or (name == "dtype" and before.workload.frozen_paths)
         if is_shape or name in REFERENCES:
             made = "the checkpoints of {} were made" if is_shape else "{} was begun"
-            raise MeshwrightError(
-                f"{name} is {new!r}; {made.format(directory)} with {old!r}, and only a new run can have another"
-            )
+            hint = f"--allow {kind} goes on with the new value" if kind else "only a new run can have another"
+            raise MeshwrightError(f"{name} is {new!r}; {made.format(directory)} with {old!r}, and {hint}")
         if not is_allowed:
             raise MeshwrightError(
                 f"{name} is {new!r}; {directory} was begun with {old!r}: --change (change=True) goes on with"
@@ -196,30 +214,6 @@ def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[Ru
     return replace(config, optimizer=stretched), [line]
 
 
-def config_conflict(config: RunConfig, checkpoint: Mapping[str, Any]) -> str:
-    """The first field in which a config differs from a checkpoint's, of those that decide its arrays; else nothing."""
-    before = _arrays_of(config_from_data(checkpoint).to_json())
-    for path, now in _arrays_of(config.to_json()).items():
-        if now != (then := before.get(path)):
-            return f"{path} is {now!r} in config.json, and {then!r} in the checkpoint"
-    return ""
-
-
-def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that decide a checkpoint's arrays and what they mean, by their paths."""
-    found = _flat(config["workload"]["model"], "workload.model.")
-    found |= {f"workload.{name}": config["workload"][name] for name in ("param_dtype", "frozen")}
-    return found | {f"strategy.{name}": config["strategy"].get(name) for name in SHAPES if name in config["strategy"]}
-
-
-def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The leaves of nested mappings by their paths."""
-    found: dict[str, Any] = {}
-    for name, value in data.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
-
-
 def restore_params(
     directory: Path, config: RunConfig, mesh_shape: MeshShape, mesh: Mesh, on_note: Note, *, dtype: Dtype
 ) -> Any:
@@ -258,6 +252,7 @@ def _last_checkpoint(directory: Path, config: RunConfig, on_note: Note) -> tuple
     if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"
         raise MeshwrightError(f"{directory} has no checkpoint yet; `{resume}` makes one")
-    if conflict := config_conflict(config, checkpoints.config(step)):
-        raise MeshwrightError(f"checkpoint {step} of {directory} is another model's: {conflict}; put it back")
+    check_allowed(
+        config_differences(config, checkpoints.config(step)), (), f"checkpoint {step} of {directory} is another model's"
+    )
     return checkpoints, step
