@@ -71,7 +71,7 @@ class Args:
     """Train as several processes of this machine, which are watched and restarted, or write the job of a cluster."""
 
     command: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("train …")]
-    """The words of `meshwright train`, behind --. Process 0 has this terminal; others' lines begin with their number."""
+    """The words of `meshwright train`, behind --. Process 0 has this terminal; others' lines have a number."""
     processes: ProcessesArgs = field(default_factory=ProcessesArgs)
     manifest: ManifestArgs = field(default_factory=ManifestArgs)
 
