@@ -16,7 +16,7 @@ import tyro
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
-from meshwright.cli.train_options import DataArgs, OptimizerArgs, SavingArgs, StartArgs, WatchArgs
+from meshwright.cli.train_options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 from meshwright.cli.train_screen import TrainScreen
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -93,6 +93,7 @@ class Args:
     run: RunArgs = field(default_factory=RunArgs)
     start: StartArgs = field(default_factory=StartArgs)
     data: DataArgs = field(default_factory=DataArgs)
+    preference: PreferenceArgs = field(default_factory=PreferenceArgs)
     optimizer: OptimizerArgs = field(default_factory=OptimizerArgs)
     saving: SavingArgs = field(default_factory=SavingArgs)
     watching: WatchArgs = field(default_factory=WatchArgs)
@@ -107,7 +108,7 @@ class Args:
     @property
     def settings(self) -> dict[str, Any]:
         """What is said of the run beside its plan."""
-        own = given_options(self.start, self.data, self.optimizer, self.saving, self.watching)
+        own = given_options(self.start, self.data, self.preference, self.optimizer, self.saving, self.watching)
         return own | {"adapter": self.workload.adapter}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from meshwright.cli.arguments import option
 from meshwright.step import OnBadStep, RateSchedule
@@ -27,7 +27,19 @@ class DataArgs:
     """The data."""
 
     data: Annotated[tuple[str, ...], option("PATH…")] = ()
-    """Text files, or folders of .txt, .md and .py. Default: the sources of Python's standard library."""
+    """Text files, or folders of .txt, .md and .py; for dpo files of pairs. Default: Python's standard library."""
+
+
+@dataclass(frozen=True)
+class PreferenceArgs:
+    """Pairs of a chosen and a rejected answer, of --objective dpo."""
+
+    beta: Annotated[float | None, option("NUMBER")] = None
+    """What holds the policy near the frozen reference; a higher one holds it nearer. Default: 0.1."""
+    label_smoothing: Annotated[float | None, option("SHARE")] = None
+    """The share of pairs taken to be the wrong way round. Default: 0."""
+    preference_loss: Annotated[Literal["dpo", "ipo"] | None, option("dpo|ipo")] = None
+    """ipo holds the margin of a pair at 1 / (2 beta), where dpo lets it grow. Default: dpo."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class OptimizerArgs:
     """The optimizer; --optimizer, beside how a step is run, says which."""
 
     learning_rate: Annotated[float | None, option("RATE")] = None
-    """The highest, at the end of the warm-up. Default: 0.003; of trained weights 0.00002."""
+    """The highest, at the end of the warm-up. Default: 0.003; of trained weights 0.00002; of dpo 0.000001."""
     lr_schedule: Annotated[RateSchedule | None, option("NAME")] = None
     """What it does then: cosine or linear, falling to the end; wsd, falling at the end; constant. Default: cosine."""
     warmup_steps: Annotated[int | None, option("N")] = None

@@ -17,6 +17,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Collective
 from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding, reference_pass
 from meshwright.step.ir import Communicate, Extents, Repeat, Step, Width
+from meshwright.step.passes.nodes import IMBALANCE
 from meshwright.step.passes.shard_ends import LOSS
 from meshwright.step.train import train_step
 
@@ -41,9 +42,13 @@ def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strateg
 
     Those of a train step's forward pass, but for the means of the loss; none where a step runs no reference.
     """
-    if (own := reference_pass(workload, mesh, strategy)) is None:
-        return ()
-    forward = (move for move in step_collectives(*own) if move.phase == "forward" and move.array != LOSS)
+    own = reference_pass(workload, mesh, strategy)
+    return () if own is None else _of_reference(step_collectives(*own))
+
+
+def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Of a train step's collectives those that its forward pass has alone, without a loss."""
+    forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 
 
@@ -69,6 +74,15 @@ def dropless_padding_collectives(
     is_ragged: whether rows travel over ep by a ragged all-to-all, which moves what there is; XLA:CPU has none. Their
     shares, a number each, always travel in as much room as there could have to be.
     """
+    own = reference_pass(workload, mesh, strategy)
+    beside = () if own is None else _of_reference(_dropless_padding(*own, is_ragged=is_ragged))
+    return (*_dropless_padding(workload, mesh, strategy, is_ragged=is_ragged), *beside)
+
+
+def _dropless_padding(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_ragged: bool
+) -> tuple[Collective, ...]:
+    """`dropless_padding_collectives` without a reference's."""
     if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
         return ()
     step = train_step(workload, mesh, strategy)

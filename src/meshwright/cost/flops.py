@@ -57,6 +57,9 @@ class StepFlops:
             update=self.update + other.update,
         )
 
+    def __mul__(self, times: float) -> StepFlops:
+        return StepFlops(**{phase: times * flops for phase, flops in vars(self).items()})
+
 
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """The flops that one device executes in a step; over pp, the mean of its stages.
@@ -178,15 +181,20 @@ def dropless_padding_flops(
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:
         return 0.0
+    found = _dropless_padding(workload, mesh, strategy, has_ragged=has_ragged).total
+    own = reference_pass(workload, mesh, strategy)
+    return found if own is None else found + _dropless_padding(*own, has_ragged=has_ragged).forward
+
+
+def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *, has_ragged: bool) -> StepFlops:
+    """`dropless_padding_flops` by phase, without a reference's."""
     step = train_step(workload, mesh, strategy)
     room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
     row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1
     ops = [op for op in step.ops.matmuls if op.experts]
-    rows = _matmuls(step, (op for op in ops if op.role != "weight_gradient"), _mean).total
-    return (
-        row_share * rows
-        + weight_share * _matmuls(step, (op for op in ops if op.role == "weight_gradient"), _mean).total
-    )
+    rows = _matmuls(step, (op for op in ops if op.role != "weight_gradient"), _mean)
+    weights = _matmuls(step, (op for op in ops if op.role == "weight_gradient"), _mean)
+    return rows * row_share + weights * weight_share
 
 
 def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
@@ -194,9 +202,14 @@ def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy)
 
     XLA:TPU and XLA:GPU do them element by element, which they count as no flops.
     """
-    step = train_step(workload, mesh, strategy)
-    ops = (op for op in step.ops.matmuls if math.prod(dim.size or 0 for dim in op.columns) == 1)
-    return _matmuls(step, ops, _mean).total
+    found = _single_columns(train_step(workload, mesh, strategy)).total
+    own = reference_pass(workload, mesh, strategy)
+    return found if own is None else found + _single_columns(train_step(*own)).forward
+
+
+def _single_columns(step: Step) -> StepFlops:
+    """The flops of a step's products with one column, by phase."""
+    return _matmuls(step, (op for op in step.ops.matmuls if math.prod(dim.size or 0 for dim in op.columns) == 1), _mean)
 
 
 def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:

@@ -8,10 +8,20 @@ from functools import cached_property
 from typing import Literal
 
 from meshwright.cost.activations import Activations
-from meshwright.cost.model_states import States
+from meshwright.cost.model_states import States, stored_elements
 from meshwright.hardware import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, is_zigzag, reference_pass, token_axes
+from meshwright.step import (
+    DEFAULT,
+    RULES,
+    Strategy,
+    Workload,
+    is_zigzag,
+    leaves,
+    parameters,
+    reference_pass,
+    token_axes,
+)
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import Stack
@@ -61,8 +71,13 @@ def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
     """The bytes of a live reference's parameters and of its batch on one device; 0 where a step runs none."""
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0
-    batch = _text_bytes(own.workload, own.mesh, own.strategy)
-    return States(*own, is_tiled=kind == "tpu").parameters + batch
+    model, mesh = own.workload.model, replace(own.mesh, dp=1)
+    paths = {path: parameter.role == "vector" for path, parameter in leaves(parameters(model))}
+    total = float(_text_bytes(own.workload, own.mesh, own.strategy))
+    for of_vectors, dtype in ((False, workload.compute_dtype), (True, workload.param_dtype)):
+        others = frozenset(path for path, is_vector in paths.items() if is_vector is not of_vectors)
+        total += dtype_bytes(dtype) * sum(stored_elements(model, mesh, is_tiled=kind == "tpu", without=others))
+    return total
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:

@@ -5,6 +5,7 @@ Dims: b batch, s sequence, t keys, d embed, f mlp, k kv heads, g query heads per
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.models.context import LayerContext, PositionInfo, Weights, positions_of, with_key_segments
 from meshwright.models.dropout import DropoutRng
-from meshwright.models.ends import LossParts, embed, logits, mean_losses
+from meshwright.models.ends import LossParts, embed, logits, mean_losses, token_losses
 from meshwright.models.layer import run_layer
 from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
@@ -46,18 +47,57 @@ def loss_and_load(
     which the mean is 1. The loss is the mean of cross-entropy in nats, with the load balancing loss of experts and the
     z-loss. rng: dropout, if any. z_loss: its coefficient.
     """
-    batch = with_key_segments(batch, layout, strategy)
-    positions, load = positions_of(batch, model), None
-    x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
-    for stack in blocks.layers(model):
-        own = rng and rng.fold_in(STACKS.index(stack.name))
-        x, load = layers(stack, params[stack.name], x, positions, layout, remat, strategy, own)
+    run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
+    x, table, load = run(params, batch, model, layout, dtype=dtype)
     with jax.named_scope("loss"):
         means = mean_losses(logits(params, x, table, model, layout), batch, z_loss)
         value = jnp.sum(means)
         if model.experts is not None and load is not None:
             value += model.experts.balance_weight * load.balance_loss
         return value, LossParts(means, load)
+
+
+def log_probabilities_and_load(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: ShardingContext,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy = DEFAULT,
+    rng: DropoutRng | None = None,
+) -> tuple[Array, Load | None]:
+    """The log-probability in nats [b] of each row's targets together, and the load of each layer's experts, if any.
+
+    batch: as `loss_and_load` has it, with the `weights` [b, s] of the targets, 0 for those that do not count.
+    """
+    run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
+    x, table, load = run(params, batch, model, layout, dtype=dtype)
+    with jax.named_scope("loss"):
+        losses = token_losses(logits(params, x, table, model, layout), batch["targets"])
+        return -jnp.sum(losses * batch["weights"], axis=-1), load
+
+
+def stream_and_load(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: ShardingContext,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy,
+    rng: DropoutRng | None,
+) -> tuple[Array, Array, Load | None]:
+    """The residual stream [b, s, d] after all layers, the gathered embedding table, and the load of experts, if any."""
+    batch = with_key_segments(batch, layout, strategy)
+    positions, load = positions_of(batch, model), None
+    x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
+    for stack in blocks.layers(model):
+        own = rng and rng.fold_in(STACKS.index(stack.name))
+        x, load = layers(stack, params[stack.name], x, positions, layout, remat, strategy, own)
+    return x, table, load
 
 
 def layers(

@@ -136,6 +136,8 @@ class MoreOptions(StrategyOptions, total=False):
     """How a step is run, the dtype of parameters, and what else `meshwright.plan` has no parameter of its own for."""
 
     param_dtype: Dtype | None
+    objective: Objective | None
+    reference: Reference | None
     num_layers: Count | None
     hardware: str | Path | None
     memory_headroom: float | str | None

@@ -32,7 +32,8 @@ KEPT = (
 class ReferencePass(NamedTuple):
     """The forward pass of a reference: what of a train step's forward is, of these three, but for the loss's mean.
 
-    Its parameters are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change.
+    Its weights are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change; its vectors are in
+    the policy's dtype. Of a policy with adapters it is the model without them.
     """
 
     workload: Workload
@@ -52,9 +53,8 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
-    # Nothing is kept for a backward pass, and the parameters are those that products want. Adapters are the policy's.
+    # Nothing is kept for a backward pass. Adapters are the policy's.
     read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
-    read = replace(read, param_dtype=workload.compute_dtype)
     idle = unused_options(read, own, kept)
     return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
 
@@ -67,14 +67,12 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
             f"reference_mesh {own} has {own.num_devices} devices; the reference shares the policy's, {mesh} of"
             f" {mesh.num_devices}"
         )
-    if runs and workload.objective == "dpo":
-        raise MeshwrightError("objective='dpo' can be planned, and does not run yet")
     if (found := reference_pass(workload, mesh, strategy)) is None:
         return
     try:
         check_mesh(found.workload, found.mesh, stream_rules(found.strategy.tp_stream))
         check_strategy(found.workload, found.mesh, found.strategy)
         if runs:
-            check_runnable(workload.model, found.mesh, found.strategy)
+            check_runnable(found.workload.model, found.mesh, found.strategy)
     except MeshwrightError as error:
         raise MeshwrightError(f"the reference: {error}") from None

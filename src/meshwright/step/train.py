@@ -29,7 +29,7 @@ from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
 from meshwright.step.passes.microbatch import extents_of, gradient_sum
 from meshwright.step.passes.muon import is_matrix, matrix_moves
-from meshwright.step.passes.nodes import Core, Exchange, Layout, Node, Product, Vector, Weight
+from meshwright.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
 from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import (
     BATCH,
@@ -235,7 +235,7 @@ class _Builder:
                 continue
             phases: tuple[Phase, ...] = work.phases if self.has_gradient else ("forward",)
             region, array = node.region, work.array
-            if work.name == "loss of imbalance" and not self.is_spmd_pipeline:
+            if work.name == IMBALANCE and not self.is_spmd_pipeline:
                 phases = ("forward",)
                 region = Region("logits")
                 array = replace(array, dims=(Dim("M", None), *array.dims))

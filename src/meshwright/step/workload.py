@@ -71,6 +71,9 @@ class Workload:
         frozen_paths(self.model, self.frozen)
         if self.objective != "dpo" and self.reference != "live":
             raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
+        if self.objective == "dpo" and (self.packed or self.z_loss):
+            wrong = "packed=True" if self.packed else f"z_loss={self.z_loss}"
+            raise MeshwrightError(f"objective='dpo' has rows of one answer each, and no {wrong}; leave it out")
         if self.objective == "dpo" and isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
         if self.objective == "dpo" and (self.packed or self.z_loss):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,18 +26,27 @@ from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.arrays import widest
 from meshwright.step import Parameter, Strategy, Workload, leaves, map_leaves, parameters
 from meshwright.step.parameter_tree import RANK
+from meshwright.training.preference import DPO, PairParts, Preference, pair_loss
 from meshwright.training.trained import merged, without
 
 Batch = Mapping[str, Array]
+Parts = LossParts | PairParts
+"""What is measured beside a loss."""
 
 
 def loss_and_gradients(
-    params: Any, batch: Batch, workload: Workload, layout: ShardingContext, strategy: Strategy
-) -> tuple[tuple[Array, LossParts], Any]:
+    params: Any,
+    batch: Batch,
+    workload: Workload,
+    layout: ShardingContext,
+    strategy: Strategy,
+    preference: Preference = DPO,
+) -> tuple[tuple[Array, Parts], Any]:
     """The loss of a batch with its parts, and the gradient, laid as the parameters are.
 
-    The gradient is of what is trained: frozen parameters are not in it, and have no products or sums of theirs.
-    With dropout the batch has `draws` too, the key of the step as raw data [2].
+    The gradient is of what is trained: frozen parameters are not in it, and have no products or sums of theirs. With
+    dropout the batch has `draws` too, the key of the step as raw data [2]. preference: how pairs make a loss, of which
+    the batch has `weights` [b, s] and the `reference` [b] too, the log-probability of each row under the reference.
     """
     if strategy.gradient_dtype:
         layout = replace(layout, gradient_dtype=DTYPES[strategy.gradient_dtype])
@@ -47,25 +57,19 @@ def loss_and_gradients(
     is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
-    def loss_of(params: Any, batch: Batch) -> tuple[Array, LossParts]:
+    def loss_of(params: Any, batch: Batch) -> tuple[Array, Parts]:
         rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
-        run = staged_loss_and_load if is_staged else loss_and_load
-        return run(
-            params,
-            text,
-            workload.config,
-            in_use,
-            dtype=dtype,
-            remat=workload.remat,
-            strategy=strategy,
-            rng=rng,
-            z_loss=workload.z_loss,
+        run: Callable[..., tuple[Array, Parts]] = partial(
+            staged_loss_and_load if is_staged else loss_and_load, z_loss=workload.z_loss
         )
+        if workload.objective == "dpo":
+            run = partial(pair_loss, preference=preference)
+        return run(params, text, workload.config, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
 
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
 
-        def of_trained(trained: Any) -> tuple[Array, LossParts]:
+        def of_trained(trained: Any) -> tuple[Array, Parts]:
             return loss_of(merged(params, trained), batch)
 
         return jax.value_and_grad(of_trained, has_aux=True)(without(params, workload.frozen_paths))
@@ -73,13 +77,13 @@ def loss_and_gradients(
 
 
 def _in_parts(
-    loss_of: Callable[[Any, Batch], tuple[Array, LossParts]],
+    loss_of: Callable[[Any, Batch], tuple[Array, Parts]],
     params: Any,
     batch: Batch,
     workload: Workload,
     layout: ShardingContext,
     strategy: Strategy,
-) -> tuple[tuple[Array, LossParts], Any]:
+) -> tuple[tuple[Array, Parts], Any]:
     """The mean loss of the microbatches with the means of its parts and the sum of their loads, and its gradient."""
     # A pipeline takes its microbatches itself, and adds up the gradients of each device apart.
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
@@ -96,11 +100,11 @@ def _in_parts(
             # A pipeline adds up gradients in the dtype that it is lent weights in.
             lent = _in_dtype(lent, workload, wide)
 
-    def part(batch: Batch) -> tuple[tuple[Array, LossParts], Any]:
+    def part(batch: Batch) -> tuple[tuple[Array, Parts], Any]:
         # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
         ours, batch = jax.lax.optimization_barrier((lent, batch))
 
-        def share(trained: Any) -> tuple[Array, LossParts]:
+        def share(trained: Any) -> tuple[Array, Parts]:
             value, parts = loss_of(merged(ours, trained), batch)
             # Divided here, as what is unreduced takes no division.
             return value / count, parts._replace(means=parts.means / count)
@@ -111,17 +115,23 @@ def _in_parts(
     _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)
     # The phase of collectives that no differentiation names.
     with jax.named_scope("gradients"):
-        value, gradients = _sum(part, batch, count, layout, wide)
+        together = 2 if workload.objective == "dpo" else 1
+        value, gradients = _sum(part, batch, count, layout, wide, together=together)
         if stage == 1:
             gradients = scattered(gradients)[0]
         return value, summed(_in_dtype(gradients, workload, sums))[0]
 
 
-def _sum(part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any) -> Any:
-    """The sum of what `part` makes of each microbatch, one after the other, added up in `dtype` where it is wider."""
+def _sum(
+    part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, together: int
+) -> Any:
+    """The sum of what `part` makes of each microbatch, one after the other, added up in `dtype` where it is wider.
+
+    together: rows in succession that stay in one microbatch.
+    """
     if count == 1:
         return part(batch)
-    batches = {name: microbatches(array, count, layout) for name, array in batch.items()}
+    batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
     made = jax.eval_shape(part, {name: array[0] for name, array in batches.items()})
     zeros = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype, dtype), out_sharding=leaf.sharding.spec), made

@@ -13,10 +13,12 @@ from meshwright.files import check_new_directory
 from meshwright.planner import Count, Plan, PlanLike, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
+from meshwright.training import preference
 from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_start
 from meshwright.training.compatible import read_allowed
 from meshwright.training.data import check_corpus, load_corpus
+from meshwright.training.data.pairs import load_pairs
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
 from meshwright.training.pretrained import check_same_model, find_pretrained
@@ -29,6 +31,9 @@ STEPS, LEARNING_RATE = 200, 3e-3
 
 FINE_TUNING_RATE = 2e-5
 """The learning rate of a run that begins with trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
+
+PREFERENCE_RATE = 1e-6
+"""The learning rate of a run on preferences (arXiv:2305.18290, appendix B)."""
 
 LORA_RATE = 2e-4
 """The learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
@@ -134,6 +139,8 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     rate = LEARNING_RATE if source.weights is None else FINE_TUNING_RATE
     if plan.workload.config.lora:
         rate = LORA_RATE
+    if plan.workload.objective == "dpo":
+        rate = PREFERENCE_RATE
     config = RunConfig(
         workload=plan.workload,
         mesh=plan.mesh,
@@ -151,6 +158,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         said["adapter"] = str(Path(said["adapter"]).absolute())
     config = with_settings(config, said)
     check_said(config.optimizer, said, config.strategy, config.workload.model)
+    preference.check_said(said, config.workload)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
@@ -163,7 +171,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
             f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
         )
     check_new_directory(directory)
-    if config.tokenizer is None:  # Else it is done once, by the run: a tokenizer takes its time.
+    if config.workload.objective == "dpo" and not config.data.sources:
+        load_pairs((), None, config.workload)
+    # Else it is done once, by the run: a tokenizer takes its time.
+    if config.tokenizer is None and config.workload.objective != "dpo":
         check_corpus(load_corpus(config.data.sources), config.workload)
     return config
 

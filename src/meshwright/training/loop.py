@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan
@@ -20,14 +21,17 @@ from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import (
     check_mesh,
+    check_reference,
     check_runnable,
     check_stage_remat,
     check_strategy,
     rules_of,
     stream_rules,
 )
+from meshwright.text import Tokenizer
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, check_corpus, load_corpus
+from meshwright.training.data.pairs import PairData, load_pairs
 from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.lock import RunLock
@@ -45,6 +49,7 @@ from meshwright.training.restart import (
 )
 from meshwright.training.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
+from meshwright.training.run_reference import begin_pairs
 from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
@@ -109,6 +114,15 @@ def run_steps(
             lock.release()
 
 
+def _load_data(config: RunConfig, tokenizer: Tokenizer | None) -> np.ndarray | PairData:
+    """The tokens of a run's text, or its pairs."""
+    if config.workload.objective == "dpo":
+        return load_pairs(config.data.sources, tokenizer, config.workload)
+    corpus = load_corpus(config.data.sources, tokenizer)
+    check_corpus(corpus, config.workload)
+    return corpus
+
+
 def _check(config: RunConfig) -> None:
     """Raise where a config cannot be run."""
     workload = config.workload
@@ -116,6 +130,7 @@ def _check(config: RunConfig) -> None:
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
+    check_reference(workload, config.mesh, config.strategy, runs=True)
     if config.watching.wandb is not None:
         load_wandb()
     if config.watching.profile is not None:
@@ -139,18 +154,13 @@ def _run(
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
         return Outcome(measured(config, read_metrics(directory)), start, None)
     tokenizer = run_tokenizer(config, directory)
-    corpus = load_corpus(config.data.sources, tokenizer)
-    check_corpus(corpus, config.workload)
+    data = _load_data(config, tokenizer)
     identity = {
-        "data": hashlib.sha256(corpus.data).hexdigest(),
+        "data": data.fingerprint if isinstance(data, PairData) else hashlib.sha256(data.data).hexdigest(),
         "tokenizer": tokenizer_checksum(config, directory),
     }
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
-    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    order = token_order(config.workload.seq_len, layout, config.strategy)
-    draws = config.strategy.dropout > 0
-    batches = Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     try:
         with jax.set_mesh(mesh), ExitStack() as exits:
@@ -159,15 +169,22 @@ def _run(
             profiler = None
             wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
             check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
-            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             before = [row for row in read_metrics(directory) if row["step"] < start]
             bad_steps = BadSteps(config.optimizer.spike_factor, before)
+            if isinstance(data, PairData):
+                # Before the state, so that what a precomputed reference took is free again.
+                pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
+                batches, prepare = pairs.batches, pairs.prepare
+            else:
+                batches, prepare, pairs = _text_batches(config, data, layout, mesh), dict, None
+            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
             is_limited = config.strategy.on_bad_step == "skip"
             of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
             about = {"config": config.to_json(), "identity": identity}
             in_order = order_of_checkpoints(config, layout, mesh)
             saver = Saver(config, directory, checkpoints, in_order, about, log, on_note)
-            program = StepProgram(train_step(config.workload, layout, config.optimizer, config.strategy), on_note)
+            step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
+            program = StepProgram(step_of, on_note, prepare)
             planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
             if is_first_process():
@@ -184,6 +201,9 @@ def _run(
                 if not interruption.has_begun:
                     row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
                     begin(config, directory, checkpoints, start, row, on_note)
+                    if pairs is not None:
+                        row |= pairs.counts
+                        pairs.keep()
                     interruption.has_begun = True
                     if log is not None:
                         assert program.compiled is not None
@@ -222,6 +242,14 @@ def _run(
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
     record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
     return Outcome(record, taken, interruption.stop)
+
+
+def _text_batches(config: RunConfig, corpus: np.ndarray, layout: ShardingContext, mesh: Mesh) -> Batches:
+    """The batches of a run of text."""
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    order = token_order(config.workload.seq_len, layout, config.strategy)
+    draws = config.strategy.dropout > 0
+    return Batches(corpus, config.workload, sharding, seed=config.seed, order=order, draws=draws)
 
 
 def _tell_bad_step(

@@ -24,11 +24,18 @@ class StepProgram:
     what changed, because a step that compiles anew takes minutes on a large model and is nearly always a mistake.
 
     Args:
-        step: as `train_step` makes it. on_note: called with the line.
+        step: as `train_step` makes it. on_note: called with the line. prepare: makes of the batch that it is called
+            with the one that the step takes, by another program.
     """
 
-    def __init__(self, step: Callable[..., tuple[State, dict[str, Array]]], on_note: Note) -> None:
+    def __init__(
+        self,
+        step: Callable[..., tuple[State, dict[str, Array]]],
+        on_note: Note,
+        prepare: Callable[[Mapping[str, Any]], Mapping[str, Array]] = dict,
+    ) -> None:
         self._step: Any = step
+        self._prepare = prepare
         self._on_note = on_note
         self._signature: dict[str, str] = {}
         self.compiled: jax.stages.Compiled | None = None
@@ -37,7 +44,7 @@ class StepProgram:
 
     def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         """Take a step. `compile_seconds` has the time that went into compiling for it, 0 nearly always."""
-        self.compile_seconds = 0.0
+        self.compile_seconds, batch = 0.0, self._prepare(batch)
         if self.compiled is None:
             self._compile(state, batch)
         assert self.compiled is not None

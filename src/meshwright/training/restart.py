@@ -28,6 +28,7 @@ from meshwright.training.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.resolved import write_resolved
 from meshwright.training.run import Row, RunConfig, begin_run, config_from_data, read_config, read_metrics
+from meshwright.training.run_reference import FOLDER
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps
@@ -109,7 +110,8 @@ def end_failed_start(directory: Path, start: int) -> None:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / KEPT, ignore_errors=True)
+    for folder in (KEPT, FOLDER):
+        shutil.rmtree(directory / folder, ignore_errors=True)
 
 
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:

@@ -18,6 +18,7 @@ from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, re
 from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
+from meshwright.training import preference
 from meshwright.training.begun_with import check_begun_with
 from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.compatible import OF_KIND, check_allowed, config_differences
@@ -81,6 +82,7 @@ def resumed_run(
         mesh=mesh,
     )
     check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
+    preference.check_said({*said, *free}, config.workload)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()

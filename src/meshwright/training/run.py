@@ -22,6 +22,7 @@ from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
 from meshwright.training.optimizer import Optimizer, optimizer_from_data
+from meshwright.training.preference import Preference
 from meshwright.training.saving import Saving
 from meshwright.training.watching import Watching
 
@@ -60,6 +61,8 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     saving: Saving = field(default_factory=Saving)
     watching: Watching = field(default_factory=Watching)
+    preference: Preference = field(default_factory=Preference)
+    """How pairs make a loss, where the workload's objective is `dpo`."""
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
     """The TOML file of a chip that is not one of the project's."""

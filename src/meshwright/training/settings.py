@@ -42,6 +42,9 @@ SETTINGS: Mapping[str, Setting] = {
     "momentum": Setting("optimizer.momentum"),
     "clip_norm": Setting("optimizer.clip_norm"),
     "rate": Setting("optimizer.rates"),
+    "beta": Setting("preference.beta"),
+    "label_smoothing": Setting("preference.label_smoothing"),
+    "preference_loss": Setting("preference.loss"),
     "on_bad_step": Setting("strategy.on_bad_step"),
     "spike_factor": Setting("optimizer.spike_factor"),
     "max_bad_steps": Setting("optimizer.max_bad_steps"),
@@ -62,14 +65,15 @@ class TrainOptions(PlanOptions, total=False):
     """What a run is, beside its plan; each name is one of `SETTINGS`.
 
     data: text files, or folders of .txt, .md and .py; by default the sources of Python's standard library.
-    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002). lr_schedule to max_bad_steps: the
-    fields of `Optimizer`; rate has its `rates`. on_bad_step: `skip` leaves bad steps out, `stop` ends the run.
-    save_every, save_minutes: steps and minutes between checkpoints; 0 writes the last only. keep: how many of the last
-    are kept (2); keep_every: of every so many steps the first is kept too. grace_seconds: how long a run may take to
-    save and end after a SIGTERM (30). seed: decides the first parameters and the order of the data (0). weights: the
-    Hugging Face directory whose weights and tokenizer a new run begins with, where it is not the model's own. wandb:
-    the project of Weights & Biases that metrics go to as well (none). profile: the first and the last step
-    of a trace, as `10:15` (none).
+    learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002; of dpo 0.000001). lr_schedule to
+    max_bad_steps: the fields of `Optimizer`; rate has its `rates`. beta, label_smoothing, preference_loss: those of
+    `Preference`, for objective `dpo`, whose data are records with prompt, chosen and rejected. on_bad_step: `skip`
+    leaves bad steps out, `stop` ends the run. save_every, save_minutes: steps and minutes between checkpoints; 0 writes
+    the last only. keep: how many of the last are kept (2); keep_every: of every so many steps the first is kept too.
+    grace_seconds: how long a run may take to save and end after a SIGTERM (30). seed: decides the first parameters and
+    the order of the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with,
+    where it is not the model's own. wandb: the project of Weights & Biases that metrics go to as well (none). profile:
+    the first and the last step of a trace, as `10:15` (none).
     """
 
     data: tuple[str, ...] | None
@@ -89,6 +93,9 @@ class TrainOptions(PlanOptions, total=False):
     momentum: float | None
     clip_norm: float | None
     rate: tuple[str, ...] | None
+    beta: float | None
+    label_smoothing: float | None
+    preference_loss: Literal["dpo", "ipo"] | None
     on_bad_step: OnBadStep | None
     spike_factor: float | None
     max_bad_steps: int | None

@@ -40,6 +40,7 @@ from meshwright.step.parameter_tree import is_adapter
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.optimizer import Optimizer
+from meshwright.training.preference import DPO, Preference
 from meshwright.training.slots import in_order, to_stage_layout
 from meshwright.training.trained import merged, without
 from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
@@ -51,11 +52,16 @@ State = dict[str, Any]
 
 
 def train_step(
-    workload: Workload, layout: ShardingContext, optimizer: Optimizer, strategy: Strategy = DEFAULT
+    workload: Workload,
+    layout: ShardingContext,
+    optimizer: Optimizer,
+    strategy: Strategy = DEFAULT,
+    preference: Preference = DPO,
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
 
-    A batch with a limit for the norm of the gradients (`NORM_LIMIT`) has a step over it left out.
+    A batch with a limit for the norm of the gradients (`NORM_LIMIT`) has a step over it left out. preference: how pairs
+    make a loss, where the objective is `dpo`.
 
     To be called under `jax.set_mesh`, whose devices say what their compiler is told.
     """
@@ -63,7 +69,7 @@ def train_step(
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         batch = dict(batch)
         limit = batch.pop(NORM_LIMIT, None)
-        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy)
+        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
             # Optax adds up squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
@@ -224,7 +230,7 @@ def abstract_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    shape = (workload.batch, workload.seq_len)
+    shape = (workload.sequences, workload.seq_len)
     dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
     if workload.packed or is_zigzag(layout.mesh, strategy):
         dtypes["positions"] = jnp.int32
@@ -232,6 +238,10 @@ def abstract_batch(
         dtypes |= {"segments": jnp.int32, "weights": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
     whole = NamedSharding(mesh, PartitionSpec())
+    if workload.objective == "dpo":
+        batch["weights"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        rows = NamedSharding(mesh, layout.spec("batch"))
+        batch["reference"] = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
     if strategy.dropout:
         batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
     if strategy.on_bad_step == "skip":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from meshwright.hlo import canonicalize_collective
+from meshwright.mesh import MeshShape
 from meshwright.record import PHASES, Collective, Record, merge
 from meshwright.verification.differences import UNNAMED, Cause, Difference
 from meshwright.verification.explain import Key, combined_sums, explain
@@ -100,6 +101,7 @@ def compare(
     argument_bytes: int,
     measured: Record | None = None,
     overhead: StaticOverhead = NO_OVERHEAD,
+    reference_mesh: MeshShape | None = None,
 ) -> tuple[Row, ...]:
     """Every quantity of the records, side by side.
 
@@ -111,6 +113,7 @@ def compare(
       argument_bytes: as predicted.
       measured: the record of a run.
       overhead: known contents of the program's text beyond the plan.
+      reference_mesh: of a frozen reference that the step runs, whose collectives are over the axes of this mesh.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
@@ -120,9 +123,22 @@ def compare(
         _memory("arguments", argument_bytes, memory, ran, Difference.PADDED_ARGUMENTS),
         _memory("temporaries", temporaries, memory, ran, Difference.ESTIMATED),
         _memory("peak", predicted.memory_bytes["peak"], memory, ran, Difference.DUE_TO_TEMPORARIES),
-        *_with_measured(_collectives(predicted.collectives, compiled.collectives, compiled.mesh, overhead), measured),
+        *_with_measured(_of_pass(predicted, compiled, compiled.mesh, overhead, is_reference=False), measured),
+        *(_of_pass(predicted, compiled, reference_mesh.layout, overhead, is_reference=True) if reference_mesh else ()),
         *_times(predicted, compiled, measured),
     )
+
+
+def _of_pass(
+    predicted: Record, compiled: Record, mesh: Mapping[str, int], overhead: StaticOverhead, *, is_reference: bool
+) -> Iterator[Row]:
+    """The rows of the collectives of a reference, over the axes of its own mesh, or of all others."""
+    planned, found = (
+        tuple(move for move in record.collectives if (move.phase == "reference") is is_reference)
+        for record in (predicted, compiled)
+    )
+    known = tuple(one for one in overhead.collectives if (one[1].phase == "reference") is is_reference)
+    yield from _collectives(planned, found, mesh, replace(overhead, collectives=known))
 
 
 def _memory(

@@ -25,6 +25,7 @@ from meshwright.cost import (
     untaken_branch_collectives,
     untaken_branch_flops,
 )
+from meshwright.cost.flops import StepFlops
 from meshwright.cost.rates.attention import BACKWARD_FLOPS, TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
@@ -32,9 +33,10 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import Plan, as_run
 from meshwright.record import Collective, Record
 from meshwright.simulate import Schedule, simulate
-from meshwright.step import is_zigzag
+from meshwright.step import Strategy, Workload, is_zigzag, reference_pass
 from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
 from meshwright.verification.differences import Cause, Difference
+from meshwright.verification.reference import reference_requests, with_reference
 
 TRAIN_STEP = "meshwright.training.step:lower_train_step"
 """The function that lowers the train step, called by name in the process that compiles."""
@@ -60,11 +62,11 @@ class Verification:
     @property
     def expected(self) -> tuple[Collective, ...]:
         """The collectives the program should have: those of the plan, known overheads, and explained differences."""
-        wanted = (*self.plan.predicted.collectives, *(move for _, move in static_overhead(self.plan).collectives))
+        wanted = (*self.plan.predicted.own_collectives, *(move for _, move in static_overhead(self.plan).collectives))
         not_planned = Cause(difference=Difference.NOT_PLANNED)
         unnamed = {row.quantity for row in self.rows if not_planned in row.causes}
         known = unnamed | {quantity_of(move.kind, move.axes, move.phase) for move in wanted}
-        others = self.compiled.collectives
+        others = self.compiled.own_collectives
         return wanted + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)
 
 
@@ -75,7 +77,7 @@ def verify_plan(plan: Plan, *, effort: Effort = "fast", measured: Record | None 
     where the compiler is not installed, or the step cannot run or does not fit.
     """
     plan = as_run(plan)
-    return _verification(plan, compile_in_child(step_request(plan, effort=effort)), effort, measured)
+    return _verification(plan, [compile_in_child(request) for request in _requests(plan, effort)], effort, measured)
 
 
 def static_overhead(plan: Plan) -> StaticOverhead:
@@ -99,14 +101,28 @@ def static_overhead(plan: Plan) -> StaticOverhead:
 
 
 def _kernel_flops(plan: Plan) -> dict[Difference, float]:
-    """Flops that attention kernels state otherwise than the plan counts them.
+    """Flops that attention kernels state otherwise than the plan counts them, of a frozen reference forward alone."""
+    steps = [(plan.workload, plan.mesh, plan.strategy, attention_flops(plan.workload, plan.mesh, plan.strategy))]
+    if own := reference_pass(plan.workload, plan.mesh, plan.strategy):
+        forward = StepFlops(forward=attention_flops(*own).forward)
+        steps.append((own.workload, own.mesh, own.strategy, forward))
+    found: dict[Difference, float] = {}
+    for workload, mesh, strategy, planned in steps:
+        for difference, flops in _stated_flops(workload, mesh, strategy, planned, plan.system).items():
+            found[difference] = found.get(difference, 0.0) + flops
+    return found
+
+
+def _stated_flops(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, planned: StepFlops, system: System
+) -> dict[Difference, float]:
+    """What attention kernels state of the planned flops of attention, less these.
 
     Splash attention and cuDNN's state none; block-by-block attention all. Our own kernels state half of the scores, as
     the mask is causal, and backward two kernels of seven products, where five are counted.
     """
-    workload, mesh, strategy = plan.workload, plan.mesh, plan.strategy
-    planned, kernel = attention_flops(workload, mesh, strategy), strategy.attention
-    if kernel == "flash" and plan.system.chip.kind == "tpu":
+    kernel = strategy.attention
+    if kernel == "flash" and system.chip.kind == "tpu":
         is_in_chunks = is_zigzag(mesh, strategy)
         kernel = tpu_chunk_kernel(workload.seq_len // mesh.sp) if is_in_chunks else tpu_kernel(workload.seq_len)
         if kernel == "flash":
@@ -134,9 +150,22 @@ def verify_all(
 ) -> Iterator[tuple[int, Verification | MeshwrightError]]:
     """Verify plans in parallel; yields (index, verification or error) as each is done, see `compile_all`."""
     run = [as_run(plan) for plan in plans]
-    for number, outcome in compile_all([step_request(plan, effort=effort) for plan in run]):
-        failed = isinstance(outcome, MeshwrightError)
-        yield number, outcome if failed else _verification(run[number], outcome, effort, None)
+    requests = [(number, request) for number, plan in enumerate(run) for request in _requests(plan, effort)]
+    outcomes: dict[int, CompiledProgram | MeshwrightError] = {}
+    for place, outcome in compile_all([request for _, request in requests]):
+        outcomes[place], plan_number = outcome, requests[place][0]
+        places = [at for at, (number, _) in enumerate(requests) if number == plan_number]
+        if any(at not in outcomes for at in places):
+            continue
+        found = [outcomes[at] for at in places]
+        failed = next((one for one in found if isinstance(one, MeshwrightError)), None)
+        programs = [one for one in found if isinstance(one, CompiledProgram)]
+        yield plan_number, failed or _verification(run[plan_number], programs, effort, None)
+
+
+def _requests(plan: Plan, effort: Effort) -> tuple[CompileRequest, ...]:
+    """The requests to compile a plan's step: one, and another for a frozen reference."""
+    return step_request(plan, effort=effort), *reference_requests(plan, effort=effort)
 
 
 def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
@@ -150,13 +179,26 @@ def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
     )
 
 
-def _verification(plan: Plan, program: CompiledProgram, effort: Effort, measured: Record | None) -> Verification:
-    compiled, schedule = compiled_record(
-        program, plan.mesh, plan.system, effort, flops=model_flops(plan.workload), tokens=plan.workload.tokens
-    )
+def _verification(
+    plan: Plan, programs: Sequence[CompiledProgram], effort: Effort, measured: Record | None
+) -> Verification:
+    """The verification of a plan by its program, and by that of its reference where there is one."""
+    program, *others = programs
+    needed = {"flops": model_flops(plan.workload), "tokens": plan.workload.tokens}
+    compiled, schedule = compiled_record(program, plan.mesh, plan.system, effort, **needed)
+    own = reference_pass(plan.workload, plan.mesh, plan.strategy)
+    for other in others:
+        assert own is not None
+        beside, _ = compiled_record(other, own.mesh, plan.system, effort, **needed)
+        compiled = with_reference(compiled, beside, plan)
     arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
     rows = compare(
-        plan.predicted, compiled, argument_bytes=arguments, measured=measured, overhead=static_overhead(plan)
+        plan.predicted,
+        compiled,
+        argument_bytes=arguments,
+        measured=measured,
+        overhead=static_overhead(plan),
+        reference_mesh=own and own.mesh,
     )
     return Verification(plan=plan, program=program, compiled=compiled, rows=rows, schedule=schedule)
 

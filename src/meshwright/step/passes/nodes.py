@@ -36,6 +36,9 @@ LETTERS = {
 }
 """The dims of parameters as the notation writes them."""
 
+IMBALANCE = "loss of imbalance"
+"""What the loss has of the load of experts."""
+
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
 STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}

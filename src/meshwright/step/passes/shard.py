@@ -32,6 +32,7 @@ from meshwright.step.layer import (
 from meshwright.step.layer import Block as LayerBlock
 from meshwright.step.parameter_tree import LORA_A, LORA_B, RANK, SINKS
 from meshwright.step.passes.nodes import (
+    IMBALANCE,
     Core,
     Exchange,
     Layout,
@@ -391,7 +392,7 @@ class _BlockSharder:
             work.extend(routing_of_tokens(tp, layout))
         load = Array("load", (Dim("load", 3 * op.num_experts),), width="float32")
         work.append(Exchange(
-            name="loss of imbalance", kind="all-reduce", axes=(*layout.batch, *layout.residual), array=load,
+            name=IMBALANCE, kind="all-reduce", axes=(*layout.batch, *layout.residual), array=load,
             phases=("forward", "recompute"), is_end=True,
         ))  # fmt: skip
         yield self._node(*work, reads=(reads, op.router), writes=op.target, saved=(op.router,), tag=Tag.READ)

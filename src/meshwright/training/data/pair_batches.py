@@ -1,0 +1,98 @@
+"""A step's batch of pairs: in an order that only the seed decides, laid over the policy's mesh and the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.runtime import ShardingContext, token_order
+from meshwright.step import Strategy, Workload
+from meshwright.training.data.pairs import PairData
+
+LIVE = "of_reference"
+"""What of a batch is for a reference that runs in the step: the same text as its mesh has it."""
+
+
+class Place(NamedTuple):
+    """Where rows lie: a mesh, its layout, and the order of tokens in it, None where they are in theirs."""
+
+    mesh: Mesh
+    layout: ShardingContext
+    order: np.ndarray | None
+
+    @classmethod
+    def of(cls, mesh: Mesh, layout: ShardingContext, seq_len: int, strategy: Strategy) -> Place:
+        """The place of a step's batch."""
+        return cls(mesh, layout, token_order(seq_len, layout, strategy))
+
+    def rows(self, tokens: np.ndarray, weights: np.ndarray) -> dict[str, Array]:
+        """`tokens`, `targets` and `weights` [b, s] of rows [b, s + 1], with `positions` where tokens lie in no order.
+
+        Each process makes the shards of its own devices.
+        """
+        found = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+        if self.order is not None:
+            positions = np.broadcast_to(self.order.astype(np.int32), found["tokens"].shape)
+            found = {name: array[:, self.order] for name, array in found.items()} | {"positions": positions}
+        sharding = NamedSharding(self.mesh, self.layout.spec("batch", "sequence"))
+        return {name: placed(array, sharding) for name, array in found.items()}
+
+
+def placed(array: np.ndarray, sharding: NamedSharding) -> Array:
+    """An array that each process has whole, in shards."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+class PairBatches:
+    """The batch of any step: pairs in a shuffled order that only the seed decides, both rows of each in succession.
+
+    Args:
+        data: the pairs.
+        policy, reference: where their rows lie; reference is None where it was run before the first step.
+        log_probabilities: what it made of all rows then, [pairs, 2].
+        seed: decides the order. draws: whether a part of the batch is the key of what a step draws at random.
+    """
+
+    def __init__(
+        self,
+        data: PairData,
+        workload: Workload,
+        policy: Place,
+        reference: Place | None,
+        *,
+        log_probabilities: np.ndarray | None = None,
+        seed: int,
+        draws: bool,
+    ) -> None:
+        numbers = grain.MapDataset.range(len(data)).seed(seed).shuffle().repeat()
+        self._numbers = numbers.batch(workload.batch)
+        self._data, self._policy, self._reference = data, policy, reference
+        self._log_probabilities = log_probabilities
+        self._seed = seed if draws else None
+
+    def __getitem__(self, step: int) -> Mapping[str, Any]:
+        """The batch of a step, as `training.step.abstract_batch` has it.
+
+        Without `log_probabilities` it has what `LIVE` names in the place of `reference`.
+        """
+        numbers = np.asarray(self._numbers[step])
+        tokens, weights = (
+            array[numbers].reshape(-1, array.shape[-1]) for array in (self._data.tokens, self._data.weights)
+        )
+        batch: dict[str, Any] = self._policy.rows(tokens, weights)
+        mesh, layout, _ = self._policy
+        if self._reference is not None:
+            batch[LIVE] = self._reference.rows(tokens, weights)
+        if self._log_probabilities is not None:
+            rows = self._log_probabilities[numbers].reshape(-1)
+            batch["reference"] = placed(rows, NamedSharding(mesh, layout.spec("batch")))
+        if self._seed is not None:
+            draws = np.array([self._seed % 2**32, step], np.uint32)
+            batch["draws"] = placed(draws, NamedSharding(mesh, PartitionSpec()))
+        return batch

@@ -1,0 +1,136 @@
+"""Pairs of a chosen and a rejected answer as rows of one length, and how those are cut that are longer.
+
+A prompt that leaves its answers no room loses its beginning, in both rows of a pair alike. A pair with an answer that
+no row has room for is left out, because a cut answer is one that nobody chose. Both are counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.data import PreferencePairs, TokenStore, describe_bad, find_encoder, find_source
+from meshwright.data.bad_data import BadData, BadRecordError
+from meshwright.data.document import Document, Pair
+from meshwright.data.records import ranges, read_records
+from meshwright.data.sources import FileSource
+from meshwright.errors import MeshwrightError
+from meshwright.step import Workload
+from meshwright.text import Tokenizer
+
+KINDS = {
+    "prompt_cut": "prompts cut at their beginning",
+    "answer_too_long": "pairs left out for an answer longer than a row",
+}
+"""What is counted of pairs beside bad records, in words."""
+
+
+@dataclass(frozen=True)
+class PairData:
+    """All pairs of a run.
+
+    tokens: int32 [pairs, 2, s + 1], the chosen row of a pair and then its rejected one, zeros behind them. weights:
+    float32 [pairs, 2, s], 1 where the next token is one of the answer. counts: what was cut, left out or bad.
+    """
+
+    tokens: np.ndarray
+    weights: np.ndarray
+    counts: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of all rows: what is computed of them beforehand belongs to no others."""
+        found = hashlib.sha256(np.ascontiguousarray(self.tokens).tobytes())
+        found.update(self.weights.astype(np.uint8).tobytes())
+        return found.hexdigest()
+
+    def describe(self) -> str:
+        """What a user should know of them, in words; nothing where all are whole."""
+        words = [f"{self.counts[kind]:,} {what}" for kind, what in KINDS.items() if self.counts.get(kind)]
+        if bad := describe_bad(self.counts):
+            words.append(bad)
+        return f"of {len(self):,} pairs: {', '.join(words)}" if words else ""
+
+
+def load_pairs(sources: Sequence[str], tokenizer: Tokenizer | None, workload: Workload) -> PairData:
+    """The pairs of JSON lines, Parquet, Arrow or stores of tokens, as rows of a workload.
+
+    Records have `prompt`, `chosen` and `rejected`, text or messages of a chat. Without a tokenizer text is bytes.
+
+    Raises:
+        MeshwrightError: no sources, a record that is no pair, a token outside the vocabulary, fewer pairs than a batch.
+    """
+    if not sources:
+        raise MeshwrightError(
+            "objective='dpo' needs --data: JSON lines, Parquet or a store with prompt, chosen and rejected"
+        )
+    bad = BadData("error")
+    rows, counts = _rows(_pairs(sources, tokenizer, workload.config.vocab, bad), workload.seq_len)
+    if len(rows) < workload.batch:
+        raise MeshwrightError(
+            f"{', '.join(sources)} has {len(rows):,} pairs that fit rows of {workload.seq_len} tokens; a batch has"
+            f" {workload.batch}: give more, a smaller --batch or a longer --seq-len"
+        )
+    tokens = np.stack([np.stack([_padded(row.tokens, workload.seq_len + 1) for row in pair]) for pair in rows])
+    weights = np.stack([np.stack([_padded(_loss(row)[1:], workload.seq_len) for row in pair]) for pair in rows])
+    return PairData(tokens.astype(np.int32), weights.astype(np.float32), counts | dict(bad.counts))
+
+
+def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
+    """The pairs of all sources, one after another."""
+    for name in sources:
+        found = find_source(name)
+        if isinstance(found, FileSource):
+            yield from _of_files(found, tokenizer, vocab, bad)
+            continue
+        store = PreferencePairs(TokenStore(found.directory))
+        if (largest := max(shard.largest for shard in store.store.info.shards)) >= vocab:
+            raise MeshwrightError(f"{name} has token {largest}, which is outside the vocabulary of {vocab:,}")
+        yield from (store[number] for number in range(len(store)))
+
+
+def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
+    """The pairs of files."""
+    if source.kind == "text":
+        raise MeshwrightError(f"{source.name} is text; objective='dpo' reads records with prompt, chosen and rejected")
+    encoder = find_encoder(source, None, tokenizer, vocab=vocab, pairs=True)
+    for part in (part for path in source.files for part in ranges(path, source.kind)):
+        for number, record in enumerate(read_records(part)):
+            try:
+                if isinstance(record, BadRecordError):
+                    raise record
+                yield Pair(*encoder(record))
+            except BadRecordError as error:
+                bad.add(error, part.place(number))
+
+
+def _rows(pairs: Iterable[Pair], seq_len: int) -> tuple[list[Pair], dict[str, int]]:
+    """The pairs that fit rows of seq_len + 1 tokens, with what was cut and left out."""
+    found: list[Pair] = []
+    counts = dict.fromkeys(KINDS, 0)
+    for pair in pairs:
+        if (over := max(len(row.tokens) for row in pair) - seq_len - 1) <= 0:
+            found.append(pair)
+        # One token of the prompt is left, which predicts the first of an answer.
+        elif over < min(int(_loss(row).argmax()) for row in pair):
+            counts["prompt_cut"] += 1
+            found.append(Pair(*(Document(row.tokens[over:], _loss(row)[over:]) for row in pair)))
+        else:
+            counts["answer_too_long"] += 1
+    return found, counts
+
+
+def _loss(row: Document) -> np.ndarray:
+    """Which tokens of a row are the answer's, [n]; where all are, the first is what they follow."""
+    return np.arange(len(row.tokens)) > 0 if row.loss is None else row.loss
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+    """An array [n] with zeros behind it, [length]."""
+    return np.pad(array, (0, length - len(array)))
