@@ -104,7 +104,7 @@ VALUES = {
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--adapter": "none", "--freeze": "embedding",
-    "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
+    "--z-loss": "1e-4", "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
     "--tokenizer": "none", "--fields": "text", "--bad-data": "skip", "--processes": "2",
     "--weights": "none", "--max-file-size": "1M", "--stride": "8", "--task": "none.jsonl",
     "--lr-schedule": "linear", "--warmup-steps": "2", "--decay-share": "0.5", "--final-rate": "0", "--rate": "query=2",
