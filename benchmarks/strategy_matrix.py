@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime"))
 
-from kit_rows import FAMILIES, ROWS, Row  # pyright: ignore[reportMissingImports]
+from kit_rows import FAMILIES, FINE_TUNING, ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show
 
 from meshwright.errors import MeshwrightError
@@ -56,10 +56,10 @@ def widened(model: ModelConfig) -> ModelConfig:
 
 def plans(on: str, only: list[str]) -> Iterator[tuple[Row, Plan]]:
     """The plan of each row, of those whose names have all of some words in them."""
-    for row in (*ROWS, *FAMILIES):
+    for row in (*ROWS, *FAMILIES, *FINE_TUNING):
         hardware = HARDWARE[on].get(row.mesh.num_devices)
         if hardware and all(word in str(row) for word in only):
-            workload = Workload(model=widened(row.model), batch=16, seq_len=1024, remat=row.remat)
+            workload = Workload(model=widened(row.model), batch=16, seq_len=1024, remat=row.remat, frozen=row.frozen)
             yield row, make_plan(workload, row.mesh, parse_system(hardware), row.strategy)
 
 

@@ -1,6 +1,6 @@
 """What a train step costs beside its products alone: CPU-seconds on 8 simulated devices, mesh by mesh.
 
-    .venv/bin/python benchmarks/train_step.py [--meshes 1,8,1,1 2,2,2,1] [--steps 6] [--json]
+    .venv/bin/python benchmarks/train_step.py [--meshes 1,8,1,1 2,2,2,1] [--steps 6] [--watched] [--json]
 
 A Llama of 13.8M parameters in float32, whole blocks made again in backward, 8 sequences of 256 tokens. The floor is
 8 flops a parameter and token (2 forward, 2 again, 4 backward: 226 GFLOP, attention's own left out) at the rate that
@@ -11,6 +11,10 @@ Rows more are there to compare with. The same step in plain JAX (`naive_step.py`
 products alone that a step on 1,8,1,1 makes: each device's, in programs that hold nothing else. These are 198 GFLOP: a
 lookup takes no product, logits and the last product of a block are not made again, and attention has its own, but for
 the quarter of its scores that no query sees.
+
+--watched: instead, the first mesh's step alone beside the same step in the loop of a run, with everything that the loop
+does around it (rows, metrics.jsonl, TensorBoard's events, the line against the plan), one of each in turn; and what the
+loop takes of its own, around a step of one device that does next to nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,9 +37,13 @@ from naive_step import naive_step
 
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, claim_devices
 from meshwright.step import ModelConfig, Workload, num_parameters
-from meshwright.training import Optimizer, initial_state, train_step
+from meshwright.training import Optimizer, RunConfig, initial_state, train_step
+from meshwright.training.program import StepProgram
+from meshwright.training.stepping import take_steps
+from meshwright.training.watch import RunLog, Shortfall
 
 MODEL = ModelConfig(
     name="llama-14m", num_layers=6, embed=384, mlp=1024, num_heads=8, num_kv_heads=8, head_dim=48, vocab=4096
@@ -89,10 +99,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--meshes", nargs="*", default=list(MESHES))
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--watched", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     # As `meshwright train --hardware cpu:8` does: the flags of XLA, and what malloc does with freed memory.
     claim_devices(parse_system("cpu:8"))
+    if args.watched:
+        print_watched(parse_mesh(args.meshes[0], num_devices=8), args.steps)
+        return
     rows = [measure(parse_mesh(text, num_devices=8), args.steps) for text in args.meshes]
     rows += [measure_naive(8, args.steps), measure_naive(1, args.steps), measure_products()]
     rows = beside_floor(rows)
@@ -121,6 +135,57 @@ def measure(shape: MeshShape, steps: int) -> dict[str, Any]:
 
         seconds = seconds_of(step, steps)
     return row(str(shape), *seconds)
+
+
+def print_watched(shape: MeshShape, steps: int) -> None:
+    """Print what the loop of a run adds to a step, and its own time."""
+    mesh, layout, optimizer = build_mesh(shape), ShardingContext(shape), Optimizer()
+    text = tokens()
+    with jax.set_mesh(mesh):
+        place = layout.spec("batch", "sequence")
+        batch = {"tokens": jax.device_put(text[:, :-1], place), "targets": jax.device_put(text[:, 1:], place)}
+        state = initial_state(WORKLOAD, layout, optimizer, mesh, seed=0)
+        program = StepProgram(train_step(WORKLOAD, layout, optimizer), print)
+        state, _ = jax.block_until_ready(program(state, batch))
+        plain, watched = [], []
+        for _ in range(3):  # In turn, for the machine is shared.
+            for _ in range(steps):
+                began = time.perf_counter()
+                state, _ = jax.block_until_ready(program(state, batch))
+                plain.append(time.perf_counter() - began)
+            seconds, state = watched_steps(program, batch, state, steps, shape)
+            watched.append(seconds)
+    alone, beside = statistics.median(plain), statistics.median(watched)
+    print(f"a step alone {1000 * alone:.1f} ms, in the loop of a run {1000 * beside:.1f} ms: {beside / alone:.3f}")
+
+    step = jax.jit(lambda state, batch: ({"x": state["x"] + 1.0}, {"loss": state["x"], "grad_norm": state["x"]}))
+    program = StepProgram(step, print)
+    first: Any = {"x": jnp.float32(0)}
+    first, _ = program(first, {})
+    seconds, _ = watched_steps(program, {}, first, 300, MeshShape())
+    print(f"the loop's own: {1000 * seconds:.2f} ms a step, {seconds / 0.25:.2%} of one of 250 ms")
+
+
+def watched_steps(program: StepProgram, batch: Any, state: Any, steps: int, shape: MeshShape) -> tuple[float, Any]:
+    """The wall seconds of a step in the loop of a run, and the state after so many."""
+    config = RunConfig(workload=WORKLOAD, mesh=shape, hardware="cpu:8", optimizer=Optimizer(), steps=steps)
+    shortfall = Shortfall(1.0, is_simulated=True)
+
+    class Same:
+        def __getitem__(self, step: int) -> Any:
+            return batch
+
+    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), config, print) as log:
+        log.begin(0, Record(origin="compiled", mesh={}, hardware="cpu:8"))
+        began = time.perf_counter()
+        found = take_steps(program, Same(), state, range(steps), is_due=lambda step: False, runs_ahead=False)
+        for row, after in found:
+            state = after
+            row |= {"mesh": str(shape), "hardware": "cpu:8", "learning_rate": config.optimizer.rate(row["step"])}
+            log.add(row)
+            shortfall.add(row)
+        seconds = time.perf_counter() - began
+    return seconds / steps, state
 
 
 def measure_naive(num_devices: int, steps: int) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def run_blocks(found, folder):
     return wrong
 
 
-LONG = ("docs/plan.md", "docs/python.md", "docs/train.md", "docs/weights.md")
+LONG = ("docs/finetune.md", "docs/plan.md", "docs/python.md", "docs/train.md", "docs/weights.md")
 """Documents whose commands take over 15 s: `make matrix` runs them."""
 
 

@@ -28,8 +28,8 @@ def train_words(recipe, folder):
     return next(words[1:] for words in calls if words[0] == "train")
 
 
-def test_there_are_recipes_of_pretraining_and_fine_tuning():
-    assert {"pretrain.sh", "finetune.sh"} <= {path.name for path in RECIPES}
+def test_there_are_recipes_of_pretraining_fine_tuning_and_preferences():
+    assert {path.name for path in RECIPES} == {"pretrain.sh", "finetune.sh", "dpo.sh"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)

@@ -10,6 +10,7 @@ remat policy of the table, on 1, 2, 4 and 8 devices. `make matrix` trains the ot
 from dataclasses import dataclass, replace
 
 from meshwright.families import PRESETS
+from meshwright.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
 from meshwright.step.frequencies import LongRopeScaling
@@ -54,12 +55,14 @@ class Row:
     core: bool = False
     packed: bool = False
     z_loss: float = 0.0
+    frozen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         changed = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
         changed |= {"remat": self.remat} if self.remat != "block" else {}
         changed |= {"packed": True} if self.packed else {}
         changed |= {"z_loss": self.z_loss} if self.z_loss else {}
+        changed |= {"frozen": ",".join(self.frozen)} if self.frozen else {}
         return " ".join((self.model.name, str(self.mesh), *(f"{name}={value}" for name, value in changed.items())))
 
     @property
@@ -73,6 +76,7 @@ class Row:
             remat=self.remat,
             packed=self.packed,
             z_loss=self.z_loss,
+            frozen=self.frozen,
         )
 
     @property
@@ -92,7 +96,7 @@ class Row:
             optimizer=self.strategy.optimizer, num_microbatches=parts, dropout=dropout, attention=attention
         )
         model = replace(self.model, name="alone", experts=experts)
-        return Row(model, MeshShape(), strategy, packed=self.packed, z_loss=self.z_loss)
+        return Row(model, MeshShape(), strategy, packed=self.packed, z_loss=self.z_loss, frozen=self.frozen)
 
 
 def parts(count: int, **more: object) -> Strategy:
@@ -342,3 +346,39 @@ FAMILIES = [
     Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING, packed=True),
 ]
 """Families with other ops than Llama's."""
+
+
+def with_lora(model: ModelConfig, *targets: str) -> ModelConfig:
+    """The model with adapters beside some of its products; beside all that can have one where none are named."""
+    found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,))
+    return replace(found, name=f"{model.name} lora")
+
+
+LORA = with_lora(DENSE)
+
+FINE_TUNING = [
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), remat="none"),
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "attention"),
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), GATHER, "matmuls"),
+    Row(LORA, MeshShape(tp=4), Strategy(collective_matmul=True)),
+    Row(LORA, MeshShape(sp=2), RING),
+    Row(LORA, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(LORA, MeshShape(fsdp=4), Strategy(zero_stage=1)),
+    Row(LORA, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),
+    Row(LORA, MeshShape(pp=4), GPIPE, "matmuls"),
+    Row(LORA, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(DENSE, "q_proj", "v_proj"), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(NEOX), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(GEMMA2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(GPT2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(QWEN3), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(MOE), MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), frozen=("embedding", "layers")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2), frozen=("*norm*", "down", "unembedding")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2, zero_stage=1), frozen=("embedding", "query"), core=True),
+    Row(TIED, MeshShape(fsdp=2, tp=2), frozen=("embedding",)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2), frozen=("expert_*", "router")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING, frozen=("embedding",)),
+]
+"""Adapters of low rank, which are all that trains, and parameters that are frozen."""

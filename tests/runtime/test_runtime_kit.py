@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from kit_rows import FAMILIES, REPEATED, ROWS, Row
+from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, Row
 
 from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
@@ -18,7 +18,7 @@ from meshwright.hlo import read_hlo
 from meshwright.planner import make_plan
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import check_runnable, leaves, rules_of
-from meshwright.step.parameter_tree import CHOICE_BIAS
+from meshwright.step.parameter_tree import CHOICE_BIAS, LORA_B, map_leaves
 from meshwright.training import Optimizer, abstract_state, initial_state, train_step
 from meshwright.training.slots import layer_of_slots
 from meshwright.training.update.skipping import NORM_LIMIT
@@ -116,10 +116,19 @@ def is_of_layers(path: Any) -> bool:
 
 @cache
 def start(row: Row) -> dict[str, Any]:
-    """The state that one device draws, which every mesh draws to the bit (tests/training/test_training_strategy.py)."""
+    """The state that one device draws, which every mesh draws to the bit (tests/training/test_training_strategy.py).
+
+    Adapters are as they are after some training: where B is zero A has no gradient.
+    """
     mesh, layout = build_mesh(row.mesh, jax.devices()[:1]), ShardingContext(row.mesh)
     with jax.set_mesh(mesh):
-        return jax.tree.map(np.asarray, initial_state(row.workload, layout, OPTIMIZER, mesh, row.strategy, seed=0))
+        state = jax.tree.map(np.asarray, initial_state(row.workload, layout, OPTIMIZER, mesh, row.strategy, seed=0))
+    generator = np.random.default_rng(1)
+
+    def trained(path: str, array: np.ndarray) -> np.ndarray:
+        return 0.1 * generator.standard_normal(array.shape, np.float32) if path.endswith(LORA_B) else array
+
+    return state | {"params": map_leaves(trained, state["params"])}
 
 
 def text(row: Row, layout: ShardingContext) -> dict[str, np.ndarray]:
@@ -152,7 +161,10 @@ def documents(shape: tuple[int, int]) -> dict[str, np.ndarray]:
 alone = cache(run)
 
 
-PARAMS = [pytest.param(row, marks=[] if row.core else [pytest.mark.matrix]) for row in (*ROWS, *REPEATED, *FAMILIES)]
+PARAMS = [
+    pytest.param(row, marks=[] if row.core else [pytest.mark.matrix])
+    for row in (*ROWS, *REPEATED, *FAMILIES, *FINE_TUNING)
+]
 
 
 def test_the_core_rows_have_everything_that_any_row_has():
@@ -197,7 +209,7 @@ def test_a_way_to_train_is_equal_to_one_device(ran):
     for path, one, other in pairs(found.last, wanted.last):
         if path in without_gradient(row):
             continue
-        if path.endswith(CHOICE_BIAS):
+        if path.endswith(CHOICE_BIAS) or path in row.workload.frozen_paths:
             assert np.array_equal(one, before[path])
             continue
         moved = np.linalg.norm(other - before[path])

@@ -33,7 +33,7 @@ def test_the_largest_reason_is_named(row, line):
 
 def test_a_run_within_15_percent_says_nothing():
     assert said(STEP | {"step_seconds": 1 / 0.851}) is None
-    assert said(STEP | {"step_seconds": 1 / 0.849}).startswith("the run is 15.1% short of the plan")
+    assert said(STEP | {"step_seconds": 1 / 0.849}).startswith("the run is 15.1% short of its plan")
     assert said(STEP | {"step_seconds": 0.5}) is None
     # An evaluation is asked for.
     assert said(STEP | {"eval_seconds": 9.0}) is None
@@ -43,8 +43,8 @@ def test_simulated_devices_are_judged_by_what_they_wait_for():
     assert said(STEP | {"step_seconds": 30.0}, is_simulated=True) is None
     line = said(STEP | {"step_seconds": 2.0, "input_seconds": 1.0}, planned=0.001, is_simulated=True)
     assert line == (
-        "the run is 50.0% short of the steps themselves: 2.00 s a step instead of 1.00 s; 1.00 s of it: waiting for"
-        " input"
+        "the run is 50.0% short of what its steps alone would give: 2.00 s a step instead of 1.00 s; 1.00 s of it:"
+        " waiting for input"
     )
 
 

@@ -96,10 +96,10 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path):
 
 
 def test_a_directory_that_is_no_run_is_one_line(tmp_path):
-    with pytest.raises(MeshwrightError, match="no run in .*: it has no config.json"):
+    with pytest.raises(MeshwrightError, match=r"no run in .*: it has no config\.json"):
         mw.report(tmp_path)
     run = make_run(tmp_path / "run", steps=0)
-    with pytest.raises(MeshwrightError, match="has no step in its metrics.jsonl yet"):
+    with pytest.raises(MeshwrightError, match=r"has no step in its metrics\.jsonl yet"):
         mw.report(run)
     with pytest.raises(MeshwrightError, match="there is no run to report"):
         mw.report([])

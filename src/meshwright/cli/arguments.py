@@ -82,6 +82,10 @@ class WorkloadArgs:
     """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
     reference: Annotated[Reference | None, option("live|precomputed")] = None
     """dpo's frozen model: run in each step (live), or once before the first one (precomputed). Default: live."""
+    packed: Annotated[bool, option()] = False
+    """Rows hold several documents, or padding: the batch has positions, segments and weights too (off)."""
+    z_loss: Annotated[float | None, option("NUMBER")] = None
+    """Add this times the square of the log of the logits' normalizer to the loss, as 1e-4. Default: 0."""
     num_layers: Annotated[str | None, option("N")] = None
     """Cut the model to N layers, to look at a part of it. Default: all."""
     lora_rank: Annotated[str | None, option("N")] = None

@@ -167,9 +167,9 @@ def mesh_name(record: Record) -> str:
 
 def headline(workload: Workload, hardware: str) -> str:
     """What a screen is about."""
-    tokens, lora = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}", workload.config.lora
-    what = f"train LoRA {lora.rank}" if lora else "train"
-    return f"{workload.model.name} · {what} · {tokens} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
+    tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
+    what = f"{workload.model.name} · {workload.task} · {tokens}"
+    return f"{what} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 
 def speed(record: Record) -> str:

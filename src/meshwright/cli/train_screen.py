@@ -111,7 +111,7 @@ class TrainScreen:
         is_late = not self._has_bar and time.monotonic() - self._said > QUIET_SECONDS
         if row["step"] == self._first or self.taken % every == 0 or is_late:
             width = self._out.width
-            if row["step"] == self._first and row.get("compile_seconds"):
+            if self._has_bar and row["step"] == self._first and row.get("compile_seconds"):
                 self._line(f"compiled in {show_seconds(row['compile_seconds'])}")
             self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
 

@@ -84,7 +84,8 @@ class WorkloadOptions(TypedDict, total=False):
     on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch, of dpo its pairs; batch_tokens: the same in
     tokens. seq_len: tokens of a sequence (what the model was trained on). objective: `next-token`, or `dpo` to train on
     pairs of answers against a frozen reference, which each step runs (reference `live`) or which is run once before the
-    first step (`precomputed`). dtype: of products (bf16; f32 on simulated CPU devices).
+    first step (`precomputed`). packed: whether rows hold several documents, or padding. z_loss: the coefficient of
+    what keeps the logits' normalizer near 1 (0). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
     model's own. lora_rank, lora_alpha, lora_targets: adapters of low rank, which then are all that trains
     (`families.adapters`); adapter: a directory of PEFT's that says these. freeze: patterns of the paths of parameters
@@ -101,6 +102,8 @@ class WorkloadOptions(TypedDict, total=False):
     remat: Remat | Literal["auto"] | None
     objective: Objective | None
     reference: Reference | None
+    packed: bool | None
+    z_loss: float | None
     num_layers: Count | None
     lora_rank: Count | None
     lora_alpha: float | None
@@ -293,6 +296,8 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
         frozen=read_names(said.get("freeze", ())),
         objective=objective,
         reference=said.get("reference", "live"),
+        packed=said.get("packed", False),
+        z_loss=said.get("z_loss", 0.0),
     )
     return workload, system
 

@@ -97,7 +97,7 @@ class Plan:
         """What is planned, the mesh, and the answer, in two lines."""
         workload = self.workload
         tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
-        return f"{workload.model.name} · train · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
+        return f"{workload.model.name} · {workload.task} · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
 
     def _repr_html_(self) -> str:
         """The plan in a notebook: the answer, the meshes ranked after it, the terms of step and memory."""

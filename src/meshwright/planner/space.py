@@ -218,16 +218,16 @@ def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
     """How a step computes attention where nothing is said, the best first: by a fused kernel where it can.
 
     No kernel has scores with a cap. cuDNN's takes half precision and heads of up to 128, a multiple of 8, on every GPU
-    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), and not all meshes; the others go through memory.
+    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), and not all meshes nor several documents a row; the
+    others go through memory.
     """
     ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
     if any(op.softcap for op in ops) or system.chip.kind == "cpu":
         return ("scores",)
     if system.chip.kind == "tpu":
         return ("flash",)
-    has_cudnn = workload.compute_dtype == "bf16" and all(
-        dim <= 128 and dim % 8 == 0 for op in ops for dim in (op.qk_dim, op.value_dim)
-    )
+    has_cudnn = workload.compute_dtype == "bf16" and not workload.packed
+    has_cudnn &= all(dim <= 128 and dim % 8 == 0 for op in ops for dim in (op.qk_dim, op.value_dim))
     return ("cudnn", "scores") if has_cudnn else ("scores",)
 
 

@@ -20,6 +20,11 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
         )
     _check_microbatches(workload, mesh, strategy)
     check_sequence(workload.model, mesh, strategy)
+    if workload.packed and strategy.attention == "cudnn":
+        raise MeshwrightError(
+            "attention='cudnn' takes one document a row, and packed rows have several; use attention='flash', or"
+            " 'scores'"
+        )
     if is_zigzag(mesh, strategy) and has_attention(workload.model):
         _check_zigzag(workload.seq_len, mesh)
 

@@ -105,6 +105,13 @@ class Workload:
         return self.batch * (2 if self.objective == "dpo" else 1)
 
     @property
+    def task(self) -> str:
+        """What is done to the model, in words that follow its name on a screen: `train`, `train LoRA 16`."""
+        lora = self.model.lora if isinstance(self.model, ModelConfig) else None
+        words = f"train LoRA {lora.rank}" if lora else "train"
+        return f"{words}, {', '.join(self.frozen)} frozen" if self.frozen else words
+
+    @property
     def in_pairs(self) -> str:
         """How many pairs the sequences are, in words to be put after their number; nothing where they are none."""
         return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""

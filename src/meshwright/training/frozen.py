@@ -57,6 +57,10 @@ def with_frozen(
     if "frozen" not in found:
         return found
     weights = Path(config.weights) if config.weights else None
+    if weights is not None and not weights.is_dir():
+        raise MeshwrightError(
+            f"{weights} is not there; this run keeps its weights frozen, and no checkpoint holds them: put it back"
+        )
     again = first_parameters(
         config.workload, layout, mesh, strategy,
         seed=config.seed, weights=weights, paths=config.workload.frozen_paths, on_bytes=on_bytes,

@@ -131,6 +131,8 @@ def _check(config: RunConfig) -> None:
     check_strategy(workload, config.mesh, config.strategy)
     check_stage_remat(workload.remat, config.mesh, config.strategy)
     check_reference(workload, config.mesh, config.strategy, runs=True)
+    if workload.packed:
+        raise MeshwrightError("packed rows can be planned and verified; the data of a run are windows of text")
     if config.watching.wandb is not None:
         load_wandb()
     if config.watching.profile is not None:

@@ -185,6 +185,8 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
         compute_dtype=said.get("dtype", before.compute_dtype),
         param_dtype=said.get("param_dtype", before.param_dtype),
         remat=said.get("remat", before.remat),
+        packed=said.get("packed", before.packed),
+        z_loss=said.get("z_loss", before.z_loss),
         objective=said.get("objective", before.objective),
         reference=said.get("reference", before.reference),
     )

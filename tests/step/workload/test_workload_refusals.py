@@ -9,6 +9,7 @@ from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import as_run, make_plan
+from meshwright.planner.space import run_attentions
 from meshwright.runtime import ShardingContext
 from meshwright.step import DEFAULT, RULES, Experts, FrameworkProfile, Strategy, Workload, check_mesh
 
@@ -138,6 +139,27 @@ def test_what_would_change_nothing_on_a_mesh_is_refused(strategy, field, why):
 def test_a_kernel_that_the_chip_has_not_is_refused():
     said = "attention='cudnn' is a kernel of NVIDIA GPUs, cpu:4 has none; use attention='flash'"
     assert refusal(TINY, MeshShape(dp=4), Strategy(attention="cudnn")) == said
+
+
+def test_a_kernel_that_knows_no_documents_is_refused_for_packed_rows():
+    packed = Workload(model=replace(TINY, head_dim=64), batch=8, seq_len=32, packed=True)
+    with pytest.raises(MeshwrightError, match="attention='cudnn' takes one document a row"):
+        make_plan(packed, MeshShape(dp=8), parse_system("h100:8"), Strategy(attention="cudnn"))
+    assert "cudnn" not in run_attentions(packed, parse_system("h100:8"))
+    assert "cudnn" in run_attentions(replace(packed, packed=False), parse_system("h100:8"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"z_loss": -1e-4}, "z_loss is -0.0001; it is a coefficient from 0"),
+        ({"z_loss": 1e-4, "objective": "dpo"}, "leave out packed and z_loss"),
+        ({"packed": True, "objective": "dpo"}, "leave out packed and z_loss"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(more, said):
+    with pytest.raises(MeshwrightError, match=said):
+        Workload(model=TINY, batch=8, seq_len=32, **more)
 
 
 @pytest.mark.parametrize(("mesh", "strategy", "said"), METHODS, ids=["scores", "cudnn", "heads"])

@@ -124,7 +124,9 @@ def headline(plan: Plan) -> str:
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     devices = f"{system.num_devices:,} devices of {show_bytes(system.usable_bytes)}"
-    return f"{workload.model.name} · train · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
+    return (
+        f"{workload.model.name} · {workload.task} · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
+    )
 
 
 def _print_answer(shown: Shown) -> None:

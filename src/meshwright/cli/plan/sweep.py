@@ -90,7 +90,7 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
     """What is the same for all: neither what a sweep changes, nor what the planner chooses for each."""
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
-    return f"{workload.model.name} · train · {batch} × {seq_len} tokens · {workload.compute_dtype}"
+    return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
 
 
 def _limits(workload: Workload, system: System) -> Limits:

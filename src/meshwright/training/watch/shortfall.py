@@ -69,7 +69,7 @@ def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str
         return None
     parts = waits | {"the devices take longer for a step than planned": own - planned}
     reason, seconds = max(parts.items(), key=lambda item: item[1])
-    against = "the steps themselves" if is_simulated else "the plan"
+    against = "what its steps alone would give" if is_simulated else "its plan"
     return (
         f"the run is {show_percent(1 - planned / taken)} short of {against}: {show_seconds(taken)} a step instead of"
         f" {show_seconds(planned)}; {show_seconds(seconds)} of it: {reason}"
