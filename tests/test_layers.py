@@ -44,6 +44,7 @@ FLOORS = (
     "verification",
     "inspection",
     "viz",
+    "launch",
     "cli",
     "__main__",
 )

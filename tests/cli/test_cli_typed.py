@@ -44,6 +44,7 @@ WORK = {
     "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
     "tokenize": ["meshwright.cli.tokenize.tokenize"],
     "train": ["meshwright.cli.train.TrainScreen"],
+    "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
     "generate": ["meshwright.inference.Found.load"],
     "export": ["meshwright.inference.Found.load"],
@@ -66,6 +67,7 @@ CALLS = {
     "tokenize": (None, ["tokenize", "runs/begun/records.jsonl", "-o", "tokens"]),
     "train": (None, ["train", *TRAINING, "--mesh", "fsdp=2,tp=4"]),
     "train resume": (TrainArgs, ["train", "runs/begun", "--resume"]),
+    "launch": (None, ["launch", "-n", "4", "--", "train", *TRAINING]),
     "report": (None, ["report", "runs/begun"]),
     "generate": (None, ["generate", "runs/begun"]),
     "export": (None, ["export", "runs/begun", "exported"]),
@@ -92,6 +94,8 @@ VALUES = {
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
+    "--stuck-seconds": "60", "--restarts": "1", "--elastic": "2", "--name": "long", "--image": "none",
+    "--claim": "runs",
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--start-seconds": "60",
     "--prompt": "x", "--beta": "0.2", "--label-smoothing": "0.1", "--preference-loss": "ipo",
     "--allow": "dtype", "--grace-seconds": "9", "--keep": "3", "--keep-every": "4",
@@ -132,7 +136,9 @@ def call(name, options):
         if option.name in words:
             at = words.index(option.name)
             del words[at : at + 2]
-        words += typed(option, name)
+        # Behind -- stand the words of another command.
+        at = words.index("--") if "--" in words else len(words)
+        words[at:at] = typed(option, name)
     return words
 
 

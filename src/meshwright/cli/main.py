@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
     "tokenize": "turn files into a store of tokens that runs read at once: JSON lines, Parquet, Arrow, text, chats",
     "train": "train a model on a mesh, from 8 simulated devices up",
+    "launch": "train as several processes, here under a supervisor, or as a job of Slurm, Kubernetes or Cloud TPU",
     "report": "one HTML page about runs: curves, plan beside measurement, memory, devices, where the time went",
     "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
     "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",

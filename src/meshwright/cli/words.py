@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -90,6 +90,19 @@ def canonical(words: Sequence[str]) -> list[str]:
     return found
 
 
+def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Words without some options that take one value each, by their first names, and these values."""
+    found: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in names:
+            rest = rest[1:]
+        elif word.partition("=")[0] not in names:
+            found.append(word)
+    return found
+
+
 def read_words(
     words: Sequence[str], args: type, *, kinds: Mapping[str, type], hints: Mapping[str, str]
 ) -> tuple[Any, dict[str, str]]:
@@ -114,6 +127,9 @@ def read_words(
     typed: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
+        if word == "--":
+            arguments += rest
+            break
         if not (match := _OPTION.fullmatch(word)):
             if word.startswith("-"):
                 raise MeshwrightError(_unknown(word, args, kinds, hints))

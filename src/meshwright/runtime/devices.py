@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,8 @@ def claim_devices(
         # Read when the backend starts; of two settings of one flag XLA takes the last.
         os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, os.environ.get("XLA_FLAGS", ""), count])
         _keep_freed_memory()
+        if several is not None:
+            _keep_stdout_from_gloo()
     import jax
 
     if system.chip.kind == "cpu" and "JAX_NUM_CPU_DEVICES" in os.environ:
@@ -94,6 +97,18 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, NO_TRIMMING)
         libc.mallopt(M_TOP_PAD, WHOLE_HEAP)
         libc.mallopt(M_MMAP_MAX, NO_MAPPING)
+
+
+def _keep_stdout_from_gloo() -> None:
+    """Have only Python write to stdout: Gloo, XLA:CPU's network, greets there for each group of processes."""
+    sys.stdout.flush()
+    old, kept = sys.stdout, os.dup(1)
+    sys.stdout = open(  # noqa: SIM115
+        kept, "w", encoding=old.encoding, errors=old.errors, buffering=1 if os.isatty(kept) else -1
+    )
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _start_distributed(processes: Processes, several: Member | None) -> None:

@@ -84,7 +84,7 @@ def check_allowed(differences: Collection[Difference], allowed: Collection[str],
 def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a config that decide a checkpoint's arrays and what they mean, by their paths."""
     found = _flat(config["workload"]["model"], "workload.model.")
-    found["workload.param_dtype"] = config["workload"]["param_dtype"]
+    found |= {f"workload.{name}": config["workload"][name] for name in ("param_dtype", "frozen")}
     return found | {f"strategy.{name}": config["strategy"][name] for name in OF_KIND if name in config["strategy"]}
 
 

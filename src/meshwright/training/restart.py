@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
@@ -145,9 +146,25 @@ def first_state(
     kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
     state = _restored(config, kept, saved, mesh, checkpoints, start)
     state = with_frozen(config, state, layout, mesh, config.strategy, on_bytes)
-    if saved == layout:
-        return state
-    return jax.jit(lambda state: to_stage_layout(state, wanted, config.workload.config, layout, config.strategy))(state)
+    return state if saved == layout else _in_stages(state, wanted, config, layout)
+
+
+def _in_stages(state: State, wanted: State, config: RunConfig, layout: ShardingContext) -> State:
+    """A state with its layers in the slots of a layout, which uses up the one it is made of.
+
+    One array after another: all at once the devices would hold the state twice, which training never does.
+    """
+
+    def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
+        name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
+        to_slots = jax.jit(
+            lambda tree: to_stage_layout(tree, {name: to}, config.workload.config, layout, config.strategy)
+        )
+        moved = jax.block_until_ready(to_slots({name: array})[name])
+        array.delete()
+        return moved
+
+    return jax.tree.map_with_path(move, state, wanted)
 
 
 def _restored(

@@ -1,0 +1,225 @@
+"""`meshwright launch`: `meshwright train` as several processes of this machine, supervised."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from meshwright.cli import train
+from meshwright.cli.arguments import option, positional
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.words import canonical, read_words, without_options
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System, make_system
+from meshwright.planner import plan_to_run, read_system
+
+EXAMPLES = (
+    "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",
+    "meshwright launch -n 8 --elastic 4 -- train plan.yaml -o runs/long --save-every 500",
+    "meshwright launch -n 8 --restarts 10 -- train plan.yaml -o runs/long --resume",
+    "meshwright launch --slurm -o long.sh -- train plan.yaml -o runs/long",
+    "meshwright launch --jobset --image us-docker.pkg.dev/me/meshwright --claim runs -- train plan.yaml -o /runs/long",
+)
+
+
+@dataclass(frozen=True)
+class ProcessesArgs:
+    """The processes on this machine."""
+
+    num_processes: Annotated[int, option("N", "-n")] = 1
+    """How many processes the devices are shared among. Default: 1."""
+    restarts: Annotated[int, option("N")] = 3
+    """How often to go on from the last checkpoint when a process is lost, before a new one is there. Default: 3."""
+    elastic: Annotated[int | None, option("N")] = None
+    """Go on without the lost ones, with N processes or more and the same global batch. Default: with as many."""
+    start_seconds: Annotated[float, option("SECONDS")] = 300.0
+    """How long the processes wait for each other before they start. Default: 300."""
+    stuck_seconds: Annotated[float, option("SECONDS")] = 900.0
+    """End and restart when no process takes a step for so long, after the first. Default: 900."""
+
+
+@dataclass(frozen=True)
+class ManifestArgs:
+    """A job of a cluster instead, one process on each machine: the file that starts it is written."""
+
+    slurm: Annotated[bool, option()] = False
+    """Write a script for sbatch."""
+    jobset: Annotated[bool, option()] = False
+    """Write a JobSet for Kubernetes."""
+    tpu_vm: Annotated[bool, option()] = False
+    """Write a script that gets machines of Cloud TPU and starts the run on them."""
+    output: Annotated[Path | None, option("FILE", "-o")] = None
+    """The file. Default: it is printed."""
+    name: Annotated[str | None, option("NAME")] = None
+    """The job's name. Default: the run directory's."""
+    image: Annotated[str | None, option("IMAGE")] = None
+    """The container image, which has meshwright. Needed for --jobset."""
+    claim: Annotated[str | None, option("CLAIM")] = None
+    """The persistent volume claim that every pod has at /runs. Default: none is mounted."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train as several processes of this machine, which are watched and restarted, or write the job of a cluster."""
+
+    command: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("train …")]
+    """The words of `meshwright train`, behind --. Process 0 has this terminal; others' lines have a number."""
+    processes: ProcessesArgs = field(default_factory=ProcessesArgs)
+    manifest: ManifestArgs = field(default_factory=ManifestArgs)
+
+
+def run(args: Args) -> int:
+    """Run a command of several processes, or write the job that does.
+
+    The exit code is process 0's, or 1 where one was lost for good.
+    """
+    words, said = _train_words(args.command)
+    if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
+        return _write_manifest(args, words, said)
+    here = args.processes
+    number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
+    if not 1 <= least <= number:
+        raise MeshwrightError(f"--elastic {least} of {number} processes (-n); both are from 1, and -n is not less")
+    if here.restarts < 0 or here.stuck_seconds <= 0:
+        raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
+    system, directory = _run_of(said)
+    if system.num_devices % number:
+        raise MeshwrightError(f"{number} processes cannot have the same part of {system.num_devices} devices each")
+    if system.chip.kind == "tpu" and number > 1:
+        raise MeshwrightError(f"one process drives all chips of a machine of {system.chip.name}; leave -n {number} out")
+    from meshwright.launch import Job, supervise
+
+    each = system.num_devices // number
+
+    def words_of(count: int, again: bool) -> Sequence[str]:
+        if not again:
+            return words
+        if count == number:
+            return _again(words, said, directory)
+        fewer = make_system(system.chip, (each * count,))
+        smaller = ["--on", str(fewer), "--mesh", mesh_for(said, directory, fewer)]
+        return [*_again(without_options(words, {"--on", "--mesh"}), said, directory), *smaller]
+
+    job = Job(
+        words=words_of,
+        directory=directory,
+        environments=lambda count: _environments(system, each, count),
+        num_processes=number,
+        least=least,
+        restarts=here.restarts,
+        start_seconds=here.start_seconds,
+        stuck_seconds=here.stuck_seconds,
+    )
+    check_all_read(args)
+    speaking = threading.Lock()
+
+    def say(line: str) -> None:
+        with speaking:
+            print(line, file=sys.stderr, flush=True)
+
+    return supervise(job, say)
+
+
+def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
+    """Write the job of a cluster that runs a command, and goes on with it where a machine is lost."""
+    from meshwright.files import write_file
+    from meshwright.launch import jobset, machines_of, slurm, tpu_vm
+
+    here, restarts = args.manifest, args.processes.restarts
+    if here.slurm + here.jobset + here.tpu_vm > 1:
+        raise MeshwrightError("--slurm, --jobset and --tpu-vm are a file each; give one of them")
+    system, directory = _run_of(said)
+    name = here.name or re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-") or "run"
+    words, machines = _again(words, said, directory), machines_of(system)
+    if here.slurm:
+        text = slurm(name, words, machines, restarts=restarts)
+    elif here.tpu_vm:
+        text = tpu_vm(name, words, machines, restarts=restarts)
+    elif here.image is None:
+        raise MeshwrightError("--jobset wants --image, of a container that has meshwright")
+    else:
+        text = jobset(name, words, machines, restarts=restarts, image=here.image, claim=here.claim)
+    output = here.output
+    check_all_read(args, "beside --slurm, --jobset or --tpu-vm")
+    if output is None:
+        print(text, end="")
+    else:
+        write_file(output, text)
+        print(f"{output}: {machines.count} machines, {machines.chips} chips of {system.chip.name} on each")
+    return 0
+
+
+def _again(words: Sequence[str], said: train.Args, directory: Path) -> list[str]:
+    """Words that begin a run or go on with it, whichever there is to do."""
+    home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
+    return [*words, *home, *([] if said.run.resume else ["--resume"])]
+
+
+def _train_words(command: Sequence[str]) -> tuple[list[str], train.Args]:
+    """The words of the train command, and what they say."""
+    if not command or command[0] != "train":
+        raise MeshwrightError(
+            f"launch runs train, and not {command[0] if command else 'nothing'!r}: meshwright launch -n 4 -- train …"
+        )
+    words = canonical(command)
+    said, typed = read_words(words[1:], train.Args, kinds={}, hints={})
+    if taken := [name for name in ("coordinator", "num_processes", "process_id", "start_seconds") if name in typed]:
+        raise MeshwrightError(f"{typed[taken[0]]} is what launch says itself; leave it out behind --")
+    if "dry_run" in typed:
+        raise MeshwrightError("--dry-run takes no devices, so that one process does it: leave launch out")
+    return words, said
+
+
+def _run_of(said: train.Args) -> tuple[System, Path]:
+    """The hardware of a run and its directory; what is wrong with its plan is an error."""
+    if said.run.resume:
+        from meshwright.training import read_config, run_to_resume
+
+        if (directory := run_to_resume(said.model, said.run.output)) is not None:
+            config = read_config(directory)
+            given = said.workload.on
+            return config.system if given is None else read_system(given, said.workload.hardware, None), directory
+    plan = plan_to_run(said.model, said.options)
+    return plan.system, said.run.output or Path("runs") / plan.workload.model.name
+
+
+def mesh_for(said: train.Args, directory: Path, system: System) -> str:
+    """The mesh on which a run goes on with fewer devices: its own with its -1 another, else the planner's first choice.
+
+    Raises MeshwrightError where it has written no checkpoint, or cannot run there.
+    """
+    from meshwright.planner.library import find_meshes
+    from meshwright.training import check_start, read_config, resumed_run
+
+    before = read_config(directory)
+
+    def check(mesh: str) -> str:
+        config, _ = resumed_run(directory, steps=None, change=False, options={"on": str(system), "mesh": mesh})
+        check_start(config, anyway=said.run.anyway)
+        return mesh
+
+    if (mesh := said.run.mesh) is not None and "-1" in mesh:
+        return check(mesh)
+    return check(str(find_meshes(before.workload, system, (before.workload.remat,), {}, top=1).plans[0].mesh))
+
+
+def _environments(system: System, each: int, count: int) -> list[Mapping[str, str]]:
+    """What each process has in its environment: its share of the machine's GPUs."""
+    if system.chip.kind != "gpu":
+        return [{}] * count
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(number) for number in range(each * count)]
+    if len(names) < each * count:
+        raise MeshwrightError(
+            f"CUDA_VISIBLE_DEVICES names {len(names)} GPUs of this machine, and {count} processes of {each} want"
+            f" {each * count}; over several machines see docs/launch.md"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[number * each : (number + 1) * each])} for number in range(count)]

@@ -1,0 +1,7 @@
+"""`meshwright launch`: a run as many processes of this machine that are supervised, or as a cluster's job."""
+
+from meshwright.launch.machines import machines_of
+from meshwright.launch.manifests import jobset, slurm, tpu_vm
+from meshwright.launch.supervisor import Job, supervise
+
+__all__ = ["Job", "jobset", "machines_of", "slurm", "supervise", "tpu_vm"]

@@ -1,0 +1,197 @@
+"""A job of many processes on this machine, kept going: a lost process is named, and the job goes on without its work.
+
+All processes of an attempt live and die together: their devices compute one program, and what one has lost only the
+last checkpoint has. So one lost process ends the attempt, and the next one resumes the run from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.launch.children import Children, Exit, meshwright_command, state_of
+from meshwright.processes import FAILED, End, Host, listen
+
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+"""The wait before the first restart, which doubles with each one that brings no checkpoint, and the longest."""
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of several processes, and how it is kept going.
+
+    words: of `meshwright`, for a number of processes, at first (False) and for going on with what there is (True);
+        raises MeshwrightError where the run cannot have that many.
+    directory: of the run, whose checkpoints tell whether a restart was of use.
+    environments: of each of a number of processes, beside this one's.
+    num_processes: at the start. least: what it may go on with where processes are lost.
+    restarts: how often in a row without a new checkpoint.
+    start_seconds: how long the processes wait for each other.
+    stuck_seconds: the longest time without a step, once one was taken.
+    """
+
+    words: Callable[[int, bool], Sequence[str]]
+    directory: Path
+    environments: Callable[[int], Sequence[Mapping[str, str]]]
+    num_processes: int
+    least: int
+    restarts: int
+    start_seconds: float
+    stuck_seconds: float
+
+
+def supervise(job: Job, say: Callable[[str], None]) -> int:
+    """Run a job to its end; the exit code is process 0's, or that of what ended it.
+
+    SIGINT and SIGTERM are passed on to all processes, which finish their step, save and end.
+
+    say: called, from threads too, with a line that a user should read.
+    """
+    number, used, before = job.num_processes, 0, checkpoints_in(job.directory)
+    words = job.words(number, False)
+    with _signals() as received:
+        while True:
+            end, code = _attempt(job, number, words, received, say)
+            if end is None:
+                return code
+            if end.kind in ("refused", "failed"):
+                say(f"error: {end.line}")
+                return end.code
+            found = checkpoints_in(job.directory)
+            used, before = (used + 1 if found == before else 1), found
+            if used > job.restarts:
+                no_use = f"; {job.restarts} restarts in a row brought no new checkpoint" if job.restarts else ""
+                say(f"error: {end.line}{no_use}")
+                return FAILED
+            say(f"launch: {end.line}; all processes are ended")
+            number, words = _next(job, number, max(1, len(end.numbers)))
+            wait = min(FIRST_WAIT_SECONDS * 2 ** (used - 1), LONGEST_WAIT_SECONDS)
+            at = f"checkpoint {max(found)}" if found else "the start, as there is no checkpoint yet"
+            goes_on = f"{number} processes go on" if number > 1 else "1 process goes on"
+            say(f"launch: restart {used} of {job.restarts} in {wait:.0f} s: {goes_on} from {at}")
+            until = time.monotonic() + wait
+            while time.monotonic() < until:
+                if received:
+                    say("launch: stopped; the same command with --resume goes on")
+                    return 0 if signal.SIGTERM in received else INTERRUPTED
+                time.sleep(0.05)
+
+
+def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
+    """How many processes go on, and their words: the most that the run can have without the lost; else all again."""
+    for fewer in range(number - num_lost, job.least - 1, -1):
+        with contextlib.suppress(MeshwrightError):
+            return fewer, job.words(fewer, True)
+    return number, job.words(number, True)
+
+
+def _attempt(
+    job: Job, number: int, words: Sequence[str], received: list[int], say: Callable[[str], None]
+) -> tuple[End | None, int]:
+    """Run all processes until they have ended: why they had to, or None and the exit code of process 0."""
+    port, ends = free_ports(), queue.Queue[End]()
+    host = Host(
+        listen("127.0.0.1", port), number, job.start_seconds, ends.put,
+        on_note=lambda line: say(f"launch: {line}"), stuck_seconds=job.stuck_seconds,
+    )  # fmt: skip
+    meet = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
+    meet += ["--start-seconds", f"{job.start_seconds:g}"]
+    commands = [meshwright_command([*words, *meet, "--process-id", str(one)]) for one in range(number)]
+    children = Children(commands, job.environments(number), say)
+    num_sent = 0
+    host.on_met = children.show
+    host.start()
+    try:
+        while not children.have_ended:
+            for signal_number in received[num_sent:]:
+                children.send(signal_number)
+                num_sent += 1
+            exits = [one for one in children.exits() if one.code]
+            end = _take(ends, 0.1)
+            if (exits or end) and not received:
+                # Who ended may have told the meeting why; who is gone from the meeting is about to have ended.
+                if end is None:
+                    end = _take(ends, 1.0)
+                elif end.kind == "lost":
+                    time.sleep(0.5)
+                    exits += [one for one in children.exits() if one.number in end.numbers]
+                return _cause(exits, end, host, children), FAILED
+        return None, children.codes[0] or max(children.codes.values())
+    finally:
+        children.mute()
+        host.stop()
+        children.end()
+        if sys.stdout.isatty():
+            sys.stdout.write("\x1b[?25h")  # The cursor, which a bar that was killed has hidden.
+            sys.stdout.flush()
+
+
+def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Children) -> End:
+    """Why an attempt has to end, from what the system says of processes and what the meeting says."""
+    if end is not None and end.kind in ("refused", "failed"):
+        return end
+    if exits:
+        # A signal ends one process; exit codes of others may follow from that.
+        one = min(exits, key=lambda one: (one.code > 0, one.number))
+        step = host.step_of(one.number)
+        line = f"process {one.number} (pid {children.pid(one.number)}) {one.how}"
+        if one.code > 0 and not host.has_met:  # Its own line on stderr said why; so do all that fail alike.
+            children.show(one.number)
+            return End(line, one.code, "refused", (one.number,))
+        line += " before its first step" if step is None else f" after step {step}"
+        return End(line, FAILED, "lost", tuple(one.number for one in exits if one.code < 0) or (one.number,))
+    assert end is not None
+    state = state_of(children.pid(end.numbers[0])) if end.kind == "lost" else ""
+    return replace(end, line=end.line + (f"; {state}" if state else ""))
+
+
+def _take(ends: queue.Queue[End], seconds: float) -> End | None:
+    with contextlib.suppress(queue.Empty):
+        return ends.get(timeout=seconds)
+    return None
+
+
+def checkpoints_in(directory: Path) -> set[int]:
+    """The steps of the checkpoints of a run."""
+    folder = directory / "checkpoints"
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+
+
+def free_ports() -> int:
+    """A port of this machine that is free, as is the one after it."""
+    while True:
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError, OverflowError):
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            other.bind(("127.0.0.1", port + 1))
+            return port
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals to pass on, as they come; a terminal's stop (Ctrl-Z) is left to the processes' own host."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in FORWARDED:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
