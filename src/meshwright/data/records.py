@@ -161,7 +161,7 @@ def _parse_line(line: bytes) -> Record | BadRecordError:
     if not line.strip():
         return BadRecordError("empty", "the line is empty")
     try:
-        found = json.loads(line.decode())
+        found = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         return BadRecordError("invalid_utf8", f"byte {error.start + 1:,} of the line is not UTF-8")
     except (ValueError, RecursionError) as error:

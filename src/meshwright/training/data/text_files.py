@@ -49,14 +49,17 @@ def check_text(files: Sequence[Path]) -> str:
     """
     checksum = hashlib.sha256()
     for path in files:
-        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoder, before = codecs.getincrementaldecoder("utf-8")(), 0
         try:
             with path.open("rb") as file:
                 while piece := file.read(1 << 20):
                     decoder.decode(piece)
                     checksum.update(piece)
-                    if b"\0" in piece:
-                        raise MeshwrightError(f"{path} is binary (it has a zero byte); --data takes text files")
+                    if (zero := piece.find(b"\0")) >= 0:
+                        raise MeshwrightError(
+                            f"{path} is binary (a zero byte at {before + zero:,}); --data takes text files"
+                        )
+                    before += len(piece)
             decoder.decode(b"", final=True)
         except OSError as error:
             raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
