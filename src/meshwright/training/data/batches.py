@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwright.errors import MeshwrightError
 from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.opened import RunData
-from meshwright.training.data.rows import Arrays, Rows, empty_rows
+from meshwright.training.data.rows import Rows, empty_row
 
 AHEAD = 2
 """Batches that are read before they are wanted; as many are in memory."""
@@ -55,8 +55,8 @@ class Batches:
         """`tokens` and `targets` [rows, seq_len] of a step, and as there are:
 
         `positions` of tokens, where rows have documents or tokens lie in no order; `segments`, the number of a token's
-        document in its row from 1, 0 for padding; `weights` of the targets' losses, of which the mean is 1 (of pairs:
-        1 where a token has loss); `draws` [2], the key of the step.
+        document in its row from 1, 0 for padding; `weights` of the targets' losses, of which the mean is 1; `draws`
+        [2], the key of the step.
         """
         wanted = range(step, step + 1 + AHEAD)
         self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
@@ -92,8 +92,8 @@ class Batches:
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _items(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The source and the number in it of each item of a step's batch."""
-        count = self._layout.items
+        """The source and the number in it of each row of a step's batch."""
+        count = self._shape[0]
         return self._mixture.at(np.arange(step * count, (step + 1) * count))
 
     def _make(self, step: int) -> dict[str, Array]:
@@ -117,7 +117,7 @@ class HeldOut:
         counts = [one.count for one in rows]
         self._sources = np.repeat(np.arange(len(rows)), counts)
         self._items = np.concatenate([np.arange(count) for count in counts]) if counts else np.zeros(0, np.int64)
-        self._rows = rows
+        self._rows, self._num_rows = rows, shape[0]
         if rows and not len(self):
             raise MeshwrightError(
                 f"{len(self._items)} windows are held out, and a batch has {shape[0]}; give a larger --held-out or a"
@@ -126,7 +126,7 @@ class HeldOut:
 
     def __len__(self) -> int:
         """The number of batches; 0 where nothing is held out."""
-        full, rest = divmod(len(self._items), self._layout.items)
+        full, rest = divmod(len(self._items), self._num_rows)
         return full + (rest > 0 and self._layout.can_pad)
 
     def __getitem__(self, number: int) -> dict[str, Array]:
@@ -145,38 +145,30 @@ class HeldOut:
     def _part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        part = slice(number * self._layout.items, (number + 1) * self._layout.items)
+        part = slice(number * self._num_rows, (number + 1) * self._num_rows)
         return self._sources[part], self._items[part]
 
 
 class _Layout:
-    """Rows as the arrays of a batch on a mesh. items: how many make a batch. can_pad: whether rows may be padding."""
+    """Rows as the arrays of a batch on a mesh. can_pad: whether rows may be padding."""
 
     def __init__(
         self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
     ) -> None:
         self._rows, self._sharding, self._shape, self._order = rows, sharding, shape, order
-        self._each = rows[0].each if rows else 1
-        self.items = shape[0] // self._each
         self._names = rows[0].names if rows else ()
         self.can_pad = "weights" in self._names
         indices: Any = sharding.addressable_devices_indices_map(shape).values()
         self._here = sorted({row for index in indices for row in range(*index[0].indices(shape[0]))})
 
     def place(self, sources: np.ndarray, items: np.ndarray) -> dict[str, Array]:
-        """The batch of some items, and padding after them."""
-        read: dict[int, Arrays] = {}
-        for item in sorted({row // self._each for row in self._here}):
-            read[item] = (
-                self._rows[sources[item]].read(int(items[item]))
-                if item < len(items)
-                else empty_rows(self._each, self._shape[1])
-            )
-        arrays = {
-            name: np.stack([read[row // self._each][name][row % self._each] for row in self._here])
-            for name in self._names
-        }
-        if self._each == 1 and self.can_pad:
+        """The batch of some rows, and padding after them."""
+        read = [
+            self._rows[sources[row]].read(int(items[row])) if row < len(items) else empty_row(self._shape[1])
+            for row in self._here
+        ]
+        arrays = {name: np.stack([row[name] for row in read]) for name in self._names}
+        if self.can_pad:
             # Scaled by the loss of the whole batch, so that means over parts of it add up to the mean over tokens.
             losses = sum(
                 self._rows[source].sizes(items[sources == source]).loss_tokens for source in np.unique(sources)

@@ -28,7 +28,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.step import Workload
 from meshwright.text import Tokenizer, byte_tokenizer, chat_template
 from meshwright.training.data.config import DataConfig, RowKind
-from meshwright.training.data.rows import DocumentRows, PairRows, Rows, WindowRows, document_rows, text_windows
+from meshwright.training.data.rows import DocumentRows, Rows, WindowRows, document_rows, text_windows
 from meshwright.training.data.text_files import TextBytes, check_text, standard_library
 from meshwright.units import show_bytes
 
@@ -57,7 +57,6 @@ class _Opened(NamedTuple):
     dataset: Dataset
     bad: dict[str, int]
     fingerprint: str
-    has_pairs: bool
 
 
 def open_data(
@@ -72,7 +71,7 @@ def open_data(
 
     Args:
         config: the sources.
-        workload: the batch, and whether it learns from preferences (objective dpo).
+        workload: the batch and its rows.
         tokenizer: None for bytes.
         seed: decides which documents are packed together.
         on_note: called with each line that a user should read.
@@ -80,19 +79,11 @@ def open_data(
     Raises:
         MeshwrightError: a source that cannot be read, a bad record, tokens of another tokenizer, too little data.
     """
-    has_pairs = workload.objective == "dpo"
-    if has_pairs and config.rows is not None:
-        raise MeshwrightError(
-            f"rows={config.rows!r} changes nothing for pairs, each of which is two rows; leave it out"
-        )
-    rows = "padded" if has_pairs else usual_rows(config)
-    found = _open_sources(config, workload, tokenizer, has_pairs=has_pairs, on_note=on_note)
+    rows = usual_rows(config)
+    found = _open_sources(config, workload, tokenizer, on_note=on_note)
     training: list[Rows] = []
     held_out: list[Rows] = []
     for source in found:
-        if has_pairs != source.has_pairs:
-            holds = "pairs of answers, which --objective dpo learns from" if source.has_pairs else "no preferences"
-            raise MeshwrightError(f"{source.name} holds {holds}")
         count = _count(source, workload.seq_len, rows)
         train, held = split(count, config.held_out, source.name)
         training.append(_rows(source, workload.seq_len, train, rows, seed))
@@ -149,7 +140,7 @@ def usual_rows(config: DataConfig) -> RowKind:
 
 
 def _open_sources(
-    config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, has_pairs: bool, on_note: Note
+    config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, on_note: Note
 ) -> list[_Opened]:
     """The sources, open. Text files without weights are one text."""
     sources = parse_sources(config.sources)
@@ -163,7 +154,7 @@ def _open_sources(
     return [
         _open_store(source, workload, tokenizer)
         if isinstance(source, StoreSource)
-        else _open_files(source, config, workload, tokenizer, has_pairs=has_pairs, on_note=on_note)
+        else _open_files(source, config, workload, tokenizer, on_note=on_note)
         for source in found
     ]
 
@@ -172,6 +163,8 @@ def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | 
     """A store that `meshwright tokenize` made; one of another tokenizer is an error."""
     store = TokenStore(source.directory)
     info = store.info
+    if info.form == "pairs":
+        raise MeshwrightError(f"{source.name} holds pairs of answers, which --objective dpo learns from")
     if info.tokenizer != fingerprint(tokenizer):
         reads = "reads bytes" if tokenizer is None else "has another tokenizer"
         raise MeshwrightError(
@@ -184,7 +177,7 @@ def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | 
     largest = max((shard.largest for shard in info.shards), default=-1)
     if largest >= (vocab := workload.config.vocab):
         raise MeshwrightError(f"{source.name} has token id {largest}, outside the vocabulary of {vocab:,}")
-    return _Opened(source.name, store, info.bad, info.fingerprint, info.form == "pairs")
+    return _Opened(source.name, store, info.bad, info.fingerprint)
 
 
 def _open_files(
@@ -193,17 +186,16 @@ def _open_files(
     workload: Workload,
     tokenizer: Tokenizer | None,
     *,
-    has_pairs: bool,
     on_note: Note,
 ) -> _Opened:
     """Files: text as bytes as it is, all else by way of a store in the cache."""
     if source.kind == "text" and tokenizer is None:
-        if config.fields is not None or has_pairs:
-            find_encoder(source, config.fields, tokenizer, pairs=has_pairs)  # It says what is wrong.
+        if config.fields is not None:
+            find_encoder(source, config.fields, tokenizer)  # It says what is wrong.
         checksum = check_text(source.files)
-        return _Opened(source.name, TextBytes(source.files), {}, checksum, has_pairs=False)
+        return _Opened(source.name, TextBytes(source.files), {}, checksum)
     fields = None if source.kind == "text" else config.fields
-    encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab, pairs=has_pairs)
+    encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
     what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")
     directory = cache_directory() / hashlib.sha256(what.signature().encode()).hexdigest()[:32]
     units = what.units()
@@ -214,7 +206,7 @@ def _open_files(
     with directory.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # The processes of a run on one machine make it once.
         info = tokenize(what, directory)
-    return _Opened(source.name, TokenStore(directory), info.bad, info.fingerprint, info.form == "pairs")
+    return _Opened(source.name, TokenStore(directory), info.bad, info.fingerprint)
 
 
 def cache_directory() -> Path:
@@ -229,19 +221,17 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
 
 def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
     """The items of a source that are split into those for training and those held out."""
-    if rows == "windows" and not source.has_pairs:
+    if rows == "windows":
         if source.dataset.loss_counts is not None:
             raise MeshwrightError(
                 f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
             )
         return text_windows(source.dataset, seq_len)
-    return len(source.dataset.lengths) // (2 if source.has_pairs else 1)
+    return len(source.dataset.lengths)
 
 
 def _rows(source: _Opened, seq_len: int, numbers: np.ndarray, rows: RowKind, seed: int | None) -> Rows:
-    """The rows of some documents, windows or pairs of a source."""
-    if source.has_pairs:
-        return PairRows(source.name, source.dataset, seq_len, numbers)
+    """The rows of some documents or windows of a source."""
     if rows == "windows":
         return WindowRows(source.name, source.dataset, seq_len, numbers)
     return document_rows(source.name, source.dataset, seq_len, numbers, is_packed=rows == "packed", seed=seed)

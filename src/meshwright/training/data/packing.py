@@ -16,8 +16,8 @@ class Pieces(NamedTuple):
     """What goes into rows: documents, or pieces of long ones.
 
     documents, starts, slots, loss_counts: [pieces]; a piece of n slots has n inputs from its start on, the n tokens
-    after each as targets, and so many targets with loss. long: documents that were split or cut; lost: documents that
-    were left without loss where they were cut.
+    after each as targets, and so many targets with loss; where all have it both are one array. long: documents that
+    were split or cut; lost: documents that were left without loss where they were cut.
     """
 
     documents: np.ndarray
@@ -29,9 +29,9 @@ class Pieces(NamedTuple):
 
     def take(self, order: np.ndarray) -> Pieces:
         """The same pieces in another order."""
-        return Pieces(
-            self.documents[order], self.starts[order], self.slots[order], self.loss_counts[order], self.long, self.lost
-        )
+        slots = self.slots[order]
+        losses = slots if self.loss_counts is self.slots else self.loss_counts[order]
+        return Pieces(self.documents[order], self.starts[order], slots, losses, self.long, self.lost)
 
 
 def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
@@ -45,22 +45,27 @@ def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
     if dataset.loss_counts is None:
         counts = -(-slots // seq_len)
         first = np.cumsum(counts) - counts
-        starts = (np.arange(counts.sum()) - np.repeat(first, counts)) * seq_len
-        lengths = np.minimum(np.repeat(slots, counts) - starts, seq_len)
-        return Pieces(np.repeat(documents, counts), starts, lengths.astype(np.int32), lengths, int(is_long.sum()), 0)
+        starts = _narrow((np.arange(counts.sum()) - np.repeat(first, counts)) * seq_len)
+        lengths = np.minimum(np.repeat(slots, counts) - starts, seq_len).astype(np.int32)
+        return Pieces(_narrow(np.repeat(documents, counts)), starts, lengths, lengths, int(is_long.sum()), 0)
     loss_counts = dataset.loss_counts[documents].astype(np.int64)
     for number in np.flatnonzero(is_long):
         loss = dataset.read(int(documents[number]), 1, seq_len + 1).loss
         loss_counts[number] = seq_len if loss is None else loss.sum()
     kept = loss_counts > 0
     return Pieces(
-        documents[kept],
-        np.zeros(kept.sum(), np.int64),
+        _narrow(documents[kept]),
+        np.zeros(kept.sum(), np.int32),
         np.minimum(slots, seq_len).astype(np.int32)[kept],
-        loss_counts[kept],
+        loss_counts[kept].astype(np.int32),
         int(is_long.sum()),
         int((~kept).sum()),
     )
+
+
+def _narrow(numbers: np.ndarray) -> np.ndarray:
+    """Numbers in 4 bytes each, where they fit: what is kept of every document counts."""
+    return numbers.astype(np.int32) if numbers.max(initial=0) < 1 << 31 else numbers
 
 
 def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
@@ -69,7 +74,7 @@ def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
     slots: of each piece, at most seq_len. Rows of all chunks are found together, one of each at a time.
     """
     count = len(slots)
-    ends = np.cumsum(slots)
+    ends = np.cumsum(slots, dtype=np.int64)
     # The piece that the next row begins with, if a row begins with this one.
     following = np.searchsorted(ends, ends - slots + seq_len, side="right")
     np.minimum(following, (np.arange(count) // CHUNK + 1) * CHUNK, out=following)
