@@ -85,6 +85,7 @@ def test_every_difference_is_said_at_once_and_how_it_is_allowed(run):
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_goes_on_in_other_dtypes_and_back(run):
     notes = go_on(MASTER, run, "dtype", steps=3)
     assert [note.split(" is ")[0] for note in notes] == ["workload.param_dtype", "strategy.master_weights"]

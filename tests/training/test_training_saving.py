@@ -114,6 +114,7 @@ def test_a_disk_that_is_full_for_a_while_costs_a_run_its_checkpoints_of_that_tim
     assert Checkpoints(tmp_path / "run").whole(pytest.fail) == 6
 
 
+@pytest.mark.matrix
 def test_a_run_whose_last_checkpoint_cannot_be_written_ends_with_one_line(tmp_path, monkeypatch):
     def full(directory, state, *, what):
         if what == "write checkpoint 6":
@@ -127,6 +128,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_ends_with_one_line(tmp_pa
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["3", "5"]
 
 
+@pytest.mark.matrix
 def test_a_run_directory_that_is_removed_ends_the_run(tmp_path):
     def remove(row):
         if row["step"] == 2:

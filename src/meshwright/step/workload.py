@@ -76,8 +76,6 @@ class Workload:
             raise MeshwrightError(f"objective='dpo' has rows of one answer each, and no {wrong}; leave it out")
         if self.objective == "dpo" and isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
-        if self.objective == "dpo" and (self.packed or self.z_loss):
-            raise MeshwrightError("objective='dpo' is of pairs, a row each; leave out packed and z_loss")
 
     @property
     def frozen_paths(self) -> frozenset[str]:

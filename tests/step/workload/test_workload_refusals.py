@@ -153,8 +153,8 @@ def test_a_kernel_that_knows_no_documents_is_refused_for_packed_rows():
     ("more", "said"),
     [
         ({"z_loss": -1e-4}, "z_loss is -0.0001; it is a coefficient from 0"),
-        ({"z_loss": 1e-4, "objective": "dpo"}, "leave out packed and z_loss"),
-        ({"packed": True, "objective": "dpo"}, "leave out packed and z_loss"),
+        ({"z_loss": 1e-4, "objective": "dpo"}, "and no z_loss=0.0001; leave it out"),
+        ({"packed": True, "objective": "dpo"}, "and no packed=True; leave it out"),
     ],
 )
 def test_a_loss_that_is_none_is_refused(more, said):
