@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -224,7 +224,8 @@ def _run(
                 if log is not None:
                     log.add(row)
                 if why := bad_steps.why(row):
-                    _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
+                    text = {"seed": config.seed, "items": batches.items(row["step"])}
+                    _tell_bad_step(config, directory, row, why, text, bad_steps, checkpoints, on_note)
                 if (line := shortfall.add(row)) is not None:
                     on_note(line)
                 on_step(row)
@@ -296,18 +297,19 @@ def _tell_bad_step(
     directory: Path,
     row: Row,
     why: str,
+    text: Mapping[str, Any],
     bad_steps: BadSteps,
     checkpoints: Checkpoints,
     on_note: Note,
 ) -> None:
-    """Note a bad step that was left out; raise where it was not, or where too many were in a row.
+    """Note a bad step that was left out, with the text that it read; raise where it was not, or too many were in a row.
 
     The checkpoint that it came from is put aside where it gives no numbers.
     """
     step = row["step"]
     if row.get("skipped"):
         if is_first_process():
-            note_bad_step(directory, row, why, {"seed": config.seed})
+            note_bad_step(directory, row, why, text)
         on_note(f"step {step + 1} is left out: {why}")
         if bad_steps.in_a_row < config.optimizer.max_bad_steps:
             return
