@@ -209,4 +209,5 @@ def test_an_interrupted_run_says_where_it_stopped_and_how_it_goes_on(tmp_path):
     assert "stopping after this step; once more stops at once" in said
     assert said.endswith(" of 2000; `meshwright train run --resume` goes on\n")
     assert "Traceback" not in said
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "metrics.jsonl"]
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {"checkpoints", "compiled.json", "config.json", "metrics.jsonl", "resolved.yaml", "tensorboard"}

@@ -198,6 +198,7 @@ DENSE_ON_TPUS = {
     "gpt2 learned positions on v5e": train(
         "gpt2", "v5e:2x4", "dp=2,fsdp=4", 64, 1024, workload={"remat": "none"}, optimizer="adafactor"
     ),
+    "gpt2 muon on v5e": train("gpt2", "v5e:2x4", "dp=2,fsdp=4", 64, 1024, optimizer="muon", on_bad_step="skip"),
     "gpt2-xl ZeRO-1 on v5e": train(
         "gpt2-xl", "v5e:4x4", "dp=4,fsdp=4", 64, 1024, zero_stage=1, num_microbatches=4, optimizer="adamw-8bit"
     ),

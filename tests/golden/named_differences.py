@@ -50,6 +50,8 @@ TIMES = ("breakdown seconds/*", "mfu", "step seconds", "tokens per second")
 
 REFERENCE = "A frozen reference is a phase of its own, of no flops where a step runs none."
 
+UPDATE = "Muon's update has products: a phase of flops of its own, of none with any other optimizer."
+
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "decode 70b int8 on v5e": (NORM_SUMS, ("search/best/*", "search in 20 ms/*")),
     "decode 7b cache by batch on v5e": (NORM_SUMS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
@@ -277,6 +279,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 NAMED_DIFFERENCES: Mapping[tuple[str, str], str] = (
     {(case, quantity): why for case, (why, quantities) in CASES.items() for quantity in quantities}
     | dict.fromkeys((("*", "flops by phase/reference"), ("*", "attention flops by phase/reference")), REFERENCE)
+    | dict.fromkeys((("*", "flops by phase/update"), ("*", "attention flops by phase/update")), UPDATE)
     | dict.fromkeys(
         (("deepseek-v3 *", "argument bytes"), ("deepseek-v3 *", "memory/*"), ("decode deepseek-v3 *", "memory/*")),
         CHOICE_BIAS,

@@ -4,27 +4,50 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from data_files import write_lines, write_tokenizer
 
 STEPS = 9
 TEXT = "".join(f"{number} squared is {number**2}.\n" for number in range(2000))
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 264,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
 
 def text(directory):
     (directory / "text.txt").write_text(TEXT)
-    return ["--data", str(directory / "text.txt")]
+    return ["tiny", "--num-layers", "2", "--data", str(directory / "text.txt")]
 
 
-DATA = {"text": text}
-"""By its name, what makes data in a directory and has the options that name it."""
+def chats(directory):
+    """Two sources of packed records with weights: chats with loss on the assistant's turns, and text."""
+    told = [
+        {"messages": [{"role": "user", "content": f"{n} squared?"}, {"role": "assistant", "content": str(n * n)}]}
+        for n in range(300)
+    ]
+    chats = write_lines(directory / "chats.jsonl", told)
+    plain = write_lines(directory / "plain.jsonl", [{"text": f"{n} is a number."} for n in range(300)])
+    model = write_tokenizer(directory / "model")
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    return [str(model), "--from-scratch", "--data", f"{chats}=0.7", f"{plain}=0.3"]
+
+
+DATA = {"text": text, "chats": chats}
+"""By its name, what makes data in a directory and has the model and the options that train on it."""
 
 
 def train(words, steps, processes=1):
     """Train to so many steps in some processes that share 8 devices."""
-    command = [sys.executable, "-c", "from meshwright.cli.main import main; raise SystemExit(main())", "train", "tiny"]
-    command += ["--on", "cpu:8", "--batch", "8", "--seq-len", "32", "--num-layers", "2", "--lr-schedule", "constant"]
-    command += ["--steps", str(steps), "--resume", *words]
+    command = [sys.executable, "-c", "from meshwright.cli.main import main; raise SystemExit(main())", "train"]
+    command += [*words, "--on", "cpu:8", "--batch", "8", "--seq-len", "32", "--lr-schedule", "constant"]
+    command += ["--steps", str(steps), "--resume"]
     numbered = [command]
     if processes > 1:
         with socket.socket() as listening:

@@ -218,6 +218,7 @@ def test_bad_steps_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, 
     lines = [json.loads(line) for line in (straight / "bad_steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 6]
     assert lines[0]["seed"] == 0
+    assert [len(rows) for rows in lines[0]["items"].values()] == [CONFIG.workload.batch]
     assert lines[0]["why"].startswith("the norm of the gradients is ")
     run_steps(replace(CONFIG, steps=4), broken, on_note=notes.append)
     run_steps(CONFIG, broken, on_note=notes.append)

@@ -253,7 +253,7 @@ def test_a_precomputed_reference_trains_as_a_live_one_and_is_of_its_own_pairs(pa
     train(with_data(pairs, before), tmp_path / "run")
     assert same(read_metrics(tmp_path / "run"), read_metrics(tmp_path / "live"))
     pairs.write_text(pairs.read_text().replace("yes", "yea"))
-    with pytest.raises(MeshwrightError, match="is of other pairs than --data|--allow"):
+    with pytest.raises(MeshwrightError, match=r"is of other pairs than --data|--allow"):
         train(with_data(pairs, replace(before, steps=9)), tmp_path / "run")
 
 

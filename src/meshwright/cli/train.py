@@ -230,7 +230,14 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
     try:
         with screen:
             outcome = run_steps(
-                config, directory, on_step=step, on_note=note, on_bytes=screen.read, leave=leave, allow=allow
+                config,
+                directory,
+                on_step=step,
+                on_note=note,
+                on_bytes=screen.read,
+                on_evaluation=screen.evaluated,
+                leave=leave,
+                allow=allow,
             )
     except KeyboardInterrupt:
         print(f"stopped at once, without saving, at {screen.taken} of {config.steps}; {on}", file=sys.stderr)

@@ -115,6 +115,14 @@ class TrainScreen:
                 self._line(f"compiled in {show_seconds(row['compile_seconds'])}")
             self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
 
+    def evaluated(self, row: dict[str, Any]) -> None:
+        """The metrics of an evaluation after a step."""
+        if not self.is_quiet:
+            self._line(
+                f"held out, after step {row['step'] + 1}: loss {row['eval_loss']:.3f}, perplexity"
+                f" {row['eval_perplexity']:.4g}, {row['eval_tokens']:,} tokens in {show_seconds(row['eval_seconds'])}"
+            )
+
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
         """Words about the last step, the most important first, as many as a width has place for; then more."""
         row, words = self._row, list(fixed)

@@ -76,6 +76,27 @@ def loss_and_gradients(
     return _in_parts(loss_of, params, batch, workload, layout, strategy)
 
 
+def mean_cross_entropy(
+    params: Any, batch: Batch, workload: Workload, layout: ShardingContext, strategy: Strategy
+) -> Array:
+    """The mean cross-entropy of a batch in nats: the forward pass, without dropout, z-loss and what experts add."""
+    dtype = DTYPES[workload.compute_dtype]
+    run = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
+    count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
+
+    def part(batch: Batch) -> Array:
+        _, parts = run(
+            params, batch, workload.config, layout, dtype=dtype, remat=workload.remat, strategy=strategy, rng=None
+        )
+        return parts.means[0]
+
+    if count == 1:
+        return part(batch)
+    # One part after the other, as in the train step: logits of a whole batch would be larger than all of its memory.
+    batches = {name: microbatches(array, count, layout) for name, array in batch.items()}
+    return jax.lax.map(part, batches).mean()
+
+
 def _in_parts(
     loss_of: Callable[[Any, Batch], tuple[Array, Parts]],
     params: Any,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -28,7 +29,7 @@ from meshwright.step import (
 )
 from meshwright.text import Tokenizer
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
-from meshwright.training.data import BYTES, Batches, RunData, open_data
+from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
 from meshwright.training.data.pairs import PairData, load_pairs
 from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
@@ -52,7 +53,15 @@ from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
-from meshwright.training.watch import Profiler, RunLog, Shortfall, load_wandb, parse_profile, profiled_collectives
+from meshwright.training.watch import (
+    Evaluator,
+    Profiler,
+    RunLog,
+    Shortfall,
+    load_wandb,
+    parse_profile,
+    profiled_collectives,
+)
 
 
 class Outcome(NamedTuple):
@@ -70,6 +79,7 @@ def run_steps(
     on_step: Callable[[Row], None] = lambda row: None,
     on_note: Note = warnings.warn,
     on_bytes: Callable[[int], None] = lambda n: None,
+    on_evaluation: Callable[[Row], None] = lambda row: None,
     leave: Leave | None = None,
     allow: Collection[str] = (),
 ) -> Outcome:
@@ -86,6 +96,7 @@ def run_steps(
         on_step: called with the metrics of every step.
         on_note: called with each line that a user should read.
         on_bytes: called with the bytes of each part of trained weights that was read.
+        on_evaluation: called with the metrics of a step after which the run was evaluated, those of that among them.
         leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for,
             or where the grace period of a SIGTERM is over; None has it go on.
         allow: kinds of differences to the checkpoint that the run goes on from all the same (`compatible.ALLOWED`).
@@ -106,7 +117,7 @@ def run_steps(
     try:
         grace = config.saving.grace_seconds
         with interruptions(on_note, leave and leave_unlocked, grace_seconds=grace) as interruption:
-            return _run(config, directory, interruption, on_step, on_note, on_bytes, allow)
+            return _run(config, directory, interruption, on_step, on_note, on_bytes, on_evaluation, allow)
     finally:
         if lock is not None:
             lock.release()
@@ -142,6 +153,7 @@ def _run(
     on_step: Callable[[Row], None],
     on_note: Note,
     on_bytes: Callable[[int], None],
+    on_evaluation: Callable[[Row], None],
     allow: Collection[str],
 ) -> Outcome:
     """The steps of a run whose directory is locked."""
@@ -181,6 +193,10 @@ def _run(
             program = StepProgram(step_of, on_note, prepare)
             planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
+            evaluate = None
+            if config.evaluating.every:
+                held_out = _held_out(config, data, tokenizer, layout, mesh, on_note)
+                evaluate = Evaluator(config, layout, held_out)
             if is_first_process():
                 profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
 
@@ -188,7 +204,8 @@ def _run(
                 """Whether the state after a step is looked at before the next step is taken."""
                 saver.decide(step + 1, interruption, waits=False)
                 is_profiled = profiler is not None and profiler.is_due(step + 1)
-                return interruption.stop is not None or saver.is_due or is_profiled
+                is_wanted = saver.is_due or config.evaluating.is_due(step + 1) or is_profiled
+                return interruption.stop is not None or is_wanted
 
             for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
                 taken = row["step"] + 1
@@ -207,7 +224,8 @@ def _run(
                 if log is not None:
                     log.add(row)
                 if why := bad_steps.why(row):
-                    _tell_bad_step(config, directory, row, why, bad_steps, checkpoints, on_note)
+                    text = {"seed": config.seed, "items": batches.items(row["step"])}
+                    _tell_bad_step(config, directory, row, why, text, bad_steps, checkpoints, on_note)
                 if (line := shortfall.add(row)) is not None:
                     on_note(line)
                 on_step(row)
@@ -219,6 +237,11 @@ def _run(
                 if not runs_ahead:
                     saver.decide(taken, interruption, waits=True)
                 is_last = taken == config.steps or interruption.stop is not None
+                if evaluate is not None and (taken == config.steps or config.evaluating.is_due(taken)):
+                    found = evaluate(state["params"])
+                    on_evaluation(row | found)
+                    if log is not None:
+                        log.add_later(found)
                 if is_last or saver.is_due:
                     stall = saver.save(taken, state, is_last=is_last)
                     shortfall.add_later({"save_seconds": stall})
@@ -249,23 +272,44 @@ def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mes
     return Batches(data, sharding, shape, seed=config.seed, order=order, draws=draws)
 
 
+def _held_out(
+    config: RunConfig,
+    data: RunData | PairData,
+    tokenizer: Tokenizer | None,
+    layout: ShardingContext,
+    mesh: Mesh,
+    on_note: Note,
+) -> HeldOut:
+    """What a run is evaluated on: rows of other files, or those that its own data holds out."""
+    if not isinstance(data, RunData):
+        raise MeshwrightError("eval_every is of runs that learn from text; --objective dpo has none yet, leave it out")
+    rows = data.held_out
+    if config.evaluating.data:
+        other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
+        rows = open_data(other, config.workload, tokenizer, seed=config.seed, on_note=on_note).training
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    order = token_order(config.workload.seq_len, layout, config.strategy)
+    return HeldOut(rows, sharding, (config.workload.batch, config.workload.seq_len), order)
+
+
 def _tell_bad_step(
     config: RunConfig,
     directory: Path,
     row: Row,
     why: str,
+    text: Mapping[str, Any],
     bad_steps: BadSteps,
     checkpoints: Checkpoints,
     on_note: Note,
 ) -> None:
-    """Note a bad step that was left out; raise where it was not, or where too many were in a row.
+    """Note a bad step that was left out, with the text that it read; raise where it was not, or too many were in a row.
 
     The checkpoint that it came from is put aside where it gives no numbers.
     """
     step = row["step"]
     if row.get("skipped"):
         if is_first_process():
-            note_bad_step(directory, row, why, {"seed": config.seed})
+            note_bad_step(directory, row, why, text)
         on_note(f"step {step + 1} is left out: {why}")
         if bad_steps.in_a_row < config.optimizer.max_bad_steps:
             return

@@ -21,6 +21,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
+from meshwright.training.evaluating import Evaluating
 from meshwright.training.optimizer import Optimizer, optimizer_from_data
 from meshwright.training.preference import Preference
 from meshwright.training.saving import Saving
@@ -60,6 +61,7 @@ class RunConfig:
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     saving: Saving = field(default_factory=Saving)
+    evaluating: Evaluating = field(default_factory=Evaluating)
     watching: Watching = field(default_factory=Watching)
     preference: Preference = field(default_factory=Preference)
     """How pairs make a loss, where the workload's objective is `dpo`."""

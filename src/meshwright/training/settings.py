@@ -59,6 +59,9 @@ SETTINGS: Mapping[str, Setting] = {
     "save_every": Setting("saving.every", resume="free"),
     "save_minutes": Setting("saving.minutes", resume="free"),
     "seed": Setting("seed"),
+    "eval_every": Setting("evaluating.every", resume="free"),
+    "eval_batches": Setting("evaluating.batches", resume="free"),
+    "eval_data": Setting("evaluating.data", resume="free"),
     "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
     "adapter": Setting("adapter", resume="never"),
@@ -81,6 +84,8 @@ class TrainOptions(PlanOptions, total=False):
     the order of the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with,
     where it is not the model's own. wandb: the project of Weights & Biases that metrics go to as well (none). profile:
     the first and the last step of a trace, as `10:15` (none).
+    eval_every: steps between evaluations (0 for none); eval_batches: the most batches of each (all); eval_data: what
+    they are on (the held-out share).
     """
 
     data: tuple[str, ...] | None
@@ -115,6 +120,9 @@ class TrainOptions(PlanOptions, total=False):
     save_every: int | None
     save_minutes: float | None
     seed: int | None
+    eval_every: int | None
+    eval_batches: int | None
+    eval_data: tuple[str, ...] | None
     wandb: str | None
     profile: str | None
     weights: str | Path | None

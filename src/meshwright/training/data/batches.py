@@ -87,6 +87,15 @@ class Batches:
         }
         return found | ({"bad_data": left_out} if left_out else {})
 
+    def items(self, step: int) -> dict[str, list[int]]:
+        """By its name, the numbers of what a step's batch has of each source: rows, in the order of the batch."""
+        sources, items = self._items(step)
+        return {
+            rows.name: items[sources == number].tolist()
+            for number, rows in enumerate(self._data.training)
+            if (sources == number).any()
+        }
+
     def close(self) -> None:
         """End reading."""
         self._reader.shutdown(wait=True, cancel_futures=True)

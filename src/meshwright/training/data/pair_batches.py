@@ -76,6 +76,10 @@ class PairBatches:
         self._log_probabilities = log_probabilities
         self._seed = seed if draws else None
 
+    def items(self, step: int) -> dict[str, list[int]]:
+        """The numbers of a step's pairs, in the order of the batch."""
+        return {"pairs": np.asarray(self._numbers[step]).tolist()}
+
     def __getitem__(self, step: int) -> Mapping[str, Any]:
         """The batch of a step, as `training.step.abstract_batch` has it.
 

@@ -48,7 +48,7 @@ class WindowRows:
     windows: the numbers of those that these rows are.
     """
 
-    names = ("tokens", "targets")
+    names: tuple[str, ...] = ("tokens", "targets")
 
     def __init__(self, name: str, dataset: Dataset, seq_len: int, windows: np.ndarray) -> None:
         self.name, self.count, self.notes = name, len(windows), {}
@@ -77,7 +77,7 @@ class WindowRows:
 class DocumentRows:
     """Documents in rows, each a segment of its own: several where they are packed, else one and padding."""
 
-    names = ("tokens", "targets", "positions", "segments", "weights")
+    names: tuple[str, ...] = ("tokens", "targets", "positions", "segments", "weights")
 
     def __init__(self, name: str, dataset: Dataset, seq_len: int, found: Pieces, *, is_packed: bool) -> None:
         self.name = name

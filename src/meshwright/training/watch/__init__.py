@@ -1,5 +1,6 @@
 """What people see of a run: rows, curves elsewhere, where its time went, profiles, how it stands beside its plan."""
 
+from meshwright.training.watch.evaluation import Evaluator
 from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts
 from meshwright.training.watch.log import RunLog, read_compiled
 from meshwright.training.watch.profile import Profile, Profiler, parse_profile, profiled_collectives, read_profile
@@ -8,6 +9,7 @@ from meshwright.training.watch.weights_and_biases import load_wandb
 
 __all__ = [
     "ACCOUNTS",
+    "Evaluator",
     "Profile",
     "Profiler",
     "RunLog",

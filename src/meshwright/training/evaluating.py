@@ -1,0 +1,36 @@
+"""What a run says of its evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+from meshwright.field_types import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluating:
+    """When and on what a run is evaluated.
+
+    every: steps between evaluations, of which the last step has one too; 0 for none. batches: the most batches of one,
+    each of the run's shape; None for all there are. data: files to evaluate on, as `DataConfig.sources`; by default the
+    share of the data that is held out.
+    """
+
+    every: int = 0
+    batches: int | None = None
+    data: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.every < 0:
+            raise MeshwrightError(f"eval_every is {self.every}; it is a whole number of steps, or 0 for no evaluation")
+        if self.batches is not None and self.batches < 1:
+            raise MeshwrightError(f"eval_batches is {self.batches}; it is a whole number from 1")
+        given = {"eval_batches": self.batches is not None, "eval_data": bool(self.data)}
+        if not self.every and (idle := [name for name, is_given in given.items() if is_given]):
+            raise MeshwrightError(f"{idle[0]} changes nothing without eval_every; say how often to evaluate")
+
+    def is_due(self, taken: int) -> bool:
+        """Whether a run is evaluated after so many steps, whether or not more are taken."""
+        return self.every > 0 and taken % self.every == 0
