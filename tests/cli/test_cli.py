@@ -16,7 +16,7 @@ MISTAKES = [
     ([*TRAIN, "--batch", "12", "--mesh", "8,1,1,1"], ["batch 12", "dp*fsdp = 8*1 = 8", "8 or 16"]),
     (["train", "tinny", "--on", "cpu:8", "--batch", "16"], ["no model 'tinny'", "tiny"]),
     (["train", "tiny", "--on", "v9:8", "--batch", "16"], ["chip 'v9'", "v5e"]),
-    ([*TRAIN, "--batch", "16", "--data", "/no/such/file.txt"], ["no text file '/no/such/file.txt'"]),
+    ([*TRAIN, "--batch", "16", "--data", "/no/such/file.txt"], ["there is no file '/no/such/file.txt'"]),
     ([*TRAIN], ["--batch"]),
     ([*TRAIN, "--batch", "16", "--batch-tokens", "4k"], ["--batch"]),
     (["plan", "tiny", "--batch", "16"], ["--on"]),

@@ -127,7 +127,7 @@ def read_words(
     typed: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
-        if word == "--":
+        if word == "--" and rest:
             arguments += rest
             break
         if not (match := _OPTION.fullmatch(word)):
