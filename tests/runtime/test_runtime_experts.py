@@ -238,9 +238,9 @@ def decoder_loss(model, *, remat="block"):
     return float(value), jax.tree.map(np.asarray, gradients)
 
 
-def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None):
+def dense_moe_layer(h, logits, weights, ops, layout, matmul_dtype=None, segments=None):
     """`moe_layer` by every expert on every token, on one device."""
-    del logits, layout, matmul_dtype
+    del logits, layout, matmul_dtype, segments
     experts = ops.experts
     added, chosen, scores = dense(h, weights, experts.num_active)
     copies, probability = chosen.sum((0, 1)), jax.nn.softmax(scores, -1).sum((0, 1))
