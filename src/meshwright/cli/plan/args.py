@@ -22,7 +22,7 @@ class SearchArgs:
     """What to plan, and what to show."""
 
     mesh: Mesh = None
-    """Compare this mesh with the best, and write it with -o: fsdp=-1,tp=4, or 1,-1,4,1 for dp,fsdp,tp,sp."""
+    """Compare this mesh with the best, and write it with -o, as fsdp=16,tp=4."""
     compare: Annotated[tuple[str, ...], option("MESH…")] = ()
     """Compare these meshes with each other instead of searching."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
