@@ -241,7 +241,7 @@ def test_links_of_a_document_lead_somewhere(document):
 
 
 def test_the_pictures_are_what_their_commands_draw(tmp_path):
-    block, _ = blocks((ROOT / "docs/pictures/README.md").read_text())
+    block, *_ = blocks((ROOT / "docs/pictures/README.md").read_text())
     assert not run_blocks([block], tmp_path / "here")
     drawn = tmp_path / "here/docs/pictures"
     texts, there = (
