@@ -3,16 +3,15 @@
 import shutil
 import warnings
 
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_training_pretrained import BATCH, SEQ_LEN, folder, train  # noqa: F401  A fixture.
+from test_training_pretrained import folder, loss_of_batch, train  # noqa: F401  A fixture.
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.inference import save_adapter
-from meshwright.training import load_corpus, read_config
+from meshwright.training import read_config
 from meshwright.training.checkpoint import Checkpoints
 
 LORA = {"lora_rank": 4, "lora_alpha": 8.0, "lora_targets": "q_proj,v_proj,gate_proj,down_proj", "learning_rate": 0.02}
@@ -59,10 +58,7 @@ def test_what_is_loaded_and_exported_has_the_logits_of_the_run_with_its_adapters
         mw.load(tmp_path / "merged", on="cpu:1"),
         mw.load(folder / "llama", on="cpu:1", adapter=tmp_path / "adapter"),
     ):
-        corpus = load_corpus((str(folder / "text.txt"),), model.tokenizer)
-        shares = jax.nn.log_softmax(model.logits(corpus[:-1].reshape(BATCH, SEQ_LEN)), axis=-1)
-        targets = corpus[1:].reshape(BATCH, SEQ_LEN, 1)
-        assert losses == pytest.approx([-float(np.take_along_axis(np.asarray(shares), targets, -1).mean())], rel=1e-6)
+        assert losses == pytest.approx([loss_of_batch(model, folder)], rel=1e-6)
 
 
 @pytest.mark.matrix

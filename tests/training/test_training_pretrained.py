@@ -56,16 +56,19 @@ def train(folder, run, mesh, **options):
     return losses
 
 
-@pytest.fixture(scope="module")
-def wanted(folder):
-    """The loss of the only batch there is, by the logits of the weights as they are loaded on one device."""
-    model = mw.load(folder / "llama", on="cpu:1")
+def loss_of_batch(model, folder):
+    """The loss of the only batch there is, by a model's logits on one device."""
     text = (folder / "text.txt").read_text()
     corpus = np.array([*model.tokenizer.encode(text, add_special_tokens=False), *model.tokenizer.stop_tokens[:1]])
     assert len(corpus) == BATCH * SEQ_LEN + 1
     assert corpus[-1] == model.tokenizer.stop_tokens[0]
     shares = jax.nn.log_softmax(model.logits(corpus[:-1].reshape(BATCH, SEQ_LEN)), axis=-1)
     return -float(jnp.take_along_axis(shares, corpus[1:].reshape(BATCH, SEQ_LEN, 1), axis=-1).mean())
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    return loss_of_batch(mw.load(folder / "llama", on="cpu:1"), folder)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_a_run_keeps_what_it_needs_and_goes_on_without_the_directory_it_began_fr
     run = tmp_path / "run"
     assert train(folder, run, "fsdp=8", what=tmp_path / "llama", steps=2)[1] < wanted
     shutil.rmtree(tmp_path / "llama")
-    with pytest.warns(UserWarning, match="stops at step 3"):
+    with pytest.warns(UserWarning, match="the schedule of the learning rate is stretched from 2 to 3 steps"):
         mw.train(run, resume=True, steps=3)
     loaded, before = mw.load(run), mw.load(folder / "llama", on="cpu:1")
     text = "the cat sat on the mat"
