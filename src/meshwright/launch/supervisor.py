@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import random
 import signal
 import socket
 import sys
@@ -171,12 +172,17 @@ def checkpoints_in(directory: Path) -> set[int]:
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
 
 
+PORTS = range(20_000, 32_000)
+"""Where ports are taken from: below those that Linux gives to outgoing connections (32768 to 60999), one of which might
+take the port between our look at it and the start of JAX's service there, seconds later."""
+
+
 def free_ports() -> int:
     """A port of this machine that is free, as is the one after it."""
     while True:
-        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError, OverflowError):
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            port = random.choice(PORTS)
+            one.bind(("127.0.0.1", port))
             other.bind(("127.0.0.1", port + 1))
             return port
 
