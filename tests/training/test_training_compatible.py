@@ -8,16 +8,13 @@ import jax
 import numpy as np
 import optax
 import pytest
+import tiny_run
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import Strategy, Workload
+from meshwright.step import Strategy
 from meshwright.training import (
     Checkpoints,
-    Optimizer,
-    RunConfig,
     abstract_state,
     allowed_differences,
     read_metrics,
@@ -28,16 +25,7 @@ from meshwright.training.compatible import identity_differences, read_allowed
 from meshwright.training.data import DataConfig
 from meshwright.training.run import begin_run, read_config
 
-CONFIG = RunConfig(
-    workload=Workload(
-        model=replace(PRESETS["tiny"], embed=16, mlp=16, num_layers=1), batch=8, seq_len=16, compute_dtype="f32"
-    ),
-    mesh=MeshShape(fsdp=8),
-    hardware="cpu:8",
-    memory_headroom=0.1,
-    optimizer=Optimizer(warmup_steps=2, decay_steps=40),
-    steps=2,
-)
+CONFIG = replace(tiny_run.CONFIG, steps=2)
 BF16 = replace(CONFIG, workload=replace(CONFIG.workload, param_dtype="bf16"))
 MASTER = replace(BF16, strategy=Strategy(master_weights=True))
 LION = replace(CONFIG, strategy=Strategy(optimizer="lion"))

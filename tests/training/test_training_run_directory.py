@@ -10,16 +10,15 @@ from dataclasses import MISSING, fields, replace
 
 import numpy as np
 import pytest
+import tiny_run
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
 from meshwright.hardware.load import DATA
-from meshwright.mesh import MeshShape
 from meshwright.planner import PlanOptions
-from meshwright.step import Strategy, Workload
+from meshwright.step import Strategy
 from meshwright.step.model import Family
-from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, resumed_run, run_steps
+from meshwright.training import Checkpoints, Optimizer, RunStoppedError, read_metrics, resumed_run, run_steps
 from meshwright.training.checksums import find_damage, write_checksums
 from meshwright.training.compatible import config_differences
 from meshwright.training.lock import RunLock
@@ -27,17 +26,7 @@ from meshwright.training.run import begin_run, config_from_data, read_config
 from meshwright.training.saving import Saving
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting
 
-CONFIG = RunConfig(
-    workload=Workload(
-        model=replace(PRESETS["tiny"], embed=16, mlp=16, num_layers=1), batch=8, seq_len=16, compute_dtype="f32"
-    ),
-    mesh=MeshShape(fsdp=8),
-    hardware="cpu:8",
-    memory_headroom=0.1,
-    optimizer=Optimizer(warmup_steps=2, decay_steps=40),
-    steps=6,
-    saving=Saving(every=2),
-)
+CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 
 
 @pytest.fixture(scope="module")

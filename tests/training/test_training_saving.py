@@ -3,27 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import tiny_run
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
 from meshwright.files import append_line
-from meshwright.mesh import MeshShape
-from meshwright.step import Workload
-from meshwright.training import Checkpoints, Optimizer, RunConfig, RunStoppedError, read_metrics, run_steps
+from meshwright.training import Checkpoints, RunStoppedError, read_metrics, run_steps
 from meshwright.training import checkpoint as checkpoint_module
 from meshwright.training.saving import Saving
 
-CONFIG = RunConfig(
-    workload=Workload(
-        model=replace(PRESETS["tiny"], embed=16, mlp=16, num_layers=1), batch=8, seq_len=16, compute_dtype="f32"
-    ),
-    mesh=MeshShape(fsdp=8),
-    hardware="cpu:8",
-    memory_headroom=0.1,
-    optimizer=Optimizer(warmup_steps=2, decay_steps=40),
-    steps=6,
-    saving=Saving(every=1, keep=1, keep_every=3),
-)
+CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=1, keep=1, keep_every=3))
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def _train(args: Args, config: RunConfig, directory: Path, planned: Record) -> i
         if several is not None:
             several.fail(str(error), FAILED if isinstance(error, RunStoppedError) else REFUSED)
         raise
-    except Exception:
+    except Exception:  # Whatever it was, the other processes are told before its traceback.
         if several is not None:
             several.crash()
         raise

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 import warnings
 from pathlib import Path
 
 import jax
 
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_error
-from meshwright.inference.save import StoredDtype, check_target
+from meshwright.inference.save import StoredDtype, check_target, whole_directory
 from meshwright.mesh import MeshShape
 from meshwright.planner import read_system
 from meshwright.runtime import build_mesh, claim_devices
@@ -42,15 +38,6 @@ def save_adapter(
     mesh = build_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         adapters = restore_adapters(Path(run), config, mesh, on_note)
-    partial = target.absolute().with_name(f".{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir(parents=True)
+    with whole_directory(target) as partial:
         write_adapter(partial, model, adapters, base=config.weights, dtype=dtype.upper())
-        if target.is_dir():
-            target.rmdir()
-        os.replace(partial, target)
-    except OSError as error:
-        raise write_error(target, error) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return sum(array.size for array in jax.tree.leaves(adapters))

@@ -6,7 +6,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,12 +82,19 @@ def write_model(
 ) -> None:
     """Write weights and files beside a directory's place and then rename them; see `save_weights`."""
     check_target(directory)
-    partial = directory.absolute().with_name(f".{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir(parents=True)
+    with whole_directory(directory) as partial:
         for name, data in files.items():
             write_file(partial / name, data)
         save_weights(partial, model, params, dtype.upper(), max_file_bytes=max_file_bytes, on_bytes=on_bytes)
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """A directory to write into, which gets its name when all of it is written, and is deleted where that fails."""
+    partial = directory.absolute().with_name(f".{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
         if directory.is_dir():
             directory.rmdir()
         os.replace(partial, directory)

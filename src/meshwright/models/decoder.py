@@ -5,7 +5,6 @@ Dims: b batch, s sequence, t keys, d embed, f mlp, k kv heads, g query heads per
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -47,8 +46,7 @@ def loss_and_load(
     which the mean is 1. The loss is the mean of cross-entropy in nats, with the load balancing loss of experts and the
     z-loss. rng: dropout, if any. z_loss: its coefficient.
     """
-    run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
-    x, table, load = run(params, batch, model, layout, dtype=dtype)
+    x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
         means = mean_losses(logits(params, x, table, model, layout), batch, z_loss)
         value = jnp.sum(means)
@@ -72,8 +70,7 @@ def log_probabilities_and_load(
 
     batch: as `loss_and_load` has it, with the `weights` [b, s] of the targets, 0 for those that do not count.
     """
-    run = partial(stream_and_load, remat=remat, strategy=strategy, rng=rng)
-    x, table, load = run(params, batch, model, layout, dtype=dtype)
+    x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
         losses = token_losses(logits(params, x, table, model, layout), batch["targets"])
         return -jnp.sum(losses * batch["weights"], axis=-1), load

@@ -30,6 +30,7 @@ from meshwright.step import (
 from meshwright.text import Tokenizer
 from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
+from meshwright.training.data.pair_batches import PairBatches
 from meshwright.training.data.pairs import PairData, load_pairs
 from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
@@ -195,7 +196,7 @@ def _run(
             shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
             evaluate = None
             if config.evaluating.every:
-                held_out = _held_out(config, data, tokenizer, layout, mesh, on_note)
+                held_out = _held_out(config, batches, tokenizer, on_note)
                 evaluate = Evaluator(config, layout, held_out)
             if is_first_process():
                 profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
@@ -272,24 +273,14 @@ def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mes
     return Batches(data, sharding, shape, seed=config.seed, order=order, draws=draws)
 
 
-def _held_out(
-    config: RunConfig,
-    data: RunData | PairData,
-    tokenizer: Tokenizer | None,
-    layout: ShardingContext,
-    mesh: Mesh,
-    on_note: Note,
-) -> HeldOut:
+def _held_out(config: RunConfig, batches: Batches | PairBatches, tokenizer: Tokenizer | None, on_note: Note) -> HeldOut:
     """What a run is evaluated on: rows of other files, or those that its own data holds out."""
-    if not isinstance(data, RunData):
+    if not isinstance(batches, Batches):
         raise MeshwrightError("eval_every is of runs that learn from text; --objective dpo has none yet, leave it out")
-    rows = data.held_out
-    if config.evaluating.data:
-        other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
-        rows = open_data(other, config.workload, tokenizer, seed=config.seed, on_note=on_note).training
-    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    order = token_order(config.workload.seq_len, layout, config.strategy)
-    return HeldOut(rows, sharding, (config.workload.batch, config.workload.seq_len), order)
+    if not config.evaluating.data:
+        return batches.held_out
+    other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
+    return batches.in_order(open_data(other, config.workload, tokenizer, seed=config.seed, on_note=on_note).training)
 
 
 def _tell_bad_step(

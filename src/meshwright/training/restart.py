@@ -157,10 +157,10 @@ def _in_stages(state: State, wanted: State, config: RunConfig, layout: ShardingC
 
     def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
         name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
-        to_slots = jax.jit(
+        to_stages = jax.jit(
             lambda tree: to_stage_layout(tree, {name: to}, config.workload.config, layout, config.strategy)
         )
-        moved = jax.block_until_ready(to_slots({name: array})[name])
+        moved = jax.block_until_ready(to_stages({name: array})[name])
         array.delete()
         return moved
 

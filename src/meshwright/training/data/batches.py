@@ -42,14 +42,14 @@ class Batches:
         order: np.ndarray | None = None,
         draws: bool = False,
     ) -> None:
-        self._data, self._shape = data, shape
+        self._data, self._arrangement = data, (sharding, shape, order)
         self._mixture = Mixture(data.training, data.weights, seed)
         self._layout = _Layout(data.training, sharding, shape, order)
         self._key = NamedSharding(sharding.mesh, PartitionSpec())
         self._seed = seed if draws else None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._ahead: dict[int, Future[dict[str, Array]]] = {}
-        self.held_out = HeldOut(data.held_out, sharding, shape, order)
+        self.held_out = self.in_order(data.held_out)
 
     def __getitem__(self, step: int) -> dict[str, Array]:
         """`tokens` and `targets` [rows, seq_len] of a step, and as there are:
@@ -96,13 +96,17 @@ class Batches:
             if (sources == number).any()
         }
 
+    def in_order(self, rows: Sequence[Rows]) -> HeldOut:
+        """The batches of other rows in their order, laid as these are."""
+        return HeldOut(rows, *self._arrangement)
+
     def close(self) -> None:
         """End reading."""
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _items(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The source and the number in it of each row of a step's batch."""
-        count = self._shape[0]
+        count = self._arrangement[1][0]
         return self._mixture.at(np.arange(step * count, (step + 1) * count))
 
     def _make(self, step: int) -> dict[str, Array]:
