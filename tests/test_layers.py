@@ -39,6 +39,7 @@ FLOORS = (
     "hlo",
     "training",
     "inference",
+    "serving",
     "compiler",
     "simulate",
     "verification",

@@ -22,7 +22,7 @@ from meshwright.inference.save import StoredDtype, model_files, write_model
 from meshwright.inference.scoring import Score, batches, text_losses
 from meshwright.inference.stream import Generated, GenerateOptions, Piece, ReadOptions, collect, pieces_of
 from meshwright.mesh import MeshShape
-from meshwright.models import Sampling, all_logits, all_losses, generate_tokens
+from meshwright.models import GREEDY, Sampling, all_logits, all_losses, generate_tokens
 from meshwright.planner import given
 from meshwright.runtime import DTYPES
 from meshwright.step import RULES, Dtype, ModelConfig, SequenceMethod, Tree, check_positions
@@ -34,9 +34,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 LONGEST_WINDOW = 2048
 """The tokens of a text that are scored at once where nobody says: longer attention takes more time than it tells."""
-
-GREEDY = Sampling()
-"""The likeliest token, always."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ from meshwright.models.ends import embed, logits
 from meshwright.models.forward import all_logits, all_losses
 from meshwright.models.generation import generate_tokens
 from meshwright.models.pipelined import staged_loss_and_load
-from meshwright.models.sampling import Sampling
+from meshwright.models.sampling import GREEDY, Sampling
 
 __all__ = [
+    "GREEDY",
     "Sampling",
     "all_logits",
     "all_losses",

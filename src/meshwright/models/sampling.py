@@ -66,7 +66,8 @@ class Samplers(NamedTuple):
     seed: Array
 
 
-_OFF = Sampling()
+GREEDY = Sampling()
+"""The likeliest token, always; every other field at what changes nothing."""
 
 
 def samplers_of(rows: Sequence[Sampling]) -> Samplers:
@@ -75,7 +76,7 @@ def samplers_of(rows: Sequence[Sampling]) -> Samplers:
     def column(name: str) -> Any:
         values = [getattr(row, name) for row in rows]
         dtype = np.int32 if name == "top_k" else np.uint32 if name == "seed" else np.float32
-        is_used = name == "seed" or any(value != getattr(_OFF, name) for value in values)
+        is_used = name == "seed" or any(value != getattr(GREEDY, name) for value in values)
         return jnp.asarray(values, dtype) if is_used else None
 
     return Samplers(*(column(name) for name in Samplers._fields))
