@@ -21,7 +21,7 @@ import pytest
 
 from meshwright.cli.main import COMMANDS, main
 from meshwright.compiler.program import program_from_json
-from meshwright.training.run import append_metrics, begin_run
+from meshwright.training.run_directory.run import append_metrics, begin_run
 
 DATA = Path(__file__).parents[1] / "data" / "screens"
 WIDTHS = (60, 80, 100, 140, None)

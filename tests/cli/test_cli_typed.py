@@ -21,7 +21,7 @@ from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import Workload
 from meshwright.training.optimizer import Optimizer
-from meshwright.training.run import RunConfig, begin_run
+from meshwright.training.run_directory.run import RunConfig, begin_run
 
 
 class ReachedError(Exception):

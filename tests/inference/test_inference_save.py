@@ -15,7 +15,7 @@ from meshwright.cli.main import main
 from meshwright.mesh import MeshShape
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig
-from meshwright.training.run import begin_run
+from meshwright.training.run_directory.run import begin_run
 from meshwright.weights import read_tensors, tensor_dtype
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"

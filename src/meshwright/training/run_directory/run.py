@@ -24,7 +24,7 @@ from meshwright.training.data.config import DataConfig
 from meshwright.training.evaluating import Evaluating
 from meshwright.training.optimizer import Optimizer, optimizer_from_data
 from meshwright.training.preference import Preference
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.saving import Saving
 from meshwright.training.watching import Watching
 
 Row = dict[str, Any]
