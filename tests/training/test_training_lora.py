@@ -10,7 +10,7 @@ from test_training_pretrained import folder, loss_of_batch, train  # noqa: F401 
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.inference import save_adapter
+from meshwright.loading import save_adapter
 from meshwright.training import read_config
 from meshwright.training.run_directory.checkpoint import Checkpoints
 

@@ -9,7 +9,7 @@ from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenize
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.restart import is_first_process, what_is_left
 from meshwright.training.run_directory.resume import restore_adapters, restore_params, resumed_run
-from meshwright.training.run_directory.run import RunConfig, RunStoppedError, read_config, read_metrics
+from meshwright.training.run_directory.run import RunConfig, RunStoppedError, holds_run, read_config, read_metrics
 from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
@@ -26,6 +26,7 @@ __all__ = [
     "abstract_state",
     "allowed_differences",
     "check_start",
+    "holds_run",
     "initial_state",
     "is_first_process",
     "kept_files",

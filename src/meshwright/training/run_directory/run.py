@@ -125,7 +125,7 @@ def holds_run(directory: Path) -> bool:
     """Whether a directory's `config.json` is that of a run; a model's is not."""
     try:
         return "workload" in json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
