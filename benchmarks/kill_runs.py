@@ -32,8 +32,8 @@ from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh, claim_devices
 from meshwright.step import Workload
 from meshwright.training import Checkpoints, Optimizer, RunConfig, abstract_state, read_metrics, run_steps
-from meshwright.training.checksums import find_damage
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.checksums import find_damage
+from meshwright.training.run_directory.saving import Saving
 
 STEPS = 200
 CONFIG = RunConfig(

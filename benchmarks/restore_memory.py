@@ -26,7 +26,7 @@ from meshwright.mesh import MeshShape
 from meshwright.runtime import ShardingContext, build_mesh, claim_devices
 from meshwright.step import Workload
 from meshwright.training import Checkpoints, Optimizer, RunConfig, abstract_state, run_steps
-from meshwright.training.restart import first_state
+from meshwright.training.run_directory.restart import first_state
 
 CONFIG = RunConfig(
     workload=Workload(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.hardware import System
-    from meshwright.inference import load
     from meshwright.inspection import inspect
+    from meshwright.loading import load
     from meshwright.mesh import MeshShape
     from meshwright.models import Sampling
     from meshwright.planner.library import plan
@@ -60,7 +60,7 @@ _HOMES = {
     "System": "meshwright.hardware",
     "Workload": "meshwright.step",
     "inspect": "meshwright.inspection",
-    "load": "meshwright.inference",
+    "load": "meshwright.loading",
     "plan": "meshwright.planner.library",
     "report": "meshwright.viz.report",
     "show": "meshwright.viz",

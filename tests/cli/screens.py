@@ -21,7 +21,7 @@ import pytest
 
 from meshwright.cli.main import COMMANDS, main
 from meshwright.compiler.program import program_from_json
-from meshwright.training.run import append_metrics, begin_run
+from meshwright.training.run_directory.run import append_metrics, begin_run
 
 DATA = Path(__file__).parents[1] / "data" / "screens"
 WIDTHS = (60, 80, 100, 140, None)
@@ -192,7 +192,7 @@ def _replace_work(patch, name, folder):
             patch.setattr(f"{module}.compile_in_child", lambda request: program)
     patch.setenv("HOME", str(folder / "home"))
     patch.setattr("meshwright.training.run_steps", _take_rows)
-    patch.setattr("meshwright.inference.Found.load", _loaded)
+    patch.setattr("meshwright.loading.Found.load", _loaded)
     patch.setattr(
         "meshwright.inference.loaded.generate_tokens",
         lambda *_, **__: map(np.array, zip(b"f(x):\n    re", strict=True)),

@@ -11,7 +11,7 @@ from meshwright.cli.words import read_words
 from meshwright.errors import MeshwrightError
 from meshwright.planner import plan_to_run
 from meshwright.training import new_run
-from meshwright.training.resolved import resolved_yaml
+from meshwright.training.run_directory.resolved import resolved_yaml
 
 RUN = """\
 # A run

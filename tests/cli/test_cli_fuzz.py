@@ -27,7 +27,7 @@ LONG = [
     "meshwright.verification.verify_plan",
     "meshwright.verification.verify_serving",
     "meshwright.training.run_steps",
-    "meshwright.inference.Found.load",
+    "meshwright.loading.Found.load",
     "meshwright.inspection.inspect",
     "meshwright.runtime.claim_devices",
     "meshwright.cli.demo._story",

@@ -21,7 +21,7 @@ from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import Workload
 from meshwright.training.optimizer import Optimizer
-from meshwright.training.run import RunConfig, begin_run
+from meshwright.training.run_directory.run import RunConfig, begin_run
 
 
 class ReachedError(Exception):
@@ -46,9 +46,9 @@ WORK = {
     "train": ["meshwright.cli.train.TrainScreen"],
     "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
-    "generate": ["meshwright.inference.Found.load"],
-    "export": ["meshwright.inference.Found.load"],
-    "eval": ["meshwright.inference.Found.load"],
+    "generate": ["meshwright.loading.Found.load"],
+    "export": ["meshwright.loading.Found.load"],
+    "eval": ["meshwright.loading.Found.load"],
     "inspect": ["meshwright.inspection.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],

@@ -15,7 +15,7 @@ from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig
-from meshwright.training.run import begin_run
+from meshwright.training.run_directory.run import begin_run
 
 TINY = ["tiny", "--on", "cpu:8", "--mesh", "1,8,1,1", "--batch", "16", "--seq-len", "64"]
 LLAMA = {

@@ -15,7 +15,7 @@ from meshwright.cli.main import main
 from meshwright.mesh import MeshShape
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig
-from meshwright.training.run import begin_run
+from meshwright.training.run_directory.run import begin_run
 from meshwright.weights import read_tensors, tensor_dtype
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
@@ -32,7 +32,7 @@ def test_a_run_is_exported_with_a_tokenizer_of_bytes_and_no_token_that_ends_a_te
     out = tmp_path / "out"
     before = byte_model(seq_len=32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.inference.Found.load", lambda *_, **__: before)
+        patch.setattr("meshwright.loading.Found.load", lambda *_, **__: before)
         begin_run(tmp_path, RUN, 0)
         assert main(["export", str(tmp_path), str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

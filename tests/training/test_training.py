@@ -23,8 +23,8 @@ from meshwright.training import (
     read_metrics,
     train,
 )
-from meshwright.training.run import begin_run
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.run import begin_run
+from meshwright.training.run_directory.saving import Saving
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"

@@ -21,9 +21,9 @@ from meshwright.training import (
     resumed_run,
     run_steps,
 )
-from meshwright.training.compatible import identity_differences, read_allowed
 from meshwright.training.data import DataConfig
-from meshwright.training.run import begin_run, read_config
+from meshwright.training.run_directory.compatible import identity_differences, read_allowed
+from meshwright.training.run_directory.run import begin_run, read_config
 
 CONFIG = replace(tiny_run.CONFIG, steps=2)
 BF16 = replace(CONFIG, workload=replace(CONFIG.workload, param_dtype="bf16"))
@@ -90,7 +90,7 @@ def test_a_run_goes_on_in_other_dtypes_and_back(run):
 
 def test_float32_copies_are_the_parameters_they_are_of(run, whole):
     """No bit of float32 is lost on the way to bfloat16 with copies and back: the step after is that of float32."""
-    from meshwright.training.restart import first_state
+    from meshwright.training.run_directory.restart import first_state
 
     def restored(config, directory, step):
         mesh, layout = build_mesh(config.mesh), ShardingContext(config.mesh)
@@ -161,7 +161,7 @@ def test_a_checkpoint_of_a_newer_version_is_one_line(run):
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"tachyons": 1}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.training.checkpoint.find_damage", lambda *_, **__: "")
+        patch.setattr("meshwright.training.run_directory.checkpoint.find_damage", lambda *_, **__: "")
         with pytest.raises(MeshwrightError, match=r"checkpoint 2 of .* another version of meshwright: .*tachyons"):
             go_on(CONFIG, run, steps=3)
 

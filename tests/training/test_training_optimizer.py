@@ -25,7 +25,7 @@ from meshwright.training import (
     train_step,
 )
 from meshwright.training.optimizer import check_said, optimizer_from_data, usual_warmup
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.saving import Saving
 from meshwright.training.update import bad_steps
 from meshwright.training.update.bad_steps import DELAY, FEWEST, NormLimits
 from meshwright.training.update.skipping import NORM_LIMIT

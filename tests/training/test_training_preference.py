@@ -26,7 +26,7 @@ from meshwright.training.data.pair_batches import Place
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.preference import MEANS, Preference, pair_means
 from meshwright.training.reference import reference_step
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.saving import Saving
 from meshwright.verification import verify_plan
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2, num_heads=8, num_kv_heads=8, head_dim=8)

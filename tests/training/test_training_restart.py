@@ -12,7 +12,7 @@ from meshwright.planner import make_plan, write_plan
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig, resumed_run, run_steps, run_to_resume
 from meshwright.training.interrupt import interruptions
-from meshwright.training.run import begin_run
+from meshwright.training.run_directory.run import begin_run
 
 CONFIG = RunConfig(
     workload=Workload(model=PRESETS["tiny"], batch=8, seq_len=16, compute_dtype="f32"),

@@ -19,11 +19,11 @@ from meshwright.planner import PlanOptions
 from meshwright.step import Strategy
 from meshwright.step.model import Family
 from meshwright.training import Checkpoints, Optimizer, RunStoppedError, read_metrics, resumed_run, run_steps
-from meshwright.training.checksums import find_damage, write_checksums
-from meshwright.training.compatible import config_differences
-from meshwright.training.lock import RunLock
-from meshwright.training.run import begin_run, config_from_data, read_config
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.checksums import find_damage, write_checksums
+from meshwright.training.run_directory.compatible import config_differences
+from meshwright.training.run_directory.lock import RunLock
+from meshwright.training.run_directory.run import begin_run, config_from_data, read_config
+from meshwright.training.run_directory.saving import Saving
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_is_one_line_that_names_the_last_checkpoint(run, mon
     def full(path, line):
         raise MeshwrightError(f"cannot write {path}: the disk is full, 12 kB are free")
 
-    monkeypatch.setattr("meshwright.training.run.append_line", full)
+    monkeypatch.setattr("meshwright.training.run_directory.run.append_line", full)
     notes = []
     with pytest.raises(RunStoppedError) as raised:
         run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
@@ -209,7 +209,7 @@ def test_one_process_at_a_time_trains_in_a_directory(tmp_path):
 
 def test_the_lock_of_a_process_that_died_is_taken_over_with_a_word(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from meshwright.training.lock import RunLock;"
+        "import os, sys; from pathlib import Path; from meshwright.training.run_directory.lock import RunLock;"
         "RunLock(Path(sys.argv[1]), print); print(os.getpid(), flush=True); os._exit(9)"
     )
     died = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], capture_output=True, text=True)

@@ -15,7 +15,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig, read_metrics, train
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.saving import Saving
 from meshwright.training.watch import ACCOUNTS, RunLog, goodput, read_restarts
 from meshwright.training.watch.log import scalars
 from meshwright.training.watching import Watching

@@ -46,7 +46,8 @@ def run(args: Args) -> int:
     if (args.task is None) == (not args.data):
         raise MeshwrightError("eval needs one of --data (texts) and --task (questions of multiple choice)")
     with waiting("loading JAX"):
-        from meshwright.inference import answer, find_model, read_task, total
+        from meshwright.inference import answer, read_task, total
+        from meshwright.loading import find_model
         from meshwright.training import read_texts
 
     as_json, found = (

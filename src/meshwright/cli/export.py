@@ -59,7 +59,8 @@ def run(args: Args) -> int:
     if most < 1:
         raise MeshwrightError(f"--max-file-size is {args.max_file_size}; it is a number of bytes from 1, as 5G")
     with waiting("loading JAX"):
-        from meshwright.inference import check_target, find_model
+        from meshwright.inference import check_target
+        from meshwright.loading import find_model
 
     check_target(args.output)
     if args.adapter_only:
@@ -83,7 +84,7 @@ def run(args: Args) -> int:
 
 def _export_adapter(args: Args) -> int:
     """Write the adapters of a run, and say what is in the directory."""
-    from meshwright.inference import save_adapter
+    from meshwright.loading import save_adapter
 
     output, as_json = args.output, args.json
     source, on, dtype = args.model, args.on, args.dtype or "f32"

@@ -24,7 +24,8 @@ from meshwright.step import SERVING_RULES, Serving, ServingPhase
 from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inference import Found, GenerateOptions, LoadedModel, Piece, Prompt
+    from meshwright.inference import GenerateOptions, LoadedModel, Piece, Prompt
+    from meshwright.loading import Found
     from meshwright.models import Sampling
 
 EXAMPLES = (
@@ -93,7 +94,7 @@ def run(args: Args) -> int:
     if prompts is None and args.chat and not sys.stdin.isatty():
         raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):
-        from meshwright.inference import find_model
+        from meshwright.loading import find_model
 
     samples = _samplings(args, args.num_samples if prompts or not args.chat else 1)
     options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}

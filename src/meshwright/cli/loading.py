@@ -19,7 +19,8 @@ from meshwright.hardware import dtype_bytes
 from meshwright.step import Dtype, num_parameters
 
 if TYPE_CHECKING:
-    from meshwright.inference import Found, LoadedModel
+    from meshwright.inference import LoadedModel
+    from meshwright.loading import Found
 
 
 @dataclass(frozen=True)

@@ -292,12 +292,6 @@ class LoadedModel:
             yield tokens
 
 
-def check_dtype(dtype: object) -> None:
-    """Raise where parameters cannot have a dtype."""
-    if dtype not in list(DTYPES):
-        raise MeshwrightError(not_a_choice("dtype", dtype, DTYPES))
-
-
 def _whole_numbers(values: Any) -> np.ndarray | None:
     """An array of at least one whole number; None of anything else, rows of several lengths too."""
     try:

@@ -1,15 +1,15 @@
 """Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
 
-from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import BYTES, read_texts
 from meshwright.training.library import allowed_differences, new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
-from meshwright.training.restart import is_first_process, what_is_left
-from meshwright.training.resume import restore_adapters, restore_params, resumed_run
-from meshwright.training.run import RunConfig, RunStoppedError, read_config, read_metrics
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.training.run_directory.restart import is_first_process, what_is_left
+from meshwright.training.run_directory.resume import restore_adapters, restore_params, resumed_run
+from meshwright.training.run_directory.run import RunConfig, RunStoppedError, holds_run, read_config, read_metrics
 from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
@@ -26,6 +26,7 @@ __all__ = [
     "abstract_state",
     "allowed_differences",
     "check_start",
+    "holds_run",
     "initial_state",
     "is_first_process",
     "kept_files",

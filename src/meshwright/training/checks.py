@@ -6,7 +6,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.training.data import BYTES
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.run import RunConfig
 from meshwright.units import show_bytes, show_percent
 
 ANYWAY = "--anyway (anyway=True) trains it all the same"

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.training.checkpoint import Note
+from meshwright.training.run_directory.checkpoint import Note
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

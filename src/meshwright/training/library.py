@@ -14,16 +14,16 @@ from meshwright.planner import Count, Plan, PlanLike, given, plan_to_run, read_c
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training import preference
-from meshwright.training.checkpoint import Checkpoints
 from meshwright.training.checks import check_start
-from meshwright.training.compatible import read_allowed
 from meshwright.training.data import open_data, usual_rows
 from meshwright.training.data.pairs import load_pairs
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
 from meshwright.training.pretrained import check_same_model, find_pretrained
-from meshwright.training.resume import resumed_run
-from meshwright.training.run import Row, RunConfig, holds_run
+from meshwright.training.run_directory.checkpoint import Checkpoints
+from meshwright.training.run_directory.compatible import read_allowed
+from meshwright.training.run_directory.resume import resumed_run
+from meshwright.training.run_directory.run import Row, RunConfig, holds_run
 from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
 
 STEPS, LEARNING_RATE = 200, 3e-3

@@ -28,16 +28,16 @@ from meshwright.step import (
     stream_rules,
 )
 from meshwright.text import Tokenizer
-from meshwright.training.checkpoint import Checkpoints, Note, check_free
 from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
 from meshwright.training.data.pair_batches import PairBatches
 from meshwright.training.data.pairs import PairData, load_pairs
-from meshwright.training.frozen import abstract_parts
 from meshwright.training.interrupt import Interruption, Leave, interruptions
-from meshwright.training.lock import RunLock
 from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
 from meshwright.training.program import StepProgram
-from meshwright.training.restart import (
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note, check_free
+from meshwright.training.run_directory.frozen import abstract_parts
+from meshwright.training.run_directory.lock import RunLock
+from meshwright.training.run_directory.restart import (
     begin,
     check_identity,
     end_failed_start,
@@ -47,10 +47,10 @@ from meshwright.training.restart import (
     order_of_checkpoints,
     what_is_left,
 )
-from meshwright.training.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
+from meshwright.training.run_directory.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
+from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
 from meshwright.training.run_reference import begin_pairs
-from meshwright.training.saver import Saver
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step

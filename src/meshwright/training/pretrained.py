@@ -13,7 +13,7 @@ from meshwright.families import PRESETS, load_model
 from meshwright.files import write_file
 from meshwright.step import Model
 from meshwright.text import FILES, Tokenizer, read_tokenizer
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.run import RunConfig
 
 MODEL_FILES = ("config.json", "generation_config.json", *FILES)
 """The files of a Hugging Face directory that are kept beside its weights."""

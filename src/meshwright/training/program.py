@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from meshwright.training.checkpoint import Note
+from meshwright.training.run_directory.checkpoint import Note
 from meshwright.training.step import State
 from meshwright.units import show_seconds
 

@@ -10,7 +10,7 @@ import jax
 from meshwright.cost import model_flops
 from meshwright.record import Collective, Record
 from meshwright.runtime.program_memory import program_memory
-from meshwright.training.run import Row, RunConfig
+from meshwright.training.run_directory.run import Row, RunConfig
 
 
 def seconds_at_peak(config: RunConfig) -> float:

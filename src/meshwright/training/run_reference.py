@@ -24,11 +24,11 @@ from meshwright.files import write_file
 from meshwright.runtime import DTYPES, ShardingContext, build_mesh
 from meshwright.step import reference_pass, rules_of
 from meshwright.step.reference import ReferencePass
-from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
 from meshwright.training.data.pairs import PairData
 from meshwright.training.reference import abstract_reference, reference_step, text_batch
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import first_parameters
 
 FOLDER, FILE = "reference", "log_probabilities.npz"

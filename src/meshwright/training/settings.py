@@ -12,7 +12,7 @@ from meshwright.data import Rule
 from meshwright.planner import PlanOptions
 from meshwright.step import OnBadStep, RateSchedule
 from meshwright.training.data import RowKind
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.run import RunConfig
 
 
 class Setting(NamedTuple):

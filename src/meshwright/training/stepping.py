@@ -17,7 +17,7 @@ import jax
 from jax import Array
 
 from meshwright.training.program import StepProgram
-from meshwright.training.run import Row
+from meshwright.training.run_directory.run import Row
 from meshwright.training.step import State
 
 

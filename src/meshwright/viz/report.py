@@ -15,7 +15,7 @@ from meshwright.files import check_output, write_file
 from meshwright.planner import Plan, make_plan
 from meshwright.record import Record
 from meshwright.training import RunConfig, measured, read_config, read_metrics
-from meshwright.training.run import Row, read_json_lines
+from meshwright.training.run_directory.run import Row, read_json_lines
 from meshwright.training.watch import (
     ACCOUNTS,
     Profile,

@@ -21,7 +21,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.files import append_line, write_file
-from meshwright.training.run import Row, read_json_lines
+from meshwright.training.run_directory.run import Row, read_json_lines
 from meshwright.training.stepping import BatchOfStep
 from meshwright.training.update.skipping import NORM_LIMIT
 

@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import mean_cross_entropy
-from meshwright.training.run import Row, RunConfig
+from meshwright.training.run_directory.run import Row, RunConfig
 
 
 class HeldOutBatches(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.files import append_line
-from meshwright.training.run import Row, read_json_lines
+from meshwright.training.run_directory.run import Row, read_json_lines
 
 ACCOUNTS = {
     "steps": "steps that count, without what they waited for input: the time that was not lost",

@@ -10,8 +10,8 @@ from typing import Protocol
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
 from meshwright.record import Record, record_from_json
-from meshwright.training.checkpoint import Note
-from meshwright.training.run import Row, RunConfig, append_metrics
+from meshwright.training.run_directory.checkpoint import Note
+from meshwright.training.run_directory.run import Row, RunConfig, append_metrics
 from meshwright.training.watch.tensorboard import TensorBoardEvents
 from meshwright.training.watch.weights_and_biases import WandbRun
 

@@ -17,7 +17,7 @@ from meshwright.files import write_file
 from meshwright.hlo import Module, parse_hlo, read_collectives
 from meshwright.record import Collective, Record, record_from_json
 from meshwright.training.program import StepProgram
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.watch.trace import MeasuredStep, find_trace, read_trace
 
 FOLDER, FILE = "profile", "collectives.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from meshwright.training.run import Row
+from meshwright.training.run_directory.run import Row
 from meshwright.units import show_percent, show_seconds
 
 TOLERANCE = 0.15

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_new_directory, write_error
-from meshwright.training.checkpoint import Note
+from meshwright.training.run_directory.checkpoint import Note
 
 QUIET_SECONDS = 600.0
 """After so long without a line of metrics, the lock of another machine's process is no longer believed."""

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.step import Strategy, leaves, map_leaves
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import State, first_parameters
 from meshwright.training.trained import merged, without
 

@@ -13,7 +13,7 @@ from meshwright.planner.options import STRATEGY_OPTIONS, read_model
 from meshwright.planner.plan import is_plan_file
 from meshwright.step import Workload
 from meshwright.training.pretrained import find_pretrained
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.run import RunConfig
 
 
 def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,14 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.families.adapters import read_adapter_config
+from meshwright.field_types import not_a_choice
 from meshwright.hardware import System
-from meshwright.inference.loaded import LoadedModel, check_dtype
+from meshwright.inference import LoadedModel
 from meshwright.inference.save import StoredDtype
 from meshwright.mesh import MeshShape
 from meshwright.models import merge_adapters
 from meshwright.planner import read_mesh, read_system
-from meshwright.runtime import ShardingContext, abstract_for_inference, build_mesh, claim_devices
+from meshwright.runtime import DTYPES, ShardingContext, abstract_for_inference, build_mesh, claim_devices
 from meshwright.runtime.arrays import shardings
 from meshwright.step import Dtype, ModelConfig, check_runnable, leaves, map_leaves, parameters
 from meshwright.text import byte_tokenizer, read_json, read_tokenizer
@@ -30,6 +30,7 @@ from meshwright.training import (
     MODEL_FILES,
     Note,
     RunConfig,
+    holds_run,
     kept_files,
     read_config,
     restore_params,
@@ -137,12 +138,12 @@ def find_model(
         raise MeshwrightError(
             f"there is no directory {str(directory)!r}; give one with config.json and weights, or a run's"
         )
-    if dtype is not None:
-        check_dtype(dtype)
+    if dtype is not None and dtype not in list(DTYPES):
+        raise MeshwrightError(not_a_choice("dtype", dtype, DTYPES))
     path = Path(directory)
     if not (path / "config.json").is_file():
         raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
-    if _is_run(path):
+    if holds_run(path):
         if adapter is not None:
             raise MeshwrightError(f"{path} is a run, which has its own adapters; leave --adapter {adapter} out")
         run = read_config(path)
@@ -206,14 +207,6 @@ def _most_positions(directory: Path) -> int | None:
     """The longest sequence that a Hugging Face directory says its model was trained on."""
     config = read_json(directory / "config.json")
     return config.get("max_position_embeddings") or config.get("n_positions")
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a directory is a run's: its config.json then says its workload."""
-    try:
-        return "workload" in json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
 
 
 def _check(model: ModelConfig, mesh: MeshShape) -> None:

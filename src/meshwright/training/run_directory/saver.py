@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.errors import MeshwrightError
-from meshwright.training.checkpoint import Checkpoints, Note
 from meshwright.training.interrupt import Interruption
-from meshwright.training.run import NotFiniteError, RunConfig
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.training.run_directory.run import NotFiniteError, RunConfig
 from meshwright.training.step import State
 from meshwright.training.watch import RunLog
 

@@ -19,12 +19,12 @@ from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_nam
 from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training import preference
-from meshwright.training.begun_with import check_begun_with
-from meshwright.training.checkpoint import Checkpoints, Note
-from meshwright.training.compatible import OF_KIND, check_allowed, config_differences
-from meshwright.training.frozen import abstract_parts, with_frozen
 from meshwright.training.optimizer import check_said
-from meshwright.training.run import RunConfig, read_config
+from meshwright.training.run_directory.begun_with import check_begun_with
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.training.run_directory.compatible import OF_KIND, check_allowed, config_differences
+from meshwright.training.run_directory.frozen import abstract_parts, with_frozen
+from meshwright.training.run_directory.run import RunConfig, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
 SHAPES = ("num_layers", *OF_KIND)

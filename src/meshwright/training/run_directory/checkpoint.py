@@ -29,8 +29,8 @@ from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_error
-from meshwright.training.checksums import find_damage, has_checksums, write_checksums
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.checksums import find_damage, has_checksums, write_checksums
+from meshwright.training.run_directory.saving import Saving
 from meshwright.training.step import State
 from meshwright.units import show_bytes
 

@@ -24,7 +24,7 @@ from meshwright.training.data.config import DataConfig
 from meshwright.training.evaluating import Evaluating
 from meshwright.training.optimizer import Optimizer, optimizer_from_data
 from meshwright.training.preference import Preference
-from meshwright.training.saving import Saving
+from meshwright.training.run_directory.saving import Saving
 from meshwright.training.watching import Watching
 
 Row = dict[str, Any]
@@ -125,7 +125,7 @@ def holds_run(directory: Path) -> bool:
     """Whether a directory's `config.json` is that of a run; a model's is not."""
     try:
         return "workload" in json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
-from meshwright.training.run import RunConfig, config_from_data
+from meshwright.training.run_directory.run import RunConfig, config_from_data
 
 ALLOWED = ("data", "dtype", "optimizer", "tokenizer")
 """The kinds of differences that `--allow` takes. Another model is another run."""

@@ -15,8 +15,8 @@ from meshwright.planner import plan_to_run
 from meshwright.planner.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
 from meshwright.planner.plan import is_plan_file
 from meshwright.step import DEFAULT
-from meshwright.training.resume import option_value
-from meshwright.training.run import RunConfig
+from meshwright.training.run_directory.resume import option_value
+from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.settings import SETTINGS, get_setting
 
 FILE = "resolved.yaml"
