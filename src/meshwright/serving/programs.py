@@ -15,14 +15,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from meshwright.mesh import MeshShape
 from meshwright.models.ends import logits
-from meshwright.models.generation import through_cache
+from meshwright.models.generation import decode_layout, through_cache
 from meshwright.models.norm import norm
 from meshwright.models.paged_cache import PagedCache, Pages
 from meshwright.models.sampling import Samplers, Written, choose, likeliest_of, with_chosen
 from meshwright.runtime import ShardingContext
 from meshwright.serving.request import MOST_LOGPROBS
-from meshwright.step import ModelConfig
+from meshwright.step import CacheSplit, ModelConfig
 from meshwright.step.blocks import program
 from meshwright.step.layer import Norm
 
@@ -91,12 +92,13 @@ class Logprobs(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def greedy_program(model: ModelConfig, layout: ShardingContext, shape: Shape, dtype: Any) -> Any:
+def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """The step where every row takes the likeliest token.
 
     (params, pages, last, numbers) -> pages, last, made. last: the newest token of every row of the engine [rows]. made:
     the tokens that were chosen [shape.rows, num_chosen], -1 for none. pages are donated.
     """
+    layout = decode_layout(model, mesh, split)
 
     def step(params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array) -> tuple[Any, Array, Array]:
         read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype)
@@ -113,13 +115,14 @@ def greedy_program(model: ModelConfig, layout: ShardingContext, shape: Shape, dt
 
 
 @lru_cache(maxsize=256)
-def sampling_program(model: ModelConfig, layout: ShardingContext, shape: Shape, dtype: Any) -> Any:
+def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """The step where each row has its own way to choose.
 
     (params, pages, last, numbers, state, mask) -> pages, last, made, written, `Logprobs` of the tokens made. mask: bits
     of the tokens that each row of the step may take [shape.rows, num_chosen, words]. pages and what is written are
     donated.
     """
+    layout = decode_layout(model, mesh, split)
 
     def step(
         params: Any,
@@ -143,12 +146,13 @@ def sampling_program(model: ModelConfig, layout: ShardingContext, shape: Shape, 
 
 
 @lru_cache(maxsize=64)
-def scoring_program(model: ModelConfig, layout: ShardingContext, shape: Shape, dtype: Any) -> Any:
+def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """The step that reads a chunk of a prompt for its log probabilities and its hidden states.
 
     (params, pages, last, numbers, targets) -> pages, `Logprobs` of the targets [rows, s], and the sums over the tokens
     of a chunk of the hidden states after the last norm [rows, d], in float32.
     """
+    layout = decode_layout(model, mesh, split)
 
     def step(
         params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, targets: Array

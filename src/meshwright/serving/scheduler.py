@@ -305,7 +305,7 @@ class Scheduler:
         return None
 
     def _has_room(self, shard: int, tokens: int) -> bool:
-        """Whether there are pages for so many more tokens; if need be those that only the prefix cache holds are freed."""
+        """Whether there are pages for so many more tokens; those of the prefix cache alone are freed."""
         size = self.layout.page_size
         for window, pool in enumerate(self.pools[shard]):
             kept = self.layout.windows[window]
