@@ -125,12 +125,12 @@ class Engine:
 
     def stats(self) -> Stats:
         """The engine now, and what it has done so far."""
-        scheduler, total = self.scheduler, self.layout.pages[0] * self.layout.shards
+        scheduler = self.scheduler
         return Stats(
             queued=len(scheduler.waiting) + len(self._inbox),
             running=len(scheduler.running),
-            num_pages=total,
-            used_pages=total - scheduler.num_free_pages,
+            num_pages=scheduler.num_pages,
+            used_pages=scheduler.num_pages - scheduler.num_free_pages,
             computed_tokens=scheduler.counters.prompt_tokens,
             prefix_hit_tokens=scheduler.counters.cached_tokens,
             generated_tokens=self._num_generated,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,7 +22,6 @@ from meshwright.models.sampling import Written
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.serving.programs import (
     WORD,
-    Columns,
     Logprobs,
     RowState,
     Shape,
@@ -105,6 +106,7 @@ class Runner:
                 jnp.zeros((self._rows, vocab), jnp.float32),
             )
         self._free_masks = dict[tuple[int, int], Any]()
+        self._compiled = dict[tuple[str, Shape], Any]()
 
     @property
     def words(self) -> int:
@@ -127,25 +129,42 @@ class Runner:
             found += [("greedy", decode), ("sampling", decode)]
             for number, (_, length) in enumerate(layout.chunks):
                 chunk = self.shape_of(Step([], number, width, length))
-                found += [("greedy", chunk), ("sampling", chunk), ("scoring", chunk)]
-        return tuple(dict.fromkeys(found))
+                found += [("greedy", chunk), ("sampling", chunk)]
+        return (*dict.fromkeys(found), ("scoring", self.shape_of(Step([], 0, layout.widths[-1], layout.chunks[0][1]))))
 
     def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program by running it once for no row. on_program: called with those done and their number."""
-        for number, (kind, shape) in enumerate(self.programs, start=1):
-            numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
-            numbers[:, Columns.row] = self._rows
-            targets = np.zeros((shape.rows, shape.length), np.int32) if kind == "scoring" else None
-            for mask in (None, np.zeros((shape.rows, shape.num_chosen, self.words), np.uint32)):
-                if mask is None or kind == "sampling":
-                    jax.block_until_ready(self.run(Work(kind, shape, numbers, mask, targets)))
-            on_program(number, len(self.programs))
-        # One change and one copy, which are as if they were not.
-        change = RowChange(0, GREEDY, (), (), ())
-        copies = tuple(PageCopy(0, window, 0, -1) for window in range(len(self._layout.windows)))
-        self._change(change)
-        self._copy(copies)
+        """Compile every program, several at once. on_program: called with how many are compiled, of how many.
+
+        What was not compiled here cannot run: no request ever waits for the compiler.
+        """
+        with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+            compiling = {
+                pool.submit(self._lowered(kind, shape).compile): (kind, shape) for kind, shape in self.programs
+            }
+            for number, done in enumerate(as_completed(compiling), start=1):
+                self._compiled[compiling[done]] = done.result()
+                on_program(number, len(compiling))
+        # One change and one copy, after which all is as before.
+        self._change(RowChange(0, GREEDY, (), (), ()))
+        self._copy([PageCopy(0, window, 0, -1) for window in range(len(self._layout.windows))])
         jax.block_until_ready((self._pages, self._state))
+
+    def _lowered(self, kind: str, shape: Shape) -> jax.stages.Lowered:
+        """A step, traced for the arrays that there are."""
+        program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
+        made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
+        numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
+        targets = np.zeros((shape.rows, shape.length), np.int32)
+        return made.lower(*self._arguments(Work(kind, shape, numbers, targets=targets)))
+
+    def _arguments(self, work: Work) -> tuple[Any, ...]:
+        state = (self._params, self._pages, self._last, work.numbers)
+        if work.kind == "greedy":
+            return state
+        if work.kind == "scoring":
+            return (*state, work.targets)
+        own, mask = self._state, work.mask if work.mask is not None else self._free_mask(work.shape)
+        return (*state, own.written, own.samplers, own.seed, own.bias, mask)
 
     def run(self, work: Work) -> Result:
         """Dispatch a step; its results are still to come."""
@@ -154,20 +173,15 @@ class Runner:
                 self._change(change)
             if work.copies:
                 self._copy(work.copies)
-            of = (self._config, self._context.mesh, self._split, work.shape, self._dtype)
-            state = (self._params, self._pages, self._last, work.numbers)
-            if work.kind == "greedy":
-                self._pages, self._last, made = greedy_program(*of)(*state)
-                return Result(made, None, None)
+            made = self._compiled[work.kind, work.shape](*self._arguments(work))
             if work.kind == "scoring":
-                self._pages, logprobs, hidden = scoring_program(*of)(*state, work.targets)
+                self._pages, logprobs, hidden = made
                 return Result(None, logprobs, hidden)
-            own, mask = self._state, work.mask if work.mask is not None else self._free_mask(work.shape)
-            self._pages, self._last, made, written, logprobs = sampling_program(*of)(
-                *state, own.written, own.samplers, own.seed, own.bias, mask
-            )
-            self._state = own._replace(written=written)
-            return Result(made, logprobs, None)
+            self._pages, self._last, tokens, *rest = made
+            if not rest:
+                return Result(tokens, None, None)
+            self._state = self._state._replace(written=rest[0])
+            return Result(tokens, rest[1], None)
 
     def _free_mask(self, shape: Shape) -> Array:
         """A mask that allows all tokens, kept on the devices."""

@@ -95,9 +95,15 @@ class Scheduler:
         self._on_admitted = on_admitted
 
     @property
+    def num_pages(self) -> int:
+        """The pages of the layers that keep most, of all shards."""
+        return max(self.layout.pages) * self.layout.shards
+
+    @property
     def num_free_pages(self) -> int:
-        """Free pages of layers with the widest window, of all shards."""
-        return sum(pools[0].num_free for pools in self.pools)
+        """Of `num_pages` those that nobody holds."""
+        most = self.layout.pages.index(max(self.layout.pages))
+        return sum(pools[most].num_free for pools in self.pools)
 
     def add(self, text: Text) -> None:
         """Queue a text."""
@@ -187,7 +193,8 @@ class Scheduler:
             rows, length = chunk
             return sum(min(length, len(text.tokens) - text.computed) for texts in by_shard for text in texts[:rows])
 
-        chunks = self.layout.chunks
+        # There is one program for scoring.
+        chunks = self.layout.chunks[:1] if is_scored else self.layout.chunks
         chosen = max(range(len(chunks)), key=lambda number: (taken(chunks[number]), -chunks[number][1]))
         rows, length = chunks[chosen]
         slices = list[Slice]()
@@ -216,7 +223,8 @@ class Scheduler:
             self._offer(part.text)
             self._free_behind(part.text)
         end = max(part.start + len(part.tokens) for part in slices)
-        return Step(slices, chosen, self._width(end), length, bool(is_scored), self._taken_copies())
+        width = self.layout.widths[-1] if is_scored else self._width(end)
+        return Step(slices, chosen, width, length, bool(is_scored), self._taken_copies())
 
     def _width(self, end: int) -> int:
         """The entries of tables for texts of `end` tokens."""
