@@ -3,18 +3,17 @@
 A command runs up to its expensive work, which `Reached` stands for here.
 """
 
-import importlib
 import itertools as it
 
 import pytest
 
 from meshwright.cli import main as cli
 from meshwright.cli.arguments import WorkloadArgs, given_options
-from meshwright.cli.main import COMMANDS, main
+from meshwright.cli.main import COMMANDS, command_module, main
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.train import Args as TrainArgs
 from meshwright.cli.typed import check_all_read, watch
-from meshwright.cli.verify_serving import ServeArgs as VerifyServeArgs
+from meshwright.cli.verify.serving import ServeArgs as VerifyServeArgs
 from meshwright.cli.words import declared_options
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
@@ -43,7 +42,7 @@ WORK = {
     ],
     "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
     "tokenize": ["meshwright.cli.tokenize.tokenize"],
-    "train": ["meshwright.cli.train.TrainScreen"],
+    "train": ["meshwright.cli.train.on_devices.TrainScreen"],
     "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
     "generate": ["meshwright.loading.Found.load"],
@@ -122,7 +121,7 @@ OTHER_VALUES = {("show", "--dims"): "I=16"} | {(name, "--mesh"): "X=2" for name 
 
 def options_of(name):
     """The first name of every option of a command."""
-    args = CALLS[name][0] or importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}").Args
+    args = CALLS[name][0] or command_module(name).Args
     return sorted({option.name: option for option in declared_options(args).values()}.values(), key=lambda o: o.name)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.sampling import Sampling, _kept, choose, samplers_of
+from meshwright.models.sampling import Sampling, Written, _kept, choose, samplers_of
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     count = 4000
     rows = samplers_of([Sampling(temperature=0.7, seed=seed) for seed in range(count)])
     scores = jnp.broadcast_to(jnp.asarray(SCORES[0]), (count, VOCAB))
-    drawn = np.bincount(np.asarray(choose(scores, rows, None, jnp.int32(3))), minlength=VOCAB) / count
+    drawn = np.bincount(np.asarray(choose(scores, rows, Written(), jnp.int32(3))), minlength=VOCAB) / count
     wanted = softmax(SCORES[0] / 0.7)
     # Five standard deviations of a share.
     assert (np.abs(drawn - wanted) <= 5 * np.sqrt(wanted * (1 - wanted) / count) + 1e-3).all()
@@ -66,14 +66,17 @@ def test_repetition_divides_positive_logits_and_multiplies_negative_ones():
     seen[0, [SCORES[0].argmax(), SCORES[0].argmin()]] = True
     penalised = np.where(seen, np.where(SCORES[:1] > 0, SCORES[:1] / 9, SCORES[:1] * 9), SCORES[:1])
     found = choose(
-        jnp.asarray(SCORES[:1]), samplers_of([Sampling(repetition_penalty=9.0)]), jnp.asarray(seen), jnp.int32(0)
+        jnp.asarray(SCORES[:1]),
+        samplers_of([Sampling(repetition_penalty=9.0)]),
+        Written(jnp.asarray(seen)),
+        jnp.int32(0),
     )
     assert int(found[0]) == penalised[0].argmax() != SCORES[0].argmax()
 
 
 def test_rows_with_temperature_0_beside_others_are_greedy():
     rows = samplers_of([Sampling(), Sampling(temperature=5.0), Sampling()])
-    found = np.asarray(choose(jnp.asarray(SCORES[:3]), rows, None, jnp.int32(0)))
+    found = np.asarray(choose(jnp.asarray(SCORES[:3]), rows, Written(), jnp.int32(0)))
     assert found[0] == SCORES[0].argmax()
     assert found[2] == SCORES[2].argmax()
 
@@ -99,3 +102,17 @@ def test_rows_with_temperature_0_beside_others_are_greedy():
 def test_a_number_that_cannot_be_meant_is_one_line(field, value):
     with pytest.raises(MeshwrightError, match=f"{field} is"):
         Sampling(**{field: value})
+
+
+def test_tokens_that_were_made_are_penalised_once_and_by_their_count():
+    made = np.zeros((1, VOCAB), np.int32)
+    first, second = np.argsort(SCORES[0])[::-1][:2]
+    made[0, first] = 3
+    gap = SCORES[0, first] - SCORES[0, second]
+    for how, is_moved in (
+        (Sampling(presence_penalty=min(2.0, gap * 0.9)), gap * 0.9 > 2.0),
+        (Sampling(frequency_penalty=min(2.0, gap * 0.4)), gap < 3 * min(2.0, gap * 0.4)),
+    ):
+        scores = jnp.asarray(SCORES[:1])
+        found = int(choose(scores, samplers_of([how]), Written(made=jnp.asarray(made)), jnp.int32(0))[0])
+        assert found == (second if is_moved else first)

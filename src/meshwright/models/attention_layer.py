@@ -14,8 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import Documents, Scoring, attend
-from meshwright.models.cache import Cache, attend_to_cache, with_tokens
+from meshwright.models.cache import Cache
+from meshwright.models.cached_attention import write_and_attend
 from meshwright.models.context import LayerContext
+from meshwright.models.paged_cache import PagedCache
 from meshwright.models.remat import INTERMEDIATE
 from meshwright.models.rotary import is_of_kind
 from meshwright.models.stationary import attention_layout
@@ -26,18 +28,19 @@ from meshwright.step.layer import Attention
 
 def attention_layer(
     query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
-) -> tuple[Array, Cache]:
+) -> tuple[Array, Cache | PagedCache]:
     """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
 
     sinks: logits [k, g] that take a share of each softmax. With a cache, keys and values are written into it first, and
     the cache of all layers with its window is returned.
     """
     if context.cache is not None:
-        numbers, layer = context.positions.numbers, context.cache_layer
-        cache = with_tokens(context.cache, new, layer, numbers)
         (window,) = op.windows
-        scoring = scoring_of(op)
-        return attend_to_cache(query, cache, layer, numbers, context.layout, scoring, window, sinks=sinks), cache
+        return write_and_attend(
+            *(query, new, context.cache, context.cache_layer, context.positions.numbers, context.layout),
+            *(scoring_of(op), window),
+            sinks=sinks,
+        )
     layout = context.layout
     if layout.cache_split is not None:
         # Of prompts each device has all keys, and its share of the queries.

@@ -7,7 +7,6 @@ have a slot for every position. Slots of padding after a short prompt are masked
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,6 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.models.attention import Scoring
 from meshwright.runtime import ShardingContext
 from meshwright.step import ModelConfig
 from meshwright.step.serve import cache_slots, layers_by_window
@@ -148,116 +146,3 @@ def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) 
         return jax.shard_map(local, in_specs=specs, out_specs=spec)(whole, new, jnp.asarray(layer), own)
 
     return Cache(*map(put, cache, new))
-
-
-def attend_to_cache(
-    query: Array,
-    cache: Cache,
-    layer: Array | int,
-    positions: Array,
-    layout: ShardingContext,
-    scoring: Scoring,
-    window: int | None,
-    *,
-    sinks: Array | None = None,
-    is_latent: bool = False,
-) -> Array:
-    """The attention output of queries [b, 1, k, g, h] at positions [b, 1] over one layer of a cache.
-
-    sinks: logits [k, g] that take a share of each softmax. is_latent: whether the cache is of latents: queries
-    [b, 1, 1, heads, rank + rotary] give latents.
-
-    Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
-    attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
-    pytorch.org/blog/flash-decoding).
-    """
-    key, value = (lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
-    batch, heads, group = (layout.axes(name) or None for name in ("batch", "kv_heads", "group"))
-    heads, group = (None, heads) if is_latent else (heads, group)
-    stored: Any = jax.typeof(key).sharding.spec
-    parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
-    across = group if parts else None
-    if layout.cache_split == "heads":
-        there = P(batch, None, heads, group, None)
-    else:
-        there = P(stored[0], None, heads, None, None)
-    local = partial(
-        _attend_on_device,
-        slots=key.shape[2],
-        parts=parts,
-        across=across,
-        scoring=scoring,
-        window=window,
-        is_latent=is_latent,
-    )
-    result = P(*there[:3], across or there[3], None)
-    # Rows over fsdp first, which queries of latents are not split over yet, then heads over what splits their rows.
-    rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
-    between = P(rows or None, None, heads, group, None)
-    of_heads = P(there[2], there[3])
-    heads_output = jax.shard_map(
-        local, in_specs=(there, stored, stored, P(stored[0], None), of_heads), out_specs=result
-    )(
-        jax.reshard(jax.reshard(query, between), there),
-        key,
-        value,
-        jax.reshard(positions, P(stored[0], None)),
-        None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
-    )
-    # Back by the way they came.
-    return jax.reshard(jax.reshard(heads_output, between), P(batch, None, heads, group, None))
-
-
-def _attend_on_device(
-    query: Array,
-    key: Array,
-    value: Array,
-    positions: Array,
-    sinks: Array | None,
-    *,
-    slots: int,
-    parts: tuple[str, ...],
-    across: tuple[str, ...] | None,
-    scoring: Scoring,
-    window: int | None,
-    is_latent: bool,
-) -> Array:
-    """`attend_to_cache` on one device. slots: of all devices. parts: the axes that split them, across: of these, those
-    that split the query heads of a result."""
-    scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)
-    if is_latent:
-        rank = key.shape[-1]
-        scores, value = scored(query[..., :rank], key) + scored(query[..., rank:], value), key
-    else:
-        scores = scored(query, key)
-    scores /= scoring.divisor
-    if scoring.softcap:
-        scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-    own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
-    # How long ago a slot was written: the newest position that falls into it is at most the query's.
-    distance = (positions[:, :, None] - own[None, None]) % slots
-    visible = distance <= positions[:, :, None]
-    if window is not None:
-        visible &= distance < window
-    scores += jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
-    largest = jnp.max(scores, axis=-1, keepdims=True)
-    if sinks is not None:
-        sinks = sinks[None, None, :, :, None]
-        largest = jnp.maximum(largest, sinks)
-    largest = lax.pmax(largest, parts) if parts else largest
-    weights = jnp.exp(scores - largest)
-    sums = jnp.sum(weights, axis=-1, keepdims=True)
-    if sinks is not None:
-        # Of the devices that have parts of a row, one adds its sink.
-        own_share = jnp.exp(sinks - largest)
-        sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
-    product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    if parts:
-        rest = tuple(axis for axis in parts if axis not in (across or ()))
-
-        def add(x: Array) -> Array:
-            x = lax.psum_scatter(x, across, scatter_dimension=3, tiled=True) if across else x
-            return lax.psum(x, rest) if rest else x
-
-        product, sums = add(product.astype(query.dtype)), add(sums)
-    return (product / sums).astype(query.dtype)

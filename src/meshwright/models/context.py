@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.models.cache import Cache
 from meshwright.models.dropout import DropoutRng
+from meshwright.models.paged_cache import PagedCache
 from meshwright.models.rotary import AllTables, rotary_tables
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.attention.segments import Segments
@@ -51,7 +52,7 @@ class LayerContext:
     strategy: Strategy = DEFAULT
     rng: DropoutRng | None = None
     layer: Array | int | None = None
-    cache: Cache | None = None
+    cache: Cache | PagedCache | None = None
     cache_layer: Array | int = 0
 
 
@@ -83,6 +84,10 @@ def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strateg
     return {**batch, KEY_SEGMENTS: layout.place(batch["segments"], "batch", "activation")}
 
 
-def positions_in_cache(positions: Array, model: ModelConfig) -> PositionInfo:
-    """The positions [b, 1] of the tokens that follow a cache, which end their sequences."""
-    return PositionInfo(positions, rotary_tables(positions, model, positions[:, 0] + 1))
+def positions_in_cache(positions: Array, model: ModelConfig, lengths: Array | None = None) -> PositionInfo:
+    """The positions [b, s] of the tokens that follow a cache.
+
+    lengths: of its sequence as each token sees it [b, s], by default up to itself.
+    """
+    seen = positions + 1 if lengths is None else lengths
+    return PositionInfo(positions, rotary_tables(positions, model, seen))

@@ -24,7 +24,7 @@ from meshwright.models.cache import Cache, Caches, abstract_caches, empty_caches
 from meshwright.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
 from meshwright.models.ends import embed, logits, table_in_use
 from meshwright.models.layer import run_layer
-from meshwright.models.sampling import Samplers, Sampling, choose, samplers_of
+from meshwright.models.sampling import Samplers, Sampling, Written, choose, samplers_of, with_chosen, written_before
 from meshwright.models.stationary import attention_layout, head_rows
 from meshwright.runtime import ShardingContext
 from meshwright.step import DEFAULT, CacheSplit, ModelConfig, SequenceMethod, generation_rules
@@ -92,13 +92,11 @@ def generate_tokens(
     unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.latent is not None)))
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
-    seen = None
-    if samplers.repetition_penalty is not None:
-        seen = jnp.asarray(np.stack([np.isin(np.arange(model.vocab), prompt) for prompt in prompts]))
+    written = written_before(samplers, prompts, model.vocab)
     params = _placed(params, model, layout)
     prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method)
 
-    def read(texts: Sequence[np.ndarray], seen: Array | None, number: int) -> tuple[Array, Caches, Array | None]:
+    def read(texts: Sequence[np.ndarray], written: Written, number: int) -> tuple[Array, Caches, Written]:
         lengths = np.array([len(text) for text in texts], np.int32)
         padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
         tokens = np.zeros(
@@ -107,19 +105,21 @@ def generate_tokens(
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
         placed = jax.device_put(tokens, of_prompts.spec("batch", "sequence"))
-        return prefill(params, placed, jnp.asarray(lengths), samplers, seen, jnp.int32(number))
+        return prefill(params, placed, jnp.asarray(lengths), samplers, written, jnp.int32(number))
 
     switches, made = _switching_length(model), list[np.ndarray]()
-    chosen, caches, seen = read(prompts, seen, 0)
+    chosen, caches, written = read(prompts, written, 0)
     for number in range(1, num_tokens):
         # The next step is dispatched before this token is read.
         positions, before = lengths + number - 1, chosen
         if np.any(positions == switches):
             texts = np.stack([*made, _on_host(before)], axis=1)
-            chosen, caches, seen = read([np.append(*row) for row in zip(prompts, texts, strict=True)], seen, number)
+            chosen, caches, written = read(
+                [np.append(*row) for row in zip(prompts, texts, strict=True)], written, number
+            )
         else:
-            chosen, caches, seen = decode(
-                params, chosen, caches, jnp.asarray(positions), samplers, seen, jnp.int32(number)
+            chosen, caches, written = decode(
+                params, chosen, caches, jnp.asarray(positions), samplers, written, jnp.int32(number)
             )
         made.append(_on_host(before))
         yield made[-1][:num_prompts]
@@ -155,10 +155,10 @@ def _on_host(tokens: Array) -> np.ndarray:
 
 
 class Programs(NamedTuple):
-    """The programs of generation. Both return the tokens chosen [rows], the caches, and the tokens of each text.
+    """The programs of generation. Both return the tokens chosen [rows], the caches, and what each text has.
 
-    prefill: (params, tokens [more rows, s], lengths [rows], samplers, seen, number). decode: (params, tokens [rows],
-    caches, positions [rows], samplers, seen, number); its caches are donated. seen, number: see `choose`.
+    prefill: (params, tokens [more rows, s], lengths [rows], samplers, written, number). decode: (params, tokens [rows],
+    caches, positions [rows], samplers, written, number); its caches are donated. written, number: see `choose`.
     """
 
     prefill: Any
@@ -180,18 +180,16 @@ def programs(
     empty = abstract_caches(model, layout, rows, length, dtype)
 
     def choice(
-        params: Any, x: Array, table: Array, samplers: Samplers, seen: Array | None, number: Array
-    ) -> tuple[Array, Array | None]:
+        params: Any, x: Array, table: Array, samplers: Samplers, written: Written, number: Array
+    ) -> tuple[Array, Written]:
         scores = logits(params, x, table, model, layout)[:, 0]
-        chosen = jax.reshard(choose(scores, samplers, seen, number), layout.spec("batch"))
-        if seen is None:
-            return chosen, None
-        return chosen, seen.at[jnp.arange(rows), jax.reshard(chosen, P())].set(True)
+        chosen = jax.reshard(choose(scores, samplers, written, number), layout.spec("batch"))
+        return chosen, with_chosen(written, jax.reshard(chosen, P()))
 
     @jax.jit
     def prefill(
-        params: Any, tokens: Array, lengths: Array, samplers: Samplers, seen: Array | None, number: Array
-    ) -> tuple[Array, Caches, Array | None]:
+        params: Any, tokens: Array, lengths: Array, samplers: Samplers, written: Written, number: Array
+    ) -> tuple[Array, Caches, Written]:
         more = jnp.pad(lengths, (0, tokens.shape[0] - rows))
         x, caches = _prefill(params, tokens, more, empty_caches(empty), model, of_prompts, dtype, sp_method)
         own = jax.reshard(more, of_prompts.spec("batch"))[:, None]
@@ -200,8 +198,8 @@ def programs(
         x = lax.reduce_sum(jnp.where((places[None] == own - 1)[..., None], x, 0), axes=(1,))[:, None]
         x = jax.reshard(x, P())[:rows] if rows < x.shape[0] else x
         x = jax.reshard(x, layout.spec("batch", "sequence", "activation"))
-        chosen, seen = choice(params, x, table_in_use(params, layout, dtype), samplers, seen, number)
-        return chosen, caches, seen
+        chosen, written = choice(params, x, table_in_use(params, layout, dtype), samplers, written, number)
+        return chosen, caches, written
 
     @jax.jit(donate_argnums=2)
     def decode(
@@ -210,12 +208,12 @@ def programs(
         caches: Caches,
         positions: Array,
         samplers: Samplers,
-        seen: Array | None,
+        written: Written,
         number: Array,
-    ) -> tuple[Array, Caches, Array | None]:
-        x, table, caches = _decode(params, tokens[:, None], positions[:, None], caches, model, layout, dtype)
-        chosen, seen = choice(params, x, table, samplers, seen, number)
-        return chosen, caches, seen
+    ) -> tuple[Array, Caches, Written]:
+        x, table, caches = through_cache(params, tokens[:, None], positions[:, None], caches, model, layout, dtype)
+        chosen, written = choice(params, x, table, samplers, written, number)
+        return chosen, caches, written
 
     return Programs(prefill, decode)
 
@@ -248,28 +246,33 @@ def _prefill(
                 for name, array in weights.items()
             }
         result = run_layer(stack, x, weights, LayerContext(positions=positions, layout=layout, strategy=strategy))
-        assert result.cache is not None, "a layer without attention"
+        assert isinstance(result.cache, Cache), "a layer without attention"
         return result.stream, with_prompts(cache, result.cache, cache_layer, lengths)
 
     return _through_layers(layer, params, x, caches, model)
 
 
-def _decode(
+def through_cache(
     params: Any,
     tokens: Array,
     positions: Array,
-    caches: Caches,
+    caches: tuple[Any, ...],
     model: ModelConfig,
     layout: ShardingContext,
     dtype: Any,
-) -> tuple[Array, Array, Caches]:
-    """The residual stream [rows, 1, d] of a token of each row at positions [rows, 1], the table, and the caches."""
+    lengths: Array | None = None,
+) -> tuple[Array, Array, Any]:
+    """The residual stream [rows, s, d] of tokens at positions [rows, s], the table, and the caches with these tokens.
+
+    caches: `Caches`, where s is 1, or as many `PagedCache`. lengths: see `positions_in_cache`.
+    """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # Heads may have fewer rows on a device than the stream.
     rows = head_rows(layout, model.latent is not None) or None
-    info = positions_in_cache(jax.reshard(positions, P(rows, None)), model)
+    ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
+    info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
 
-    def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
+    def layer(stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int) -> tuple[Array, Any]:
         context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)
         result = run_layer(stack, x, weights, context)
         assert result.cache is not None, "a layer without attention"
@@ -280,12 +283,12 @@ def _decode(
 
 
 def _through_layers(
-    layer: Callable[[Stack, Array, Any, Cache, Array | int], tuple[Array, Cache]],
+    layer: Callable[[Stack, Array, Any, Any, Array | int], tuple[Array, Any]],
     params: Any,
     x: Array,
-    caches: Caches,
+    caches: tuple[Any, ...],
     model: ModelConfig,
-) -> tuple[Array, Caches]:
+) -> tuple[Array, Any]:
     """The residual stream and the caches after all layers: a loop over the cycles in which a stack's layers differ.
 
     layer: of a stack of one layer, the stream, weights, the cache of layers with its window, and its number there.
@@ -299,14 +302,14 @@ def _through_layers(
         first = list(before)
 
         def cycle(
-            carry: tuple[Array, Caches],
+            carry: tuple[Array, tuple[Any, ...]],
             number: Array | int,
             count: int,
             stack: Stack = stack,
             members: list[Stack] = members,
             caches_of: list[int] = caches_of,
             first: list[int] = first,
-        ) -> tuple[Array, Caches]:
+        ) -> tuple[Array, tuple[Any, ...]]:
             """The first `count` layers of a cycle."""
             x, caches = carry
             for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):

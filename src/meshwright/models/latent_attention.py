@@ -14,22 +14,23 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.models.attention_layer import scoring_of
-from meshwright.models.cache import Cache, attend_to_cache, with_tokens
+from meshwright.models.cache import Cache
+from meshwright.models.cached_attention import write_and_attend
 from meshwright.models.context import LayerContext
+from meshwright.models.paged_cache import PagedCache
 from meshwright.step.layer import Attention, Block, Concat, LatentKeys, Linear
 
 
 def latent_attention(
     query: Array, new: Cache, key_weight: Array, value_weight: Array, op: Attention, context: LayerContext
-) -> tuple[Array, Cache]:
-    """The attention output [b, 1, heads, 1, value_dim] of queries [b, 1, heads, qk_dim], and the cache with `new`.
+) -> tuple[Array, Cache | PagedCache]:
+    """The attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the cache with `new`.
 
     Args:
         new: the latents of the queries' tokens. key_weight, value_weight: [rank, heads, dims].
     """
-    layout, numbers, layer = context.layout, context.positions.numbers, context.cache_layer
+    layout = context.layout
     assert context.cache is not None
-    cache = with_tokens(context.cache, new, layer, numbers)
     of_key, of_value = (
         jax.reshard(weight.astype(query.dtype), layout.spec("latent_input", "kv_heads", "head_dim"))
         for weight in (key_weight, value_weight)
@@ -38,7 +39,10 @@ def latent_attention(
     absorbed = jnp.einsum("bsnh,rnh->bsnr", query[..., :plain], of_key)
     wide = jnp.concatenate([absorbed, query[..., plain:]], axis=-1)[:, :, None]
     (window,) = op.windows
-    mixed = attend_to_cache(wide, cache, layer, numbers, layout, scoring_of(op), window, is_latent=True)
+    mixed, cache = write_and_attend(
+        *(wide, new, context.cache, context.cache_layer, context.positions.numbers, layout, scoring_of(op), window),
+        is_latent=True,
+    )
     return jnp.einsum("bsnr,rnh->bsnh", mixed[:, :, 0], of_value)[:, :, :, None], cache
 
 

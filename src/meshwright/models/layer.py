@@ -35,6 +35,7 @@ from meshwright.models.linear import (
 )
 from meshwright.models.moe import MoeOps, moe_layer
 from meshwright.models.norm import norm
+from meshwright.models.paged_cache import PagedCache
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.models.rotary import rotate
 from meshwright.models.stationary import gather_hidden, scatter_hidden, stationary_product, sum_of_heads
@@ -65,7 +66,7 @@ class LayerResult(NamedTuple):
     """
 
     stream: Array
-    cache: Cache | None
+    cache: Cache | PagedCache | None
     load: Array | None
 
 
@@ -82,7 +83,7 @@ class _Run:
     values: dict[str, Array]
     partial: dict[str, Array | None] = field(default_factory=dict)
     branches: dict[str, Array] = field(default_factory=dict)
-    cache: Cache | None = None
+    cache: Cache | PagedCache | None = None
     load: Array | None = None
 
 

@@ -40,13 +40,14 @@ def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> 
     Computed once, before the layers: sines cost more than their use.
 
     Args:
-        length: of the sequence, or of each row's [b], on which the frequencies of some models depend.
+        length: of the sequence, of each row's [b], or as each token sees it [b, s], on which the frequencies of some
+            models depend.
     """
     ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
     tables = {}
     for frequencies, size in dict.fromkeys((kind, op.size) for op in ops for kind in op.by_layer):
-        rows = jnp.atleast_1d(length) if frequencies.depends_on_length else jnp.zeros(1, int)
-        by_position = _angles(frequencies, size, rows[:, None])[:, None, :]
+        known = jnp.atleast_1d(length) if frequencies.depends_on_length else jnp.zeros(1, int)
+        by_position = _angles(frequencies, size, (known[:, None] if known.ndim == 1 else known)[..., None])
         angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * by_position
         scale = frequencies.magnitude
         tables[frequencies, size] = RotaryTables(scale * jnp.cos(angles), scale * jnp.sin(angles))
@@ -99,8 +100,8 @@ def _rotated(x: Array, by: RotaryTables) -> Array:
 
 
 def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
-    """The angle per position of each pair of rotated dims [rows, size / 2], in sequences of `length` [rows, 1]."""
-    theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None] / size
+    """The angle per position of each pair of rotated dims [b, s, size / 2], in sequences of `length` [b, s, 1]."""
+    theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None, None] / size
     angles = theta**exponents
     match frequencies.scaling:
         case LinearRopeScaling(factor=factor):
@@ -116,9 +117,9 @@ def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
             return (theta * (factor * longer - (factor - 1)) ** (size / (size - 2))) ** exponents
         case YarnRopeScaling(factor=factor) as scaling:
             low, high = scaling.ramp(theta, size)
-            scaled = jnp.clip((jnp.arange(size // 2, dtype=jnp.float32)[None] - low) / (high - low), 0.0, 1.0)
+            scaled = jnp.clip((jnp.arange(size // 2, dtype=jnp.float32)[None, None] - low) / (high - low), 0.0, 1.0)
             return angles * (scaled / factor + (1 - scaled))
         case LongRopeScaling(original_max_seq_len=original) as scaling:
-            factors = (jnp.array(own, jnp.float32)[None] for own in (scaling.long_factor, scaling.short_factor))
+            factors = (jnp.array(own, jnp.float32)[None, None] for own in (scaling.long_factor, scaling.short_factor))
             return angles / jnp.where(length > original, *factors)
     return angles

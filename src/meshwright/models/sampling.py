@@ -1,6 +1,6 @@
-"""From logits to the next token: temperature, top-k, top-p, min-p and a penalty of repetition, for each row its own.
+"""From logits to the next token: penalties, temperature, top-k, top-p and min-p, for each row its own.
 
-The order is that of transformers: the penalty, the temperature, then top-k, top-p and min-p.
+The order is that of transformers: penalties, the temperature, then top-k, top-p and min-p.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class Sampling:
         min_p: only tokens at least min_p times as likely as the likeliest (arXiv:2407.01082).
         repetition_penalty: what positive logits of tokens that the text has already are divided by, and negative ones
             multiplied (arXiv:1909.05858).
+        presence_penalty: what is taken from the logits of tokens that were made before; of the prompt's none.
+        frequency_penalty: the same, times how often each was made
+            (https://platform.openai.com/docs/api-reference/completions/create).
         seed: of this text; the same in any batch.
     """
 
@@ -38,6 +41,8 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,6 +53,8 @@ class Sampling:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
             "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "a number above 0, where 1 is none"),
+            "presence_penalty": (-2 <= self.presence_penalty <= 2, "from -2 to 2, where 0 is none"),
+            "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "from -2 to 2, where 0 is none"),
             "seed": (0 <= self.seed < 2**32, "a whole number from 0 to 4294967295"),
         }
         for name, (holds, wanted) in limits.items():
@@ -63,7 +70,41 @@ class Samplers(NamedTuple):
     top_p: Array | None
     min_p: Array | None
     repetition_penalty: Array | None
+    presence_penalty: Array | None
+    frequency_penalty: Array | None
     seed: Array
+
+
+class Written(NamedTuple):
+    """The tokens of each row's text, [rows, vocab] each, where a penalty asks for them: whether it has each, the prompt
+    too, and how often each was made."""
+
+    seen: Array | None = None
+    made: Array | None = None
+
+
+def likeliest_of(seed: Array) -> Samplers:
+    """The samplers of rows that all take the likeliest token."""
+    return Samplers(None, None, None, None, None, None, None, seed)
+
+
+def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int) -> Written:
+    """What prompts have, for the penalties of their rows."""
+    seen = made = None
+    if samplers.repetition_penalty is not None:
+        seen = jnp.asarray(np.stack([np.isin(np.arange(vocab), prompt) for prompt in prompts]))
+    if samplers.presence_penalty is not None or samplers.frequency_penalty is not None:
+        made = jnp.zeros((len(prompts), vocab), jnp.int32)
+    return Written(seen, made)
+
+
+def with_chosen(written: Written, chosen: Array) -> Written:
+    """What texts have with one more token of each row."""
+    rows = jnp.arange(chosen.shape[0])
+    return Written(
+        None if written.seen is None else written.seen.at[rows, chosen].set(True),
+        None if written.made is None else written.made.at[rows, chosen].add(1),
+    )
 
 
 GREEDY = Sampling()
@@ -82,26 +123,37 @@ def samplers_of(rows: Sequence[Sampling]) -> Samplers:
     return Samplers(*(column(name) for name in Samplers._fields))
 
 
-def choose(scores: Array, rows: Samplers, seen: Array | None, step: Array) -> Array:
+def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Array:
     """The next token [rows] from float32 logits [rows, vocab], which may be sharded.
 
-    seen: whether a row's text has each token, [rows, vocab], where repetition is penalised. step: how many tokens were
-    drawn before, which with a row's seed decides what is drawn.
+    step: how many tokens were drawn before, of all rows or of each [rows], which with a row's seed decides what is
+    drawn.
     """
-    if rows == Samplers(None, None, None, None, None, rows.seed):
+    if rows == likeliest_of(rows.seed):
         return _likeliest(scores)
-    scores = jax.reshard(scores, P())
-    if rows.repetition_penalty is not None and seen is not None:
-        penalty = rows.repetition_penalty[:, None]
-        scores = jnp.where(seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
+    scores = _penalised(jax.reshard(scores, P()), rows, written)
     likeliest = jnp.argmax(scores, axis=-1)
     if rows.temperature is None:
         return likeliest
     is_greedy = rows.temperature == 0
     scores = scores / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
     scores = _kept(scores, rows)
-    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), step))(rows.seed)
+    steps = jnp.broadcast_to(step, rows.seed.shape)
+    keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed, steps)
     return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, scores))
+
+
+def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
+    """The logits with the penalties of tokens that texts have."""
+    if rows.repetition_penalty is not None and written.seen is not None:
+        penalty = rows.repetition_penalty[:, None]
+        scores = jnp.where(written.seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
+    if written.made is not None:
+        if rows.presence_penalty is not None:
+            scores -= rows.presence_penalty[:, None] * (written.made > 0)
+        if rows.frequency_penalty is not None:
+            scores -= rows.frequency_penalty[:, None] * written.made
+    return scores
 
 
 def _likeliest(scores: Array) -> Array:

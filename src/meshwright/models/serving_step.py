@@ -14,7 +14,7 @@ from meshwright.families import serving_from_data
 from meshwright.mesh import MeshShape
 from meshwright.models.cache import abstract_caches
 from meshwright.models.generation import decode_layout, programs, prompt_layout, prompt_parts
-from meshwright.models.sampling import Samplers
+from meshwright.models.sampling import Samplers, Written, likeliest_of
 from meshwright.runtime import DTYPES, ShardingContext, abstract
 from meshwright.step import CacheSplit, Dtype, Serving, ServingLayout, check_runnable, check_serving, parameters
 
@@ -54,7 +54,7 @@ def lower_decode_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
         tokens = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=NamedSharding(mesh, layout.spec("batch")))
         program = programs(read.model, shape, cache, rows, read.context, dtype).decode
         params, positions, number, samplers = _arguments(mesh, read, layout, rows)
-        return program.lower(params, tokens, caches, positions, samplers, None, number)
+        return program.lower(params, tokens, caches, positions, samplers, Written(), number)
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
@@ -71,7 +71,7 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
         tokens = jax.ShapeDtypeStruct((rows, read.prompt_len), jnp.int32, sharding=sharding)
         program = programs(read.model, shape, cache, rows, read.context, dtype).prefill
         params, lengths, number, samplers = _arguments(mesh, read, layout, rows)
-        return program.lower(params, tokens, lengths, samplers, None, number)
+        return program.lower(params, tokens, lengths, samplers, Written(), number)
 
 
 def _read(mesh: Mesh, serving: dict[str, Any], cache: CacheSplit) -> tuple[Serving, MeshShape, int, ShardingContext]:
@@ -91,4 +91,4 @@ def _arguments(
     row_numbers, number = (jax.ShapeDtypeStruct(size, jnp.int32, sharding=whole) for size in ((rows,), ()))
     seeds: Any = jax.ShapeDtypeStruct((rows,), jnp.uint32, sharding=whole)
     params = abstract(parameters(read.model), mesh, layout, _dtype("weight_dtype", read.weight_dtype))
-    return params, row_numbers, number, Samplers(None, None, None, None, None, seeds)
+    return params, row_numbers, number, likeliest_of(seeds)

@@ -1,0 +1,85 @@
+"""Connections with limits that uvicorn does not have: of a request's head in bytes and seconds; errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from meshwright.serving.http.errors import CLOSE, ApiError
+from meshwright.serving.http.gate import too_long_head
+from meshwright.serving.http.limits import Limits
+
+
+def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """The class of connections of a server with these limits."""
+
+    class LimitedProtocol(_LimitedProtocol):
+        """A connection with these limits."""
+
+        limits_of_head = limits
+
+    return LimitedProtocol
+
+
+class _LimitedProtocol(HttpToolsProtocol):
+    limits_of_head: Limits
+    _is_in_head = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            self._start_timer()
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > self.limits_of_head.head_bytes and not self.transport.is_closing():
+            self._refuse(too_long_head(self.limits_of_head.head_bytes))
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        del msg  # It says no more.
+        self._refuse(ApiError("this is no request in HTTP/1.1", code="invalid_http", headers=CLOSE))
+
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits_of_head.head_seconds, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        seconds = self.limits_of_head.head_seconds
+        message = f"the request's first line and headers had not come after {seconds:g} s; send them faster"
+        self._refuse(ApiError(message, status=408, headers=CLOSE))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what no app can, and close. What another request is being answered is cut."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            body = error.json()
+            phrase = HTTPStatus(error.status).phrase
+            head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()

@@ -1,0 +1,45 @@
+"""A server on a port of this machine, in a thread, for tests of HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fake_engine import FakeEngine
+
+from meshwright.serving.http.run import HttpServer
+from meshwright.serving.http.service import Service
+
+
+@dataclass
+class Started:
+    """A server that takes requests."""
+
+    url: str
+    service: Service
+    engine: FakeEngine
+    server: HttpServer
+    thread: threading.Thread
+
+
+@contextlib.contextmanager
+def started(engine: FakeEngine, *, grace_seconds: float = 5.0, context: int = 512, **options) -> Iterator[Started]:
+    """A server over an engine; stopped at the end."""
+    service = Service(
+        engine=engine, model="fake/model", context=context, tokenizer=engine.tokenizer, stats=engine.stats, **options
+    )
+    ready = threading.Event()
+    server = HttpServer(
+        service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, announce=lambda line: ready.set()
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield Started(server.url, service, engine, server, thread)
+    finally:
+        server.stop()
+        thread.join(15)
+        assert not thread.is_alive()
