@@ -126,7 +126,7 @@ class WatchArgs:
     """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
 
     eval_every: Annotated[int | None, option("N")] = None
-    """Steps between evaluations on --held-out, --eval-data, --eval-tasks; the last has one too. Default: 0, none."""
+    """Steps between evaluations on --held-out, --eval-data, --eval-tasks; also after the last. Default: 0, none."""
     eval_batches: Annotated[int | None, option("N")] = None
     """The most batches of an evaluation. Default: all that are held out."""
     eval_data: Annotated[tuple[str, ...], option("PATH…")] = ()
