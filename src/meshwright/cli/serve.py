@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
     "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
-    "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --cache-dtype int8 --drafts 4",
+    "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
 )
 
 KEYS = "MESHWRIGHT_API_KEYS"
@@ -48,9 +48,9 @@ class Args(ModelArgs):
     """The tokens that the KV cache has room for. Default: what memory allows, at most rows times context."""
     page_size: Annotated[int, option("N")] = 16
     """The tokens of a page of the cache. Default: 16."""
-    cache_split: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
+    cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
     """What fsdp and sp split of the cache, beside the heads that tp splits. Default: batch, its texts."""
-    cache_dtype: Annotated[str | None, option("int8")] = None
+    kv_dtype: Annotated[str | None, option("int8")] = None
     """Keep keys and values in int8, with a scale of each token and head. Default: the dtype of products."""
     chunk: Annotated[int, option("N")] = 256
     """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
@@ -74,8 +74,8 @@ def run(args: Args) -> int:
     """Serve until a signal."""
     if not 0 <= args.port < 1 << 16:
         raise MeshwrightError(f"--port is {args.port}; it is 0 to 65535, where 0 picks a free one")
-    if args.cache_dtype not in (None, "int8"):
-        raise MeshwrightError(f"--cache-dtype is {args.cache_dtype!r}; it is int8, or left out")
+    if args.kv_dtype not in (None, "int8"):
+        raise MeshwrightError(f"--kv-dtype is {args.kv_dtype!r}; it is int8, or left out")
     for name in ("timeout", "grace"):
         if not 0 < getattr(args, name) < float("inf"):
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it is a number of seconds above 0")
@@ -93,8 +93,8 @@ def run(args: Args) -> int:
         context=args.context,
         page_size=args.page_size,
         cache_tokens=args.cache_tokens,
-        cache_split=args.cache_split,
-        kv_dtype="int8" if args.cache_dtype else None,
+        cache_split=args.cache,
+        kv_dtype="int8" if args.kv_dtype else None,
         chunk_tokens=args.chunk,
         prefix_cache=not args.no_prefix_cache,
         num_drafts=args.drafts,
