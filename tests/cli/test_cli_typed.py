@@ -101,7 +101,7 @@ VALUES = {
     "--save-minutes": "5", "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5", "--eval-every": "2",
-    "--eval-batches": "2", "--eval-data": "none.txt",
+    "--eval-batches": "2", "--eval-data": "none.txt", "--eval-tasks": "none.jsonl",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--adapter": "none", "--freeze": "embedding",
     "--z-loss": "1e-4", "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",

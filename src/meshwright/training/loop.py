@@ -59,6 +59,7 @@ from meshwright.training.watch import (
     Profiler,
     RunLog,
     Shortfall,
+    Tasks,
     load_wandb,
     parse_profile,
     profiled_collectives,
@@ -167,6 +168,7 @@ def _run(
     identity = {"data": data.fingerprint, "tokenizer": tokenizer_checksum(config, directory)}
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
+    tasks = Tasks(config, mesh, tokenizer) if config.evaluating.tasks else None
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     with _telling_what_is_left(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
         log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
@@ -191,7 +193,8 @@ def _run(
         program = StepProgram(step_of, on_note, prepare)
         evaluate = None
         if config.evaluating.every:
-            evaluate = Evaluator(config, layout, _held_out(config, batches, tokenizer, on_note))
+            held_out = _held_out(config, batches, tokenizer, on_note)
+            evaluate = Evaluator(config, layout, held_out, tasks)
         profiler = None
         if is_first_process():
             profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
@@ -259,9 +262,16 @@ def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mes
     return Batches(data, sharding, shape, seed=config.seed, order=order, draws=draws)
 
 
-def _held_out(config: RunConfig, batches: Batches | PairBatches, tokenizer: Tokenizer | None, on_note: Note) -> HeldOut:
-    """What a run is evaluated on: rows of other files, or those that its own data holds out."""
+def _held_out(
+    config: RunConfig, batches: Batches | PairBatches, tokenizer: Tokenizer | None, on_note: Note
+) -> HeldOut | None:
+    """What a run's loss is evaluated on: rows of other files, or those that its own data holds out.
+
+    None where it learns from pairs and is evaluated by tasks alone.
+    """
     if not isinstance(batches, Batches):
+        if config.evaluating.tasks and config.evaluating.batches is None and not config.evaluating.data:
+            return None
         raise MeshwrightError("eval_every is of runs that learn from text; --objective dpo has none yet, leave it out")
     if not config.evaluating.data:
         return batches.held_out
