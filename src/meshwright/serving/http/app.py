@@ -14,7 +14,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from meshwright.serving.http.call import Calls
+from meshwright.serving.http.chat import CHAT
 from meshwright.serving.http.completions import COMPLETIONS
+from meshwright.serving.http.embeddings import EMBEDDINGS
 from meshwright.serving.http.endpoint import Endpoint, Handler, Host
 from meshwright.serving.http.errors import ApiError, respond_to_error
 from meshwright.serving.http.gate import Gate
@@ -22,7 +24,7 @@ from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.texts import TokenTexts
 
-ENDPOINTS: tuple[Endpoint, ...] = (COMPLETIONS,)
+ENDPOINTS: tuple[Endpoint, ...] = (COMPLETIONS, CHAT, EMBEDDINGS)
 
 
 class ModelCard(BaseModel):

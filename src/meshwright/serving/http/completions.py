@@ -67,7 +67,7 @@ async def complete(host: Host, asked: CompletionFields) -> Completion | Events:
     service.check_model(asked.model)
     _check(asked)
     logprobs = checked_logprobs("logprobs", asked.logprobs)
-    prompts = await _prompts(service, asked.prompt)
+    prompts = await prompt_tokens(service, asked.prompt, "prompt")
     requests = [
         engine_request(
             asked, service, prompt, max_tokens=asked.max_tokens, logprobs=logprobs,
@@ -92,12 +92,16 @@ def _check(asked: CompletionFields) -> None:
         raise ApiError("a stream with echo and logprobs has n of 1; leave n, stream or one of them out", param="n")
 
 
-async def _prompts(service: Service, prompt: Any) -> list[list[int]]:
-    """The tokens of each prompt."""
+async def prompt_tokens(service: Service, prompt: Any, param: str) -> list[list[int]]:
+    """The tokens of each of the `Prompts` of a field.
+
+    Raises:
+        ApiError: more prompts than the limit.
+    """
     several = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     if len(several) > service.limits.prompts:
         raise ApiError(
-            f"prompt has {len(several)} prompts; this server takes at most {service.limits.prompts}", param="prompt"
+            f"{param} has {len(several)} prompts; this server takes at most {service.limits.prompts}", param=param
         )
     return [await service.tokens(one) if isinstance(one, str) else one for one in several]
 

@@ -133,12 +133,12 @@ class Generation(Ignored):
 
 def engine_request(
     asked: Generation, service: Service, prompt: list[int], *, max_tokens: int | None, logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    prompt_logprobs: int | None = None, param: str = "prompt",
 ) -> Request:  # fmt: skip
     """What the engine is asked for one prompt.
 
     Args:
-        max_tokens: of each text; None for what the context leaves.
+        max_tokens: of each text; None for what the context leaves. param: the prompt's field.
 
     Raises:
         ApiError: what is over a limit, or cannot be together.
@@ -146,7 +146,7 @@ def engine_request(
     limits = service.limits
     return Request(
         prompt=prompt,
-        max_tokens=checked_max_tokens(service, len(prompt), max_tokens),
+        max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param),
         sampling=_sampling(asked),
         num_texts=_at_most("n", asked.n, limits.texts),
         stop=_stop_texts(asked, service),
@@ -159,8 +159,8 @@ def engine_request(
     )
 
 
-def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None) -> int:
-    """The most tokens of a text after a prompt of so many.
+def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None, param: str = "prompt") -> int:
+    """The most tokens of a text after a prompt of so many. param: the prompt's field.
 
     Raises:
         ApiError: an empty prompt, or more than the context or the server's limit takes.
@@ -168,13 +168,13 @@ def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None) ->
     left = service.context - prompt
     most = service.limits.max_tokens
     if not prompt:
-        raise ApiError("the prompt has no token; it has one at least", param="prompt")
+        raise ApiError(f"a text of {param} has no token; it has one at least", param=param)
     if left < (max_tokens if max_tokens is not None else 1):
         raise ApiError(
-            f"the prompt has {prompt} tokens and max_tokens is {1 if max_tokens is None else max_tokens}; they are at"
-            f" most {service.context} together, the context of {service.model}",
-            code="context_length_exceeded",
-        )
+            f"{param} has {prompt} tokens and max_tokens is {1 if max_tokens is None else max_tokens}; they are at most"
+            f" {service.context} together, the context of {service.model}",
+            param=param, code="context_length_exceeded",
+        )  # fmt: skip
     if max_tokens is None:
         return left if most is None else min(left, most)
     return max_tokens if most is None else _at_most("max_tokens", max_tokens, most)
