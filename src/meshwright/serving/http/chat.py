@@ -18,7 +18,7 @@ from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.fields import Fields, Generation, checked_logprobs, engine_request
 from meshwright.serving.http.service import LONG_TEXT, Service
 from meshwright.serving.http.texts import TakenToken, chat_logprobs
-from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason, joined
+from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason
 from meshwright.serving.request import Output, Request
 from meshwright.text import apply_chat_template
 
@@ -183,7 +183,7 @@ async def chat(host: Host, asked: ChatFields) -> Chat | Events:
     logprobs = checked_logprobs("top_logprobs", asked.top_logprobs)
     if logprobs is not None and not asked.logprobs:
         raise ApiError("top_logprobs is given and logprobs is not true; set logprobs to true", param="top_logprobs")
-    prompt = await _prompt(service, [message.for_template() for message in asked.messages], tools)
+    prompt = await chat_prompt(service, [message.for_template() for message in asked.messages], tools, "messages")
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
         raise ApiError(
             f"max_tokens is {asked.max_tokens} and max_completion_tokens is {asked.max_completion_tokens}; give one",
@@ -208,15 +208,21 @@ def _tools(asked: ChatFields) -> list[dict[str, Any]]:
     return [] if asked.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in asked.tools]
 
 
-async def _prompt(service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-    """The tokens of a chat, with what begins the assistant's answer."""
+async def chat_prompt(
+    service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]], param: str
+) -> list[int]:
+    """The tokens of a chat, with what begins the assistant's answer. param: the field that the messages came in.
+
+    Raises:
+        ApiError: no template, or one that does not take these messages.
+    """
     tokenizer = service.needs_tokenizer("writes chats")
     try:
         if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
             return apply_chat_template(tokenizer, messages, tools=tools)
         return await asyncio.to_thread(apply_chat_template, tokenizer, messages, tools=tools)
     except MeshwrightError as error:
-        raise ApiError(str(error), param="messages") from None
+        raise ApiError(str(error), param=param) from None
 
 
 def _object(call: ToolCall) -> Any:
@@ -241,13 +247,11 @@ class _Making:
 
     async def whole(self) -> Chat:
         """The whole messages."""
-        found: dict[int, list[Output]] = {}
         async with self._call() as call:
-            async for pieces in call.pieces():
-                for piece in pieces:
-                    self._usage.add(piece)
-                    found.setdefault(piece.output.text_number, []).append(piece.output)
-        choices = [self._choice(joined(outputs)) for _, outputs in sorted(found.items())]
+            pieces = await call.whole()
+        for piece in pieces:
+            self._usage.add(piece)
+        choices = [self._choice(piece.output) for piece in pieces]
         ids: dict[str, Any] = {"prompt_token_ids": list(self._request.prompt)} if self._asked.return_token_ids else {}
         return Chat(
             id=self._id, object="chat.completion", created=self._created, model=self._host.service.model,

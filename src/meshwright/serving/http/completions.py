@@ -15,7 +15,7 @@ from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.fields import Generation, Texts, Tokens, checked_logprobs, engine_request
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.texts import CompletionLogprobs, CompletionTokens
-from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason, joined
+from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason
 from meshwright.serving.request import Output, Request, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
@@ -123,14 +123,11 @@ class _Making:
 
     async def whole(self) -> Completion:
         """The whole completion."""
-        found: dict[tuple[int, int], list[Output]] = {}
         async with self._call() as call:
-            async for pieces in call.pieces():
-                for piece in pieces:
-                    self._take(piece)
-                    found.setdefault((piece.prompt, piece.output.text_number), []).append(piece.output)
-        choices = [self._choice(number, joined(outputs)) for (number, _), outputs in sorted(found.items())]
-        return self._completion(choices, usage=self._usage.finish())
+            pieces = await call.whole()
+        for piece in pieces:
+            self._take(piece)
+        return self._completion([self._choice(*piece) for piece in pieces], usage=self._usage.finish())
 
     async def events(self) -> Events:
         """The completion as it is made."""

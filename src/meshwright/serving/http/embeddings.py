@@ -71,17 +71,12 @@ async def embed(host: Host, asked: EmbeddingFields) -> Embeddings:
         Request(prompt=prompt, max_tokens=checked_max_tokens(service, len(prompt), 0, "input"), pooled=True)
         for prompt in prompts
     ]
-    found: dict[int, tuple[float, ...]] = {}
-    count = UsageCount(host.calls.metrics, requests)
     async with Call(host.calls, requests, service.limits, is_streamed=False) as call:
-        async for pieces in call.pieces():
-            for number, output in pieces:
-                if output.pooled:
-                    found[number] = output.pooled
-    usage = count.finish()
+        pieces = await call.whole()
+    usage = UsageCount(host.calls.metrics, requests).finish()
     data = [
-        Embedding(object="embedding", index=number, embedding=_encoded(values, asked.encoding_format))
-        for number, values in sorted(found.items())
+        Embedding(object="embedding", index=number, embedding=_encoded(output.pooled, asked.encoding_format))
+        for number, output in pieces
     ]
     return Embeddings(
         object="list", data=data, model=service.model,
@@ -98,6 +93,5 @@ EMBEDDINGS = Endpoint(
     what="The mean hidden states of texts",
     fields=EmbeddingFields,
     reply=Embeddings,
-    event=None,
     answer=embed,
 )
