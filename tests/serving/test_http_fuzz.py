@@ -51,6 +51,10 @@ JSON = st.recursive(
 )
 
 
+def mostly(valid, other):
+    return st.one_of(valid, valid, valid, valid, valid, valid, valid, other)
+
+
 def values(schema, schemas, depth=0):
     """Values that a schema describes, now and then others."""
     if "$ref" in schema:
@@ -58,7 +62,7 @@ def values(schema, schemas, depth=0):
     if "anyOf" in schema:
         return st.one_of([values(one, schemas, depth) for one in schema["anyOf"]])
     if "enum" in schema or "const" in schema:
-        return st.sampled_from(schema.get("enum", [schema.get("const")])) | st.text(max_size=5)
+        return mostly(st.sampled_from(schema.get("enum", [schema.get("const")])), st.text(max_size=5))
     kind = schema.get("type")
     if kind == "object" and "properties" in schema:
         fields = {name: values(one, schemas, depth + 1) for name, one in schema["properties"].items()}
@@ -70,11 +74,13 @@ def values(schema, schemas, depth=0):
         return st.dictionaries(st.sampled_from(["1", "65", "x", "type"]), inner, max_size=3)
     if kind == "array":
         return st.lists(values(schema["items"], schemas, depth + 1), max_size=3)
+    least = max(schema.get("minimum", schema.get("exclusiveMinimum", 0)), -100)
+    most = max(least, min(schema.get("maximum", 8), 8))
     plain = {
-        "integer": st.integers(schema.get("minimum", -2), min(schema.get("maximum", 40), 40)) | st.just(2**70),
-        "number": st.floats(-3, 3) | st.integers(-1, 2),
+        "integer": mostly(st.integers(least, most), st.sampled_from([-2, 2**31, 2**70])),
+        "number": mostly(st.floats(least, most), st.sampled_from([-7, -0.0, 1e300])),
         "boolean": st.booleans(),
-        "string": st.text(max_size=12) | st.sampled_from(["fake/model", "a", ""]),
+        "string": mostly(st.sampled_from(["fake/model", "a", "aé"]), st.text(max_size=12)),
         "null": st.none(),
     }
     return plain.get(kind, JSON)

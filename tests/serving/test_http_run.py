@@ -254,7 +254,7 @@ def child():
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.matrix)])
 def test_a_signal_ends_the_process_well_and_a_second_one_at_once(child, number):
     process, url = child
 

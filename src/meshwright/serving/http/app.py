@@ -19,7 +19,7 @@ from meshwright.serving.http.completions import COMPLETIONS
 from meshwright.serving.http.easylm import GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, ROLLING, TURN
 from meshwright.serving.http.embeddings import EMBEDDINGS
 from meshwright.serving.http.endpoint import Endpoint, Handler, Host
-from meshwright.serving.http.errors import ApiError, respond_to_error
+from meshwright.serving.http.errors import CLOSE, ApiError, respond_to_error
 from meshwright.serving.http.gate import Gate
 from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.openapi import document
@@ -140,4 +140,6 @@ def _no_route(request: Request, error: Exception) -> Response:
 
 def _fault(_: Request, error: Exception) -> Response:
     """The answer to a fault of this server's own, which its log has in full."""
-    return ApiError(f"a fault of the server: {type(error).__name__}", status=500, code="fault").response()
+    return ApiError(
+        f"a fault of the server: {type(error).__name__}", status=500, code="fault", headers=CLOSE
+    ).response()

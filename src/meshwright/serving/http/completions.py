@@ -30,7 +30,9 @@ class CompletionFields(Generation):
     prompt: Annotated[Prompts, Field(union_mode="left_to_right")] = Field(
         description="a text, a list of tokens, or a list of texts or of lists of tokens"
     )
-    max_tokens: int = Field(DEFAULT_MAX_TOKENS, ge=0, description="a whole number from 0, which reads the prompt only")
+    max_tokens: int | None = Field(
+        None, ge=0, description=f"a whole number from 0, which reads the prompt only; with none, {DEFAULT_MAX_TOKENS}"
+    )
     echo: bool = Field(False, description="true or false: whether the prompt is before the text")
     logprobs: int | None = Field(
         None, ge=0, description="a whole number from 0: of how many tokens in each one's place the logprobs are wanted"
@@ -70,7 +72,7 @@ async def complete(host: Host, asked: CompletionFields) -> Completion | Events:
     prompts = await prompt_tokens(service, asked.prompt, "prompt")
     requests = [
         engine_request(
-            asked, service, prompt, max_tokens=asked.max_tokens, logprobs=logprobs,
+            asked, service, prompt, max_tokens=asked.max_tokens, usual_tokens=DEFAULT_MAX_TOKENS, logprobs=logprobs,
             prompt_logprobs=logprobs if asked.echo else None,
         )
         for prompt in prompts

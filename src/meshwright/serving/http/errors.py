@@ -110,7 +110,8 @@ def from_validation(error: ValidationError, model: type[BaseModel], data: dict[s
         path, wanted = path[:1], f"it is {field.description}"
     else:
         wanted = deepest["msg"].replace("Input should", "it should").replace("Value error, ", "")
-    if deepest["type"] == "missing" and len(path) == len(location):
+        wanted = wanted.replace("Field required", "it is required")
+    if deepest["type"] == "missing" and not is_union:
         return ApiError(f"{_written(path)} is missing; {wanted}", param=_written(path))
     return ApiError(f"{_written(path)} is {short(_at(data, path))}; {wanted}", param=_written(path))
 
@@ -130,8 +131,9 @@ def _path(data: Any, location: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _at(data: Any, path: Sequence[int | str]) -> Any:
+    """The value at a path; None where there is none."""
     for key in path:
-        data = data[key]
+        data = data.get(key) if isinstance(data, dict) else data[key] if isinstance(key, int) else None
     return data
 
 

@@ -120,7 +120,7 @@ class Generation(Ignored):
     """How texts are made."""
 
     model: str | None = Field(None, description="the model's name, as /v1/models says it")
-    n: int = Field(1, ge=1, description="how many texts are made of a prompt, from 1")
+    n: int = Field(1, ge=1, description="a whole number from 1: how many texts are made of a prompt")
     stream: bool = Field(False, description="true or false: whether the text is sent as it is made")
     stream_options: StreamOptions | None = Field(None, description="an object with include_usage")
     temperature: float = Field(1.0, ge=0, le=2, description="a number from 0, which takes the likeliest token, to 2")
@@ -158,12 +158,12 @@ class Generation(Ignored):
 
 def engine_request(
     asked: Generation, service: Service, prompt: list[int], *, max_tokens: int | None, logprobs: int | None,
-    prompt_logprobs: int | None = None, param: str = "prompt",
+    prompt_logprobs: int | None = None, usual_tokens: int | None = None, param: str = "prompt",
 ) -> Request:  # fmt: skip
     """What the engine is asked for one prompt.
 
     Args:
-        max_tokens: of each text; None for what the context leaves. param: the prompt's field.
+        max_tokens: of each text; None for what the context leaves, at most `usual_tokens`. param: the prompt's field.
 
     Raises:
         ApiError: what is over a limit, or cannot be together.
@@ -171,7 +171,7 @@ def engine_request(
     limits = service.limits
     return Request(
         prompt=prompt,
-        max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param),
+        max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param, usual_tokens),
         sampling=_sampling(asked),
         num_texts=_at_most("n", asked.n, limits.texts),
         stop=checked_stop(service, asked.stop),
@@ -184,8 +184,14 @@ def engine_request(
     )
 
 
-def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None, param: str = "prompt") -> int:
-    """The most tokens of a text after a prompt of so many. param: the prompt's field.
+def checked_max_tokens(
+    service: Service, prompt: int, max_tokens: int | None, param: str, usual: int | None = None
+) -> int:
+    """The most tokens of a text after a prompt of so many tokens.
+
+    Args:
+        max_tokens: that were asked for; None for what the context and the server's limit leave, at most `usual`.
+        param: the prompt's field.
 
     Raises:
         ApiError: an empty prompt, or more than the context or the server's limit takes.
@@ -201,7 +207,7 @@ def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None, pa
             param=param, code="context_length_exceeded",
         )  # fmt: skip
     if max_tokens is None:
-        return left if most is None else min(left, most)
+        return min(value for value in (left, most, usual) if value is not None)
     return max_tokens if most is None else _at_most("max_tokens", max_tokens, most)
 
 
