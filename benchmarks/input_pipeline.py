@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ def main() -> None:
         read_batches(args.read, 2000)
         return
     with TemporaryDirectory() as directory:
+        os.environ["XDG_CACHE_HOME"] = directory  # What is made of the data once is made here.
         stores = [make_store(Path(directory), count) for count in (args.documents, 10 * args.documents)]
         for store in stores:
             subprocess.run([sys.executable, __file__, "--read", str(store)], check=True)

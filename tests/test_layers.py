@@ -60,7 +60,7 @@ NEEDS = {"hlo": {"errors", "record", "hlo"}}
 BRIDGES = {
     "mesh.py": ("meshwright.runtime.carry",),
     "planner/plan.py": ("meshwright.runtime.carry",),
-    "inspection/inspection.py": ("meshwright.viz.pages", "meshwright.cli.inspect_screen"),
+    "inspection/inspection.py": ("meshwright.viz.pages", "meshwright.cli.inspect.screen"),
 }
 
 # A module, or a function in one, that a string names: for import_module, a table of lazy names, or a child's `-m`.

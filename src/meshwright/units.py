@@ -50,6 +50,11 @@ def show_percent(share: float) -> str:
     return f"{_figures(100 * share)}%"
 
 
+def show_estimate(share: float, error: float | None) -> str:
+    """A share and its standard error, None where it has none: `58.2% ± 1.4%`."""
+    return show_percent(share) + ("" if error is None else f" ± {show_percent(error)}")
+
+
 def show_degrees(degrees: Mapping[str, int]) -> str:
     """The mesh axes larger than 1: `fsdp=2,tp=4`; `one device` if there are none."""
     return ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "one device"

@@ -205,6 +205,7 @@ CALLS = """
 2 | train tiny --on cpu:2 --batch 4 --learning-rate 0,001                                    | takes a number
 2 | train tiny --on cpu:2 --batch 4 --seed 0x10                                              | whole number
 2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
+2 | train tiny --on cpu:2 --batch 4 --eval-tasks none.jsonl                                  | eval_tasks changes nothing without eval_every
 2 | train run                                                                                | model_type
 2 | train run --resume                                                                       | workload is missing
 2 | generate run                                                                             | no model_type

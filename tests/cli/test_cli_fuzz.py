@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
-from meshwright.cli.main import EXIT_CODES, SEVERAL_KINDS, main
+from meshwright.cli.main import EXIT_CODES, SEVERAL_KINDS, command_module, main
 from meshwright.cli.words import declared_options
 
 
@@ -117,9 +117,7 @@ JSON = st.recursive(
 
 def options_of(command):
     """Every option of a command, of all its kinds, by its first name."""
-    import importlib
-
-    module = importlib.import_module(f"meshwright.cli.{command.replace(' ', '_')}")
+    module = command_module(command)
     kinds = module.KINDS.values() if command in SEVERAL_KINDS else ()
     found = {}
     for args in kinds or (module.Args,):

@@ -3,18 +3,17 @@
 A command runs up to its expensive work, which `Reached` stands for here.
 """
 
-import importlib
 import itertools as it
 
 import pytest
 
 from meshwright.cli import main as cli
 from meshwright.cli.arguments import WorkloadArgs, given_options
-from meshwright.cli.main import COMMANDS, main
+from meshwright.cli.main import COMMANDS, command_module, main
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.train import Args as TrainArgs
 from meshwright.cli.typed import check_all_read, watch
-from meshwright.cli.verify_serving import ServeArgs as VerifyServeArgs
+from meshwright.cli.verify.serving import ServeArgs as VerifyServeArgs
 from meshwright.cli.words import declared_options
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
@@ -43,7 +42,7 @@ WORK = {
     ],
     "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
     "tokenize": ["meshwright.cli.tokenize.tokenize"],
-    "train": ["meshwright.cli.train.TrainScreen"],
+    "train": ["meshwright.cli.train.on_devices.TrainScreen"],
     "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
     "generate": ["meshwright.loading.Found.load"],
@@ -102,7 +101,7 @@ VALUES = {
     "--save-minutes": "5", "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5", "--eval-every": "2",
-    "--eval-batches": "2", "--eval-data": "none.txt",
+    "--eval-batches": "2", "--eval-data": "none.txt", "--eval-tasks": "none.jsonl",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--adapter": "none", "--freeze": "embedding",
     "--z-loss": "1e-4", "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
@@ -122,7 +121,7 @@ OTHER_VALUES = {("show", "--dims"): "I=16"} | {(name, "--mesh"): "X=2" for name 
 
 def options_of(name):
     """The first name of every option of a command."""
-    args = CALLS[name][0] or importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}").Args
+    args = CALLS[name][0] or command_module(name).Args
     return sorted({option.name: option for option in declared_options(args).values()}.values(), key=lambda o: o.name)
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from meshwright.cli import train_screen
-from meshwright.cli.train_screen import LEAST_BAR, TrainScreen, loss_chart, usage
+from meshwright.cli.train import screen as train_screen
+from meshwright.cli.train.screen import LEAST_BAR, TrainScreen, loss_chart, usage
 
 PLAN = SimpleNamespace(step_seconds=0.0575)
 

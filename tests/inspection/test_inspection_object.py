@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import meshwright
-from meshwright.cli.inspect_screen import print_buffers, print_screen
+from meshwright.cli.inspect.screen import print_buffers, print_screen
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.hlo import parse_hlo
 from meshwright.simulate import read_buffers

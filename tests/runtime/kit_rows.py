@@ -374,6 +374,8 @@ FINE_TUNING = [
     Row(with_lora(GPT2), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(QWEN3), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(MOE), MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
     Row(DENSE, MeshShape(fsdp=2, tp=2), frozen=("embedding", "layers")),
     Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2), frozen=("*norm*", "down", "unembedding")),
     Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2, zero_stage=1), frozen=("embedding", "query"), core=True),

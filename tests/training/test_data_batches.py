@@ -1,6 +1,7 @@
 """Rows of documents, and the batch of any step: what is in them, and that seed and step alone decide it."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from meshwright.runtime import build_mesh
 from meshwright.step import Workload
 from meshwright.text import read_tokenizer
 from meshwright.training.data import Batches, DataConfig, open_data
+from meshwright.training.data.held_out import split
 from meshwright.training.data.mixture import Mixture
-from meshwright.training.data.opened import split
 from meshwright.training.data.packing import pack, pieces
-from meshwright.training.data.rows import DocumentRows, document_rows
+from meshwright.training.data.row_index import read_row_index, write_row_index
+from meshwright.training.data.rows import DocumentRows
 
 SEQ_LEN, BATCH = 16, 8
 MODEL = replace(PRESETS["tiny"], vocab=300)
@@ -35,7 +37,7 @@ class Documents:
 
     def __init__(self, documents):
         self.documents = documents
-        self.lengths = np.array([len(one.tokens) for one in documents])
+        self.offsets = np.cumsum([0, *(len(one.tokens) for one in documents)])
         masked = any(one.loss is not None for one in documents)
         self.loss_counts = np.array([one.loss_tokens for one in documents]) if masked else None
 
@@ -147,7 +149,16 @@ def test_rows_are_filled_in_order_while_documents_fit(slots, chunk):
     assert starts == [*wanted, len(slots)]
 
 
-def test_long_documents_are_split_where_all_has_loss_and_else_cut():
+def index(directory, dataset, *, seed=None, block=10**6, is_packed=True):
+    """The row index of all documents of a data set, given in blocks."""
+    count = len(dataset.offsets) - 1
+    blocks = [np.arange(at, min(at + block, count)) for at in range(0, count, block)]
+    directory.mkdir()
+    write_row_index(directory, dataset, blocks, SEQ_LEN, is_packed=is_packed, seed=seed)
+    return read_row_index(directory)
+
+
+def test_long_documents_are_split_where_all_has_loss_and_else_cut(tmp_path):
     long = np.arange(40, dtype=np.int32)
     found = pieces(Documents([Document(long), Document(long[:5])]), np.arange(2), SEQ_LEN)
     assert found.starts.tolist() == [0, 16, 32, 0]
@@ -160,12 +171,81 @@ def test_long_documents_are_split_where_all_has_loss_and_else_cut():
     assert found.slots.tolist() == [16, 16]
     assert found.loss_counts.tolist() == [7, 16]
     assert (found.long, found.lost) == (3, 1)
-    rows = DocumentRows("name", masked, SEQ_LEN, found, is_packed=True)
+    rows = DocumentRows("name", masked, SEQ_LEN, index(tmp_path / "masked", masked), is_packed=True)
     assert rows.notes == {"documents_cut": 3, "no_loss": 1}
     assert rows.read(0)["weights"].sum() == 7
     assert rows.sizes(np.arange(2)).loss_tokens == 23
-    with pytest.raises(MeshwrightError, match="name has no document with loss in its first 16 tokens"):
-        document_rows("name", Documents([Document(long, masks[1])]), SEQ_LEN, np.arange(1), is_packed=True, seed=0)
+    with pytest.raises(MeshwrightError, match="no document has loss in its first 16 tokens"):
+        index(tmp_path / "lost", Documents([Document(long, masks[1])]))
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("has_masks", [True, False])
+def test_the_index_of_rows_is_the_same_in_blocks_of_any_size(tmp_path, monkeypatch, has_masks, is_packed):
+    """It is made some documents at a time; the shuffle is NumPy's of all of them."""
+    rng = np.random.default_rng(0)
+    texts = [np.arange(size) for size in rng.integers(2, 40, size=500)]
+    dataset = Documents([Document(text, rng.random(len(text)) < 0.2 if has_masks else None) for text in texts])
+    monkeypatch.setattr("meshwright.training.data.packing.CHUNK", 32)
+    whole = index(tmp_path / "whole", dataset, seed=3, is_packed=is_packed)
+    monkeypatch.setattr("meshwright.training.data.row_index.BLOCK", 64)
+    parts = index(tmp_path / "parts", dataset, seed=3, is_packed=is_packed, block=7)
+    for name, array in whole._asdict().items():
+        np.testing.assert_array_equal(array, getattr(parts, name), err_msg=name)
+    found = pieces(dataset, np.arange(500), SEQ_LEN)
+    order = np.random.default_rng(3).permutation(len(found.slots))
+    np.testing.assert_array_equal(whole.documents, found.documents[order])
+    assert whole.row_starts.tolist() == (
+        pack(found.slots[order], SEQ_LEN).tolist() if is_packed else [*range(len(order) + 1)]
+    )
+    assert whole.tokens[-1] == found.slots.sum()
+    assert whole.losses[-1] == (found.slots if found.loss_counts is None else found.loss_counts).sum()
+
+
+class Repeated:
+    """Documents of one text, so many that what is kept of each would be seen; their offsets are in a file."""
+
+    loss_counts = None
+
+    def __init__(self, path, count):
+        np.save(path, np.arange(count + 1) * 9)
+        self.offsets = np.load(path, mmap_mode="r")
+
+
+def test_memory_does_not_grow_with_the_documents(tmp_path, monkeypatch):
+    """Neither what is made once of all documents, nor what is open after: arrays of them are files."""
+    monkeypatch.setattr("meshwright.training.data.row_index.BLOCK", 4096)
+    monkeypatch.setattr("meshwright.training.data.held_out.BLOCK", 4096)
+    peaks = []
+    for count in (20_000, 200_000):
+        dataset = Repeated(tmp_path / f"{count}.npy", count)
+        (tmp_path / str(count)).mkdir()
+        tracemalloc.start()
+        training, held = split(count, 0.1, "name")
+        write_row_index(tmp_path / str(count), dataset, training.blocks(), SEQ_LEN, is_packed=True, seed=0)
+        found = read_row_index(tmp_path / str(count))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(found.documents) + sum(map(len, held.blocks())) == count
+    # A byte a document would be 180,000.
+    assert peaks[1] - peaks[0] < 20_000
+
+
+def test_the_index_of_rows_is_made_once_and_a_damaged_one_is_one_line(lines, tmp_path, monkeypatch):
+    config = DataConfig(sources=(lines,), held_out=0.2)
+    first = arrays(make(config)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("meshwright.training.data.opened.write_row_index", None)
+        for name, array in arrays(make(config)[0]).items():
+            np.testing.assert_array_equal(array, first[name])
+        with pytest.raises(TypeError):
+            make(replace(config, held_out=0.3))
+    for path in (tmp_path / "cache").glob("meshwright/tokens/*/tokens"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(
+        MeshwrightError, match=r"meshwright/tokens/\w+ is damaged .*; delete it, and the run makes it anew"
+    ):
+        make(config)
 
 
 def test_weights_are_those_of_the_tokens_with_loss_over_the_whole_batch(tmp_path):
@@ -241,13 +321,13 @@ def test_sources_without_weights_are_read_once_an_epoch_each(lines, tmp_path):
 
 @given(st.integers(2, 3000), st.floats(0.0001, 0.9), st.integers(0, 500))
 def test_what_is_held_out_is_a_share_that_stays_when_documents_are_added(count, share, more):
-    train, held = split(count, share, "name")
+    train, held = (np.concatenate([*part.blocks()]) for part in split(count, share, "name"))
     assert sorted([*train, *held]) == list(range(count))
     assert len(train)
     assert len(held)
     if count > 100 and share > 0.05:
         assert len(held) == pytest.approx(share * count, abs=5 * (share * count) ** 0.5)
-        assert set(held) <= set(split(count + more, share, "name")[1])
+        assert set(held) <= set(np.concatenate([*split(count + more, share, "name")[1].blocks()]))
 
 
 @pytest.mark.parametrize("rows", ["windows", "packed"])

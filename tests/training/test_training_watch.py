@@ -112,6 +112,7 @@ def test_tensorboard_reads_each_step_once(broken):
 
 def test_what_is_no_number_is_no_scalar():
     row = {"step": 3, "time": 1.0, "loss": 2, "mesh": "fsdp=8", "memory_peak_bytes": None, "eval_loss": 1.5}
+    assert scalars({"eval_tasks": {"sums": {"questions": 1, "acc": 1.0, "acc_stderr": None}}}) == {"eval/sums/acc": 1.0}
     assert scalars(row | {"mfu": 0.5}) == {"train/loss": 2.0, "eval/loss": 1.5, "speed/mfu": 0.5}
 
 

@@ -39,6 +39,8 @@ def make_run(directory, *, steps=6, **more):
         }  # fmt: skip
         row |= {"startup_seconds": 2.0, "compile_seconds": 7.0} if step == 0 else {}
         lines += [row | more, *([{"step": step, "save_seconds": 0.25, "eval_loss": 4.5}] if step == 2 else [])]
+        share = {"acc": 0.125 * step, "acc_stderr": 0.05, "acc_norm": 0.25, "acc_norm_stderr": None}
+        lines += [{"step": step, "eval_tasks": {"<sums>": {"questions": 40} | share}}] if step in (2, 4) else []
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return directory
 
@@ -67,10 +69,12 @@ def test_the_page_has_each_figure_of_a_run(tmp_path):
     assert "12 steps were taken again" in page
     assert cells(page, "wiki.jsonl") == ["1,200", "78.1%", "18"]
     assert cells(page, "&lt;code&gt;")[:2] == ["336", "21.9%"]
+    assert cells(page, "&lt;sums&gt;") == ["40", "50.0% ± 5.00%", "25.0%", "5"]
+    assert "Accuracy of &lt;sums&gt;" in page
     assert "the loss is nan" in page
     assert "<code>" not in page.split("<style>")[0]
-    # Loss, rate, norm, tokens a second, MFU and input; the held-out loss is a point.
-    assert (page.count("<polyline"), page.count("<circle")) == (6, 1)
+    # Loss, rate, norm, tokens a second, MFU, input and the task; the held-out loss is a point.
+    assert (page.count("<polyline"), page.count("<circle")) == (7, 1)
 
 
 def test_curves_of_runs_stand_in_the_same_charts(tmp_path):

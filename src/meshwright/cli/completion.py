@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from meshwright.cli.arguments import option, positional
-from meshwright.cli.main import COMMANDS, SEVERAL_KINDS
+from meshwright.cli.main import COMMANDS, SEVERAL_KINDS, command_module
 from meshwright.cli.text import wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import Option, declared_options
@@ -75,7 +74,7 @@ def _place(shell: str) -> tuple[Path, str]:
 def _words() -> Iterator[tuple[str, dict[str, Option]]]:
     """Every command with its options; of `plan` and `verify` those of all kinds."""
     for name in COMMANDS:
-        module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
+        module = command_module(name)
         options = dict(declared_options(module.Args))
         for kind in module.KINDS.values() if name in SEVERAL_KINDS else ():
             options |= declared_options(kind)

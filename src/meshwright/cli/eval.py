@@ -13,10 +13,11 @@ from meshwright.cli.tables import console, show, table
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.units import show_percent
+from meshwright.units import show_estimate
 
 if TYPE_CHECKING:
     from meshwright.inference import Score, TaskResult
+    from meshwright.inference.tasks import TaskFigures
 
 EXAMPLES = (
     "meshwright eval runs/tiny --data README.md docs",
@@ -96,16 +97,15 @@ def _data(score: Score) -> dict[str, Any]:
 
 def _print_task(result: TaskResult, *, as_json: bool) -> None:
     """Print both accuracies."""
-    shares = {name: (getattr(result, name), result.stderr(getattr(result, name))) for name in ("acc", "acc_norm")}
-    count = len(result.log_likelihoods)
+    figures = result.figures()
     if as_json:
-        data = {"questions": count, "log_likelihoods": result.log_likelihoods}
-        for name, (share, error) in shares.items():
-            data |= {name: share, f"{name}_stderr": error}
-        print(json.dumps(data, indent=2))
+        likely = {"log_likelihoods": result.log_likelihoods}
+        print(json.dumps({"questions": figures["questions"]} | likely | figures, indent=2))
         return
-    words = [
-        f"{name} {show_percent(share)}" + ("" if error is None else f" ± {show_percent(error)}")
-        for name, (share, error) in shares.items()
-    ]
-    show(console(), f"{count:,} questions   {'   '.join(words)}")
+    show(console(), f"{figures['questions']:,} questions   {'   '.join(accuracies(figures))}")
+
+
+def accuracies(figures: TaskFigures) -> tuple[str, str]:
+    """Both accuracies of a task in words."""
+    acc = show_estimate(figures["acc"], figures["acc_stderr"])
+    return f"acc {acc}", f"acc_norm {show_estimate(figures['acc_norm'], figures['acc_norm_stderr'])}"

@@ -165,10 +165,15 @@ def _main(words: list[str]) -> int:
     try:
         # Only the command's own file is imported: `plan` answers before JAX would have loaded.
         with waiting(f"loading {name}"):
-            module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '_')}")
+            module = command_module(name)
         return _run(module, name, rest)
     finally:
         gc.enable()
+
+
+def command_module(name: str) -> ModuleType:
+    """The module of a command, one of `COMMANDS`: it has `EXAMPLES`, `Args` and `run`."""
+    return importlib.import_module(f"meshwright.cli.{name.replace(' ', '.')}")
 
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
@@ -182,7 +187,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
         args, kinds = module.args_of(words), module.KINDS
         hints = module.HINTS.get(args, {})
     if name in SHOWS:
-        kinds = {one: importlib.import_module(f"meshwright.cli.{one.replace(' ', '_')}").Args for one in SHOWS}
+        kinds = {one: command_module(one).Args for one in SHOWS}
     if {"-h", "--help"} & set(words):
         _show_help(args, name, module.EXAMPLES)
         return 0

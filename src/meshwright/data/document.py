@@ -41,8 +41,8 @@ class Dataset(Protocol):
     """Documents by number."""
 
     @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of each document [documents]."""
+    def offsets(self) -> np.ndarray:
+        """The tokens before each document, and those of all [documents + 1]."""
         ...
 
     @property

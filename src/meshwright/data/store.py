@@ -116,11 +116,6 @@ class TokenStore:
             raise MeshwrightError(f"{directory}/offsets.npy is not that of its store.json; tokenise anew")
 
     @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of each document [documents]."""
-        return np.diff(self.offsets)
-
-    @property
     def loss_counts(self) -> np.ndarray | None:
         """The predicted tokens of each document that have loss [documents]; None where all but the first do."""
         return self._counts
@@ -191,11 +186,6 @@ class PreferencePairs:
 
     def __len__(self) -> int:
         return self.store.info.documents // 2
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of the chosen and the rejected document of each pair [pairs, 2]."""
-        return self.store.lengths.reshape(-1, 2)
 
     def __getitem__(self, number: int) -> Pair:
         return Pair(self.store.read(2 * number), self.store.read(2 * number + 1))

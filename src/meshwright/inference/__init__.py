@@ -4,7 +4,7 @@ from meshwright.inference.loaded import LoadedModel, Prompt
 from meshwright.inference.save import check_target
 from meshwright.inference.scoring import Score, total
 from meshwright.inference.stream import GenerateOptions, Piece, collect
-from meshwright.inference.tasks import TaskResult, answer, read_task
+from meshwright.inference.tasks import TaskResult, answer, check_answerable, read_task
 
 __all__ = [
     "GenerateOptions",
@@ -14,6 +14,7 @@ __all__ = [
     "Score",
     "TaskResult",
     "answer",
+    "check_answerable",
     "check_target",
     "collect",
     "read_task",

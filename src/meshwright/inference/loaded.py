@@ -154,6 +154,15 @@ class LoadedModel:
         beginning is left out, both as the LM evaluation harness does it
         (https://github.com/EleutherAI/lm-evaluation-harness).
         """
+        rows, counts = self.continuations(pairs)
+        return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
+
+    def continuations(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Any], list[int]]:
+        """The tokens [n] of each context with its continuation, and how many of them are the continuation's.
+
+        Raises:
+            MeshwrightError: a continuation without tokens, or with more than are scored at once.
+        """
         rows, counts = [], []
         for context, continuation in pairs:
             whole = self.encode(context + continuation)
@@ -165,7 +174,7 @@ class LoadedModel:
                     f" predicted from a token before it at least, and has 1 to {self.usual_window}"
                 )
             rows.append(whole[-self.usual_window - 1 :])
-        return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
+        return rows, counts
 
     @property
     def usual_window(self) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.inference.loaded import LoadedModel
@@ -27,6 +27,16 @@ class Question:
     query: str
     choices: tuple[str, ...]
     gold: int
+
+
+class TaskFigures(TypedDict):
+    """What JSON and metrics have of a task: `TaskResult` without its log likelihoods, with the standard errors."""
+
+    questions: int
+    acc: float
+    acc_stderr: float | None
+    acc_norm: float
+    acc_norm_stderr: float | None
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,16 @@ class TaskResult:
         count = len(self.log_likelihoods)
         return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
 
+    def figures(self) -> TaskFigures:
+        """Both shares with their standard errors."""
+        return TaskFigures(
+            questions=len(self.log_likelihoods),
+            acc=self.acc,
+            acc_stderr=self.stderr(self.acc),
+            acc_norm=self.acc_norm,
+            acc_norm_stderr=self.stderr(self.acc_norm),
+        )
+
 
 def read_task(path: Path) -> list[Question]:
     """The questions of a file with a JSON object a line: `query`, `choices` and `gold`, or `question` and `answer`.
@@ -63,8 +83,7 @@ def read_task(path: Path) -> list[Question]:
 
 def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
     """Answer questions with the likeliest of their choices, each after a space."""
-    pairs = [(question.query, f" {choice}") for question in questions for choice in question.choices]
-    every = iter(model.log_likelihoods(pairs))
+    every = iter(model.log_likelihoods(_pairs(questions)))
     found = tuple(tuple(next(every) for _ in question.choices) for question in questions)
     right = right_normed = 0
     for question, likely in zip(questions, found, strict=True):
@@ -72,6 +91,16 @@ def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
         right += likely.index(max(likely)) == question.gold
         right_normed += by_byte.index(max(by_byte)) == question.gold
     return TaskResult(found, right / len(questions), right_normed / len(questions))
+
+
+def check_answerable(model: LoadedModel, questions: Sequence[Question]) -> None:
+    """Raise as `answer` would where a choice cannot be scored; no parameter is needed."""
+    model.continuations(_pairs(questions))
+
+
+def _pairs(questions: Sequence[Question]) -> list[tuple[str, str]]:
+    """Each question with each of its choices, which follows a space."""
+    return [(question.query, f" {choice}") for question in questions for choice in question.choices]
 
 
 def _question(data: dict[str, Any], place: str) -> Question:

@@ -44,7 +44,7 @@ class Inspection:
 
     def __str__(self) -> str:
         """The screen of `meshwright inspect`, as plain text."""
-        from meshwright.cli.inspect_screen import screen_text
+        from meshwright.cli.inspect.screen import screen_text
 
         return screen_text(self)
 

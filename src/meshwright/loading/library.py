@@ -24,9 +24,8 @@ from meshwright.planner import read_mesh, read_system
 from meshwright.runtime import DTYPES, ShardingContext, abstract_for_inference, build_mesh, claim_devices
 from meshwright.runtime.arrays import shardings
 from meshwright.step import Dtype, ModelConfig, check_runnable, leaves, map_leaves, parameters
-from meshwright.text import byte_tokenizer, read_json, read_tokenizer
+from meshwright.text import byte_tokenizer_for, read_json, read_tokenizer
 from meshwright.training import (
-    BYTES,
     MODEL_FILES,
     Note,
     RunConfig,
@@ -98,8 +97,6 @@ class Found:
         else:
             files = kept_files(self.run, self.path) if self.run.weights or self.run.tokenizer else None
             tokenizer = run_tokenizer(self.run, self.path)
-        if tokenizer is None and self.model.vocab == BYTES:
-            tokenizer = byte_tokenizer()
         with jax.set_mesh(mesh):
             if self.run is None:
                 wanted: Any = abstract_for_inference(
@@ -118,7 +115,7 @@ class Found:
             system=self.system,
             dtype=self.dtype,
             stored_dtype=self.stored_dtype,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer or byte_tokenizer_for(self.model.vocab),
             source=_source(files) if files else {},
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
             sp_method=self.run.strategy.sp_method if self.run else "gather",

@@ -9,6 +9,7 @@ from meshwright.text.tokenizer import (
     Tokenizer,
     TokenStream,
     byte_tokenizer,
+    byte_tokenizer_for,
     read_json,
     read_tokenizer,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "apply_chat_template",
     "byte_tokenizer",
     "byte_tokenizer_files",
+    "byte_tokenizer_for",
     "chat_template",
     "chat_with_loss",
     "json_lines",

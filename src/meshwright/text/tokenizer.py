@@ -159,6 +159,12 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(codec=_Bytes(), num_tokens=256)
 
 
+def byte_tokenizer_for(vocab: int) -> Tokenizer | None:
+    """Bytes as tokens, for a model without a tokenizer whose vocabulary is the 256 bytes; None for any other."""
+    found = byte_tokenizer()
+    return found if vocab == found.num_tokens else None
+
+
 def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     """The tokenizer of a Hugging Face directory; None where it has none.
 

@@ -1,7 +1,7 @@
 """Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
 
 from meshwright.training.checks import DoesNotFitError, check_start
-from meshwright.training.data import BYTES, read_texts
+from meshwright.training.data import read_texts
 from meshwright.training.library import allowed_differences, new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.optimizer import Optimizer
@@ -14,7 +14,6 @@ from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
 
 __all__ = [
-    "BYTES",
     "MODEL_FILES",
     "Checkpoints",
     "DoesNotFitError",

@@ -14,12 +14,14 @@ class Evaluating:
 
     every: steps between evaluations, of which the last step has one too; 0 for none. batches: the most batches of one,
     each of the run's shape; None for all there are. data: files to evaluate on, as `DataConfig.sources`; by default the
-    share of the data that is held out.
+    share of the data that is held out. tasks: files of multiple-choice questions, as `inference.tasks.read_task` reads
+    them.
     """
 
     every: int = 0
     batches: int | None = None
     data: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -27,7 +29,11 @@ class Evaluating:
             raise MeshwrightError(f"eval_every is {self.every}; it is a whole number of steps, or 0 for no evaluation")
         if self.batches is not None and self.batches < 1:
             raise MeshwrightError(f"eval_batches is {self.batches}; it is a whole number from 1")
-        given = {"eval_batches": self.batches is not None, "eval_data": bool(self.data)}
+        given = {
+            "eval_batches": self.batches is not None,
+            "eval_data": bool(self.data),
+            "eval_tasks": bool(self.tasks),
+        }
         if not self.every and (idle := [name for name, is_given in given.items() if is_given]):
             raise MeshwrightError(f"{idle[0]} changes nothing without eval_every; say how often to evaluate")
 

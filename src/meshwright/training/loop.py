@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -28,6 +27,7 @@ from meshwright.step import (
     stream_rules,
 )
 from meshwright.text import Tokenizer
+from meshwright.training.after_step import AfterStep
 from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
 from meshwright.training.data.pair_batches import PairBatches
 from meshwright.training.data.pairs import PairData, load_pairs
@@ -53,12 +53,13 @@ from meshwright.training.run_record import compiled_record, measured, seconds_at
 from meshwright.training.run_reference import begin_pairs
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
-from meshwright.training.update.bad_steps import BadSteps, LimitedBatches, note_bad_step
+from meshwright.training.update.bad_steps import BadSteps, LimitedBatches
 from meshwright.training.watch import (
     Evaluator,
     Profiler,
     RunLog,
     Shortfall,
+    Tasks,
     load_wandb,
     parse_profile,
     profiled_collectives,
@@ -167,87 +168,71 @@ def _run(
     identity = {"data": data.fingerprint, "tokenizer": tokenizer_checksum(config, directory)}
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
+    tasks = Tasks(config, mesh, tokenizer) if config.evaluating.tasks else None
     taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
-    try:
-        with jax.set_mesh(mesh), ExitStack() as exits:
-            log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
-            exits.enter_context(checkpoints)
-            profiler = None
-            wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-            check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
-            before = [row for row in read_metrics(directory) if row["step"] < start]
-            bad_steps = BadSteps(config.optimizer.spike_factor, before)
-            if isinstance(data, PairData):
-                # Before the state, so that what a precomputed reference took is free again.
-                pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
-                batches, prepare = pairs.batches, pairs.prepare
-            else:
-                batches, prepare, pairs = _text_batches(config, data, layout, mesh), dict, None
-                exits.callback(batches.close)
-            first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
-            is_limited = config.strategy.on_bad_step == "skip"
-            of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
-            about = {"config": config.to_json(), "identity": identity}
-            in_order = order_of_checkpoints(config, layout, mesh)
-            saver = Saver(config, directory, checkpoints, in_order, about, log, on_note)
-            step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
-            program = StepProgram(step_of, on_note, prepare)
-            planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
-            shortfall = Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
-            evaluate = None
-            if config.evaluating.every:
-                held_out = _held_out(config, batches, tokenizer, on_note)
-                evaluate = Evaluator(config, layout, held_out)
-            if is_first_process():
-                profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
-
-            def is_due(step: int) -> bool:
-                """Whether the state after a step is looked at before the next step is taken."""
-                saver.decide(step + 1, interruption, waits=False)
-                is_profiled = profiler is not None and profiler.is_due(step + 1)
-                is_wanted = saver.is_due or config.evaluating.is_due(step + 1) or is_profiled
-                return interruption.stop is not None or is_wanted
-
-            for row, state in _rows(config, program, of_steps, first, start, is_due, runs_ahead=runs_ahead):
-                taken = row["step"] + 1
-                if isinstance(batches, Batches):
-                    row |= batches.row(row["step"])
-                if not interruption.has_begun:
-                    row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
-                    begin(config, directory, checkpoints, start, row, on_note)
-                    if pairs is not None:
-                        row |= pairs.counts
-                        pairs.keep()
-                    interruption.has_begun = True
-                    if log is not None:
-                        assert program.compiled is not None
-                        log.begin(start, compiled_record(config, program.compiled))
+    with _telling_what_is_left(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
+        log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+        exits.enter_context(checkpoints)
+        wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
+        check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
+        before = [row for row in read_metrics(directory) if row["step"] < start]
+        bad_steps = BadSteps(config.optimizer.spike_factor, before)
+        if isinstance(data, PairData):
+            # Before the state, so that what a precomputed reference took is free again.
+            pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
+            batches, prepare = pairs.batches, pairs.prepare
+        else:
+            batches, prepare, pairs = _text_batches(config, data, layout, mesh), dict, None
+            exits.callback(batches.close)
+        first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
+        is_limited = config.strategy.on_bad_step == "skip"
+        of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+        about = {"config": config.to_json(), "identity": identity}
+        saver = Saver(config, directory, checkpoints, order_of_checkpoints(config, layout, mesh), about, log, on_note)
+        step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
+        program = StepProgram(step_of, on_note, prepare)
+        evaluate = None
+        if config.evaluating.every:
+            held_out = _held_out(config, batches, tokenizer, on_note)
+            evaluate = Evaluator(config, layout, held_out, tasks)
+        profiler = None
+        if is_first_process():
+            profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
+        after = AfterStep(
+            config=config, directory=directory, interruption=interruption, checkpoints=checkpoints, batches=batches,
+            bad_steps=bad_steps, shortfall=_shortfall(config), saver=saver, evaluate=evaluate, log=log,
+            profiler=profiler, runs_ahead=runs_ahead, on_step=on_step, on_note=on_note, on_evaluation=on_evaluation,
+        )  # fmt: skip
+        rows = _rows(config, program, of_steps, first, start, after.is_state_due, runs_ahead=runs_ahead)
+        for row, state in rows:
+            taken = row["step"] + 1
+            if isinstance(batches, Batches):
+                row |= batches.row(row["step"])
+            if not interruption.has_begun:
+                row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+                begin(config, directory, checkpoints, start, row, on_note)
+                if pairs is not None:
+                    row |= pairs.counts
+                    pairs.keep()
+                interruption.has_begun = True
                 if log is not None:
-                    log.add(row)
-                if why := bad_steps.why(row):
-                    text = {"seed": config.seed, "items": batches.items(row["step"])}
-                    _tell_bad_step(config, directory, row, why, text, bad_steps, checkpoints, on_note)
-                if (line := shortfall.add(row)) is not None:
-                    on_note(line)
-                on_step(row)
-                saver.check()
-                if state is None:
-                    continue
-                if profiler is not None:
-                    profiler.after(taken)
-                if not runs_ahead:
-                    saver.decide(taken, interruption, waits=True)
-                is_last = taken == config.steps or interruption.stop is not None
-                if evaluate is not None and (taken == config.steps or config.evaluating.is_due(taken)):
-                    found = evaluate(state["params"])
-                    on_evaluation(row | found)
-                    if log is not None:
-                        log.add_later(found)
-                if is_last or saver.is_due:
-                    stall = saver.save(taken, state, is_last=is_last)
-                    shortfall.add_later({"save_seconds": stall})
-                if is_last:
-                    break
+                    assert program.compiled is not None
+                    log.begin(start, compiled_record(config, program.compiled))
+            after.follow_row(row)
+            if state is not None and after.follow_state(row, state):
+                break
+    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
+    return Outcome(record, taken, interruption.stop)
+
+
+@contextmanager
+def _telling_what_is_left(config: RunConfig, directory: Path, start: int, interruption: Interruption) -> Iterator[None]:
+    """Raise what ends a run that has begun as a RunStoppedError, which says what is left of the run.
+
+    A run that has not begun leaves what it raises as it is.
+    """
+    try:
+        yield
     except NotFiniteError as error:
         how = "--resume --change --learning-rate RATE"
         raise RunStoppedError(f"{error}; {what_is_left(config, directory, how)}") from None
@@ -260,8 +245,12 @@ def _run(
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
-    return Outcome(record, taken, interruption.stop)
+
+
+def _shortfall(config: RunConfig) -> Shortfall:
+    """What judges a run by its plan."""
+    planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
+    return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
 
 
 def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mesh: Mesh) -> Batches:
@@ -273,45 +262,21 @@ def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mes
     return Batches(data, sharding, shape, seed=config.seed, order=order, draws=draws)
 
 
-def _held_out(config: RunConfig, batches: Batches | PairBatches, tokenizer: Tokenizer | None, on_note: Note) -> HeldOut:
-    """What a run is evaluated on: rows of other files, or those that its own data holds out."""
+def _held_out(
+    config: RunConfig, batches: Batches | PairBatches, tokenizer: Tokenizer | None, on_note: Note
+) -> HeldOut | None:
+    """What a run's loss is evaluated on: rows of other files, or those that its own data holds out.
+
+    None where it learns from pairs and is evaluated by tasks alone.
+    """
     if not isinstance(batches, Batches):
+        if config.evaluating.tasks and config.evaluating.batches is None and not config.evaluating.data:
+            return None
         raise MeshwrightError("eval_every is of runs that learn from text; --objective dpo has none yet, leave it out")
     if not config.evaluating.data:
         return batches.held_out
     other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
     return batches.in_order(open_data(other, config.workload, tokenizer, seed=config.seed, on_note=on_note).training)
-
-
-def _tell_bad_step(
-    config: RunConfig,
-    directory: Path,
-    row: Row,
-    why: str,
-    text: Mapping[str, Any],
-    bad_steps: BadSteps,
-    checkpoints: Checkpoints,
-    on_note: Note,
-) -> None:
-    """Note a bad step that was left out, with the text that it read; raise where it was not, or too many were in a row.
-
-    The checkpoint that it came from is put aside where it gives no numbers.
-    """
-    step = row["step"]
-    if row.get("skipped"):
-        if is_first_process():
-            note_bad_step(directory, row, why, text)
-        on_note(f"step {step + 1} is left out: {why}")
-        if bad_steps.in_a_row < config.optimizer.max_bad_steps:
-            return
-        why = f"{bad_steps.in_a_row} steps in a row were left out, and in the last one {why}"
-    if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
-        checkpoints.wait()
-        if is_first_process() and step in checkpoints.steps:
-            checkpoints.set_aside(step, "nan")
-    raise NotFiniteError(
-        f"{why} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}; training stops"
-    )
 
 
 def _rows(

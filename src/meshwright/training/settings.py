@@ -62,6 +62,7 @@ SETTINGS: Mapping[str, Setting] = {
     "eval_every": Setting("evaluating.every", resume="free"),
     "eval_batches": Setting("evaluating.batches", resume="free"),
     "eval_data": Setting("evaluating.data", resume="free"),
+    "eval_tasks": Setting("evaluating.tasks", resume="free"),
     "profile": Setting("watching.profile", resume="free"),
     "wandb": Setting("watching.wandb", resume="free"),
     "adapter": Setting("adapter", resume="never"),
@@ -85,7 +86,7 @@ class TrainOptions(PlanOptions, total=False):
     where it is not the model's own. wandb: the project of Weights & Biases that metrics go to as well (none). profile:
     the first and the last step of a trace, as `10:15` (none).
     eval_every: steps between evaluations (0 for none); eval_batches: the most batches of each (all); eval_data: what
-    they are on (the held-out share).
+    they are on (the held-out share); eval_tasks: files of multiple-choice questions that are answered too (none).
     """
 
     data: tuple[str, ...] | None
@@ -123,6 +124,7 @@ class TrainOptions(PlanOptions, total=False):
     eval_every: int | None
     eval_batches: int | None
     eval_data: tuple[str, ...] | None
+    eval_tasks: tuple[str, ...] | None
     wandb: str | None
     profile: str | None
     weights: str | Path | None

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from meshwright.training.watch import (
     read_profile,
     read_restarts,
 )
-from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
 from meshwright.verification import compare_profile
 from meshwright.viz.curves import RUN_COLOURS, curves
 from meshwright.viz.document import Section, html_table, legend, render
@@ -172,9 +173,11 @@ _CURVES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
     """A chart for each quantity that any run has."""
+    tasks = dict.fromkeys(name for run in runs for row in run.rows for name in row.get("eval_tasks", {}))
+    accuracies = [(f"Accuracy of {name}", ("eval_tasks", name, "acc"), show_percent) for name in tasks]
     charts = []
-    for title, field, show in _CURVES:
-        series = {run.name: (colours[run.name], _points(run.rows, field)) for run in runs}
+    for title, path, show in (*((title, (field,), show) for title, field, show in _CURVES), *accuracies):
+        series = {run.name: (colours[run.name], _points(run.rows, path)) for run in runs}
         if not any(value for _, points in series.values() for _, value in points):
             continue
         if drawn := curves(series, show, title=f"{title} over steps"):
@@ -182,14 +185,18 @@ def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
     return f'<div class="charts">{"".join(charts)}</div>'
 
 
-def _points(rows: Sequence[Row], field: str) -> list[tuple[float, float]]:
-    """The values of a field by step, from 1. Speeds leave out the first step of a process, which warms up."""
+def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, float]]:
+    """The values of a field by step, from 1, or of a field within fields.
+
+    Speeds leave out the first step of a process, which warms up.
+    """
+    field = path[0]
     is_speed = field in ("tokens_per_second", "mfu", "input_share")
     found = []
     for row in rows:
         if is_speed and "startup_seconds" in row:
             continue
-        value = row.get(field)
+        value: Any = reduce(lambda found, name: found.get(name, {}), path, row)
         if field == "input_share" and "input_seconds" in row:
             value = row["input_seconds"] / row["step_seconds"]
         if isinstance(value, int | float) and math.isfinite(value):
@@ -250,6 +257,7 @@ def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
         Section(f"{of}Mesh", _mesh(run)),
         Section(f"{of}Memory of a device", memory.body),
         Section(f"{of}Devices", _devices(run)),
+        Section(f"{of}Tasks", _tasks(run.rows)),
         Section(f"{of}Data", _data(run.rows)),
         Section(f"{of}Bad steps", _bad_steps(run)),
     ]
@@ -321,6 +329,22 @@ def _devices(run: Run) -> str:
         " mean. In a collective a device waits for the slowest too."
     )
     return draw_bars(drawn, None) + f"<p>{escape(said)}</p>"
+
+
+def _tasks(rows: Sequence[Row]) -> str:
+    """What each task was answered with at its last evaluation."""
+    last = {name: (row["step"] + 1, figures) for row in rows for name, figures in row.get("eval_tasks", {}).items()}
+    cells = [
+        (
+            name,
+            f"{figures['questions']:,}",
+            show_estimate(figures["acc"], figures["acc_stderr"]),
+            show_estimate(figures["acc_norm"], figures["acc_norm_stderr"]),
+            f"{step:,}",
+        )
+        for name, (step, figures) in last.items()
+    ]
+    return html_table(("task", "questions", "acc", "acc_norm", "after step"), cells)
 
 
 def _data(rows: Sequence[Row]) -> str:

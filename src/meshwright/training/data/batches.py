@@ -127,19 +127,18 @@ class HeldOut:
         self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
     ) -> None:
         self._layout = _Layout(rows, sharding, shape, order)
-        counts = [one.count for one in rows]
-        self._sources = np.repeat(np.arange(len(rows)), counts)
-        self._items = np.concatenate([np.arange(count) for count in counts]) if counts else np.zeros(0, np.int64)
+        self._ends = np.cumsum([one.count for one in rows], dtype=np.int64)
+        self._count = int(self._ends[-1]) if rows else 0
         self._rows, self._num_rows = rows, shape[0]
         if rows and not len(self):
             raise MeshwrightError(
-                f"{len(self._items)} windows are held out, and a batch has {shape[0]}; give a larger --held-out or a"
+                f"{self._count} windows are held out, and a batch has {shape[0]}; give a larger --held-out or a"
                 " smaller --batch"
             )
 
     def __len__(self) -> int:
         """The number of batches; 0 where nothing is held out."""
-        full, rest = divmod(len(self._items), self._num_rows)
+        full, rest = divmod(self._count, self._num_rows)
         return full + (rest > 0 and self._layout.can_pad)
 
     def __getitem__(self, number: int) -> dict[str, Array]:
@@ -158,8 +157,9 @@ class HeldOut:
     def _part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        part = slice(number * self._num_rows, (number + 1) * self._num_rows)
-        return self._sources[part], self._items[part]
+        numbers = np.arange(number * self._num_rows, min((number + 1) * self._num_rows, self._count))
+        sources = np.searchsorted(self._ends, numbers, side="right")
+        return sources, numbers - np.concatenate([[0], self._ends])[sources]
 
 
 class _Layout:

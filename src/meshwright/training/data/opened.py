@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from meshwright.data import (
     Dataset,
@@ -27,8 +23,11 @@ from meshwright.data import (
 from meshwright.errors import MeshwrightError
 from meshwright.step import Workload
 from meshwright.text import Tokenizer, byte_tokenizer, chat_template
+from meshwright.training.data.cache import cached_directory, locked_directory
 from meshwright.training.data.config import DataConfig, RowKind
-from meshwright.training.data.rows import DocumentRows, Rows, WindowRows, document_rows, text_windows
+from meshwright.training.data.held_out import Part, split
+from meshwright.training.data.row_index import read_row_index, write_row_index
+from meshwright.training.data.rows import DocumentRows, Rows, WindowRows, text_windows
 from meshwright.training.data.text_files import TextBytes, check_text, standard_library
 from meshwright.units import show_bytes
 
@@ -87,7 +86,7 @@ def open_data(
         count = _count(source, workload.seq_len, rows)
         train, held = split(count, config.held_out, source.name)
         training.append(_rows(source, workload.seq_len, train, rows, seed))
-        if len(held):
+        if held is not None:
             held_out.append(_rows(source, workload.seq_len, held, rows, None))
         _tell(source, training[-1], on_note)
     weights = [weight for _, weight in parse_sources(config.sources)]
@@ -100,31 +99,6 @@ def open_data(
     )
     _check_enough(data, found, workload, rows)
     return data
-
-
-def split(count: int, share: float, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers below `count` for training and those held out: a share of them, at least one, by a hash of each.
-
-    Neither the seed nor what is added later changes which are held out.
-    """
-    numbers = np.arange(count)
-    if not share:
-        return numbers, numbers[:0]
-    if count < 2:
-        raise MeshwrightError(f"{name} has {count} documents or windows, of which none can be held out")
-    hashes = _hash(numbers)
-    # At least one is held out, and at least one is not.
-    limit = min(max(int(share * 2**64), int(hashes.min())), int(hashes.max()) - 1)
-    is_held = hashes <= np.uint64(limit)
-    return numbers[~is_held], numbers[is_held]
-
-
-def _hash(numbers: np.ndarray) -> np.ndarray:
-    """Numbers mixed to 64 bits (SplitMix64, https://doi.org/10.1145/2714064.2660195, figure 17)."""
-    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def usual_rows(config: DataConfig) -> RowKind:
@@ -197,21 +171,13 @@ def _open_files(
     fields = None if source.kind == "text" else config.fields
     encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
     what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")
-    directory = cache_directory() / hashlib.sha256(what.signature().encode()).hexdigest()[:32]
     units = what.units()
-    if len(units) > 1 and not (directory / "store.json").is_file():
-        size = show_bytes(sum(unit.num_bytes for unit in units))
-        on_note(f"tokenising {source.name} ({size}) into {directory}, once; `meshwright tokenize` shows a bar")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # The processes of a run on one machine make it once.
+    with locked_directory(what.signature()) as directory:  # The processes of a run on one machine make it once.
+        if len(units) > 1 and not (directory / "store.json").is_file():
+            size = show_bytes(sum(unit.num_bytes for unit in units))
+            on_note(f"tokenising {source.name} ({size}) into {directory}, once; `meshwright tokenize` shows a bar")
         info = tokenize(what, directory)
     return _Opened(source.name, TokenStore(directory), info.bad, info.fingerprint)
-
-
-def cache_directory() -> Path:
-    """Where stores of runs are cached: meshwright/tokens in $XDG_CACHE_HOME, or in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright" / "tokens"
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
@@ -227,14 +193,30 @@ def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
                 f"{source.name} has tokens without loss, and windows have no weights; --rows packed has them"
             )
         return text_windows(source.dataset, seq_len)
-    return len(source.dataset.lengths)
+    return len(source.dataset.offsets) - 1
 
 
-def _rows(source: _Opened, seq_len: int, numbers: np.ndarray, rows: RowKind, seed: int | None) -> Rows:
-    """The rows of some documents or windows of a source."""
+def _rows(source: _Opened, seq_len: int, part: Part, rows: RowKind, seed: int | None) -> Rows:
+    """The rows of a part of the documents or windows of a source."""
+    sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
+    key = repr((INDEX_FORMAT, source.fingerprint, sizes, seq_len, part, rows, seed))
     if rows == "windows":
-        return WindowRows(source.name, source.dataset, seq_len, numbers)
-    return document_rows(source.name, source.dataset, seq_len, numbers, is_packed=rows == "packed", seed=seed)
+        windows = range(part.count) if part.is_whole else part.mapped(cached_directory(key, part.write))
+        return WindowRows(source.name, source.dataset, seq_len, windows)
+    is_packed = rows == "packed"
+
+    def write(directory: Path) -> None:
+        try:
+            write_row_index(directory, source.dataset, part.blocks(), seq_len, is_packed=is_packed, seed=seed)
+        except MeshwrightError as error:
+            raise MeshwrightError(f"{source.name}: {error}") from None
+
+    index = read_row_index(cached_directory(key, write))
+    return DocumentRows(source.name, source.dataset, seq_len, index, is_packed=is_packed)
+
+
+INDEX_FORMAT = 1
+"""The version of what `cached_directory` keeps of rows."""
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
@@ -262,7 +244,7 @@ def _check_enough(data: RunData, found: Sequence[_Opened], workload: Workload, r
     if have >= workload.batch:
         return
     what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
-    size = sum(int(one.dataset.lengths.sum()) for one in found)
+    size = sum(int(one.dataset.offsets[-1]) for one in found)
     unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in found) else "tokens"
     raise MeshwrightError(
         f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give more"

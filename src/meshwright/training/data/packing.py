@@ -15,23 +15,17 @@ CHUNK = 4096
 class Pieces(NamedTuple):
     """What goes into rows: documents, or pieces of long ones.
 
-    documents, starts, slots, loss_counts: [pieces]; a piece of n slots has n inputs from its start on, the n tokens
-    after each as targets, and so many targets with loss; where all have it both are one array. long: documents that
-    were split or cut; lost: documents that were left without loss where they were cut.
+    documents, starts: int64 [pieces]; slots, loss_counts: int32 [pieces]. A piece of n slots has n inputs from its
+    start on, the n tokens after each as targets, and so many targets with loss; None where all have it. long: documents
+    that were split or cut; lost: documents that were left without loss where they were cut.
     """
 
     documents: np.ndarray
     starts: np.ndarray
     slots: np.ndarray
-    loss_counts: np.ndarray
+    loss_counts: np.ndarray | None
     long: int
     lost: int
-
-    def take(self, order: np.ndarray) -> Pieces:
-        """The same pieces in another order."""
-        slots = self.slots[order]
-        losses = slots if self.loss_counts is self.slots else self.loss_counts[order]
-        return Pieces(self.documents[order], self.starts[order], slots, losses, self.long, self.lost)
 
 
 def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
@@ -40,32 +34,27 @@ def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
     A longer document is split into pieces where all its tokens have loss; where some have none it is cut, because what
     comes later would stand without its prompt.
     """
-    slots = dataset.lengths[documents].astype(np.int64) - 1
+    slots = np.asarray(dataset.offsets[documents + 1] - dataset.offsets[documents]) - 1
     is_long = slots > seq_len
     if dataset.loss_counts is None:
         counts = -(-slots // seq_len)
         first = np.cumsum(counts) - counts
-        starts = _narrow((np.arange(counts.sum()) - np.repeat(first, counts)) * seq_len)
+        starts = (np.arange(counts.sum()) - np.repeat(first, counts)) * seq_len
         lengths = np.minimum(np.repeat(slots, counts) - starts, seq_len).astype(np.int32)
-        return Pieces(_narrow(np.repeat(documents, counts)), starts, lengths, lengths, int(is_long.sum()), 0)
-    loss_counts = dataset.loss_counts[documents].astype(np.int64)
+        return Pieces(np.repeat(documents, counts), starts, lengths, None, int(is_long.sum()), 0)
+    loss_counts = dataset.loss_counts[documents].astype(np.int32)
     for number in np.flatnonzero(is_long):
         loss = dataset.read(int(documents[number]), 1, seq_len + 1).loss
         loss_counts[number] = seq_len if loss is None else loss.sum()
     kept = loss_counts > 0
     return Pieces(
-        _narrow(documents[kept]),
-        np.zeros(kept.sum(), np.int32),
+        documents[kept],
+        np.zeros(kept.sum(), np.int64),
         np.minimum(slots, seq_len).astype(np.int32)[kept],
-        loss_counts[kept].astype(np.int32),
+        loss_counts[kept],
         int(is_long.sum()),
         int((~kept).sum()),
     )
-
-
-def _narrow(numbers: np.ndarray) -> np.ndarray:
-    """Numbers in 4 bytes each, where they fit: what is kept of every document counts."""
-    return numbers.astype(np.int32) if numbers.max(initial=0) < 1 << 31 else numbers
 
 
 def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:

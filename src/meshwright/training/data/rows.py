@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from meshwright.data import Dataset
-from meshwright.errors import MeshwrightError
-from meshwright.training.data.packing import Pieces, pack, pieces
+from meshwright.training.data.row_index import RowIndex
 
 Arrays = dict[str, np.ndarray]
 
@@ -50,19 +50,18 @@ class WindowRows:
 
     names: tuple[str, ...] = ("tokens", "targets")
 
-    def __init__(self, name: str, dataset: Dataset, seq_len: int, windows: np.ndarray) -> None:
+    def __init__(self, name: str, dataset: Dataset, seq_len: int, windows: Sequence[int] | np.ndarray) -> None:
         self.name, self.count, self.notes = name, len(windows), {}
         self._dataset, self._seq_len, self._windows = dataset, seq_len, windows
-        self._ends = np.cumsum(dataset.lengths)
 
     def read(self, row: int) -> Arrays:
         """`tokens` and `targets` [seq_len]."""
         start = int(self._windows[row]) * self._seq_len
         stop, found = start + self._seq_len + 1, []
-        document = int(np.searchsorted(self._ends, start, side="right"))
+        offsets = self._dataset.offsets
+        document = int(np.searchsorted(offsets[1:], start, side="right"))
         while start < stop:
-            begin = int(self._ends[document - 1]) if document else 0
-            last = min(stop, int(self._ends[document]))
+            begin, last = int(offsets[document]), min(stop, int(offsets[document + 1]))
             found.append(self._dataset.read(document, start - begin, last - begin).tokens)
             start, document = last, document + 1
         window = np.concatenate(found)
@@ -79,40 +78,24 @@ class DocumentRows:
 
     names: tuple[str, ...] = ("tokens", "targets", "positions", "segments", "weights")
 
-    def __init__(self, name: str, dataset: Dataset, seq_len: int, found: Pieces, *, is_packed: bool) -> None:
-        self.name = name
-        self.notes = {
-            name: count
-            for name, count in (
-                ("documents_split" if dataset.loss_counts is None else "documents_cut", found.long),
-                ("no_loss", found.lost),
-            )
-            if count
-        }
-        self._dataset, self._seq_len = dataset, seq_len
-        self._documents, self._starts, self._slots = found.documents, found.starts, found.slots
-        self.is_packed = is_packed
-        starts = pack(found.slots, seq_len) if is_packed else np.arange(len(found.slots) + 1)
-        self._row_starts, self.count = starts, len(starts) - 1
-        self._tokens = np.concatenate([[0], np.cumsum(found.slots, dtype=np.int64)])[starts]
-        has_all = found.loss_counts is found.slots
-        losses = (
-            self._tokens if has_all else np.concatenate([[0], np.cumsum(found.loss_counts, dtype=np.int64)])[starts]
-        )
-        self._losses = losses
+    def __init__(self, name: str, dataset: Dataset, seq_len: int, index: RowIndex, *, is_packed: bool) -> None:
+        long = "documents_split" if dataset.loss_counts is None else "documents_cut"
+        self.name, self.count, self.is_packed = name, len(index.row_starts) - 1, is_packed
+        self.notes = {what: count for what, count in ((long, index.long), ("no_loss", index.lost)) if count}
+        self._dataset, self._seq_len, self._index = dataset, seq_len, index
 
     @property
     def fill(self) -> float:
         """The share of the rows that is no padding."""
-        return float(self._tokens[-1]) / (self.count * self._seq_len)
+        return float(self._index.tokens[-1]) / (self.count * self._seq_len)
 
     def read(self, row: int) -> Arrays:
         """`tokens`, `targets`, `positions`, `segments` (from 1; 0 is padding) and `weights` (0 or 1) [seq_len]."""
-        found = empty_row(self._seq_len)
+        found, index = empty_row(self._seq_len), self._index
         at = 0
-        for segment, piece in enumerate(range(self._row_starts[row], self._row_starts[row + 1]), start=1):
-            start, slots = int(self._starts[piece]), int(self._slots[piece])
-            document = self._dataset.read(int(self._documents[piece]), start, start + slots + 1)
+        for segment, piece in enumerate(range(index.row_starts[row], index.row_starts[row + 1]), start=1):
+            start, slots = int(index.starts[piece]), int(index.slots[piece])
+            document = self._dataset.read(int(index.documents[piece]), start, start + slots + 1)
             here = slice(at, at + slots)
             found["tokens"][here] = document.tokens[:-1]
             found["targets"][here] = document.tokens[1:]
@@ -125,7 +108,8 @@ class DocumentRows:
     def sizes(self, rows: np.ndarray) -> Sizes:
         """What some rows have together."""
         documents, tokens, losses = (
-            int((array[rows + 1] - array[rows]).sum()) for array in (self._row_starts, self._tokens, self._losses)
+            int((array[rows + 1] - array[rows]).sum())
+            for array in (self._index.row_starts, self._index.tokens, self._index.losses)
         )
         return Sizes(documents, tokens, losses)
 
@@ -138,16 +122,4 @@ def empty_row(seq_len: int) -> Arrays:
 
 def text_windows(dataset: Dataset, seq_len: int) -> int:
     """How many windows a text has."""
-    return max(int(dataset.lengths.sum()) - 1, 0) // seq_len
-
-
-def document_rows(
-    name: str, dataset: Dataset, seq_len: int, documents: np.ndarray, *, is_packed: bool, seed: int | None
-) -> DocumentRows:
-    """Rows of documents in an order that only the seed decides, or in theirs where it is None."""
-    found = pieces(dataset, documents, seq_len)
-    if not len(found.slots):
-        raise MeshwrightError(f"{name} has no document with loss in its first {seq_len:,} tokens")
-    if seed is not None:
-        found = found.take(np.random.default_rng(seed).permutation(len(found.slots)))
-    return DocumentRows(name, dataset, seq_len, found, is_packed=is_packed)
+    return max(int(dataset.offsets[-1]) - 1, 0) // seq_len

@@ -23,13 +23,14 @@ class TextBytes:
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         sizes = np.array([file.stat().st_size for file in files], np.int64)
-        self.lengths = sizes + (np.arange(len(files)) < len(files) - 1)
+        self.offsets = np.concatenate([[0], np.cumsum(sizes + (np.arange(len(files)) < len(files) - 1))])
         self._mapped = lru_cache(maxsize=4096)(lambda file: np.memmap(file, np.uint8, "r"))
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
         """Bytes `start` to `stop` of a file with the newline after it."""
-        stop = int(self.lengths[document]) if stop is None else min(stop, int(self.lengths[document]))
-        size = int(self.lengths[document]) - (document < len(self._files) - 1)
+        length = int(self.offsets[document + 1] - self.offsets[document])
+        stop = length if stop is None else min(stop, length)
+        size = length - (document < len(self._files) - 1)
         found = np.full(stop - start, ord("\n"), np.int32)
         if start < size:
             found[: size - start] = self._mapped(self._files[document])[start : min(stop, size)]

@@ -5,6 +5,7 @@ from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, r
 from meshwright.training.watch.log import RunLog, read_compiled
 from meshwright.training.watch.profile import Profile, Profiler, parse_profile, profiled_collectives, read_profile
 from meshwright.training.watch.shortfall import Shortfall
+from meshwright.training.watch.tasks import Tasks
 from meshwright.training.watch.weights_and_biases import load_wandb
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Profiler",
     "RunLog",
     "Shortfall",
+    "Tasks",
     "goodput",
     "load_wandb",
     "note_restart",

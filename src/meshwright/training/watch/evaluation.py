@@ -1,7 +1,8 @@
-"""The loss of a run on text that it does not train on, computed by the forward pass of its own step.
+"""What a run is evaluated by: the loss of text that it does not train on, and the tasks that it answers.
 
-Parameters stay where they are: the program reads the sharded arrays of the state. Without a backward pass nothing is
-kept for one, so that it needs less memory than the train step, and the plan's peak stands.
+Parameters stay where they are: the programs read the sharded arrays of the state. The loss is computed by the forward
+pass of the run's own step; without a backward pass nothing is kept for one, so that it needs less memory than the train
+step, and the plan's peak stands.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meshwright.runtime import ShardingContext
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import mean_cross_entropy
 from meshwright.training.run_directory.run import Row, RunConfig
+from meshwright.training.watch.tasks import Tasks
 
 
 class HeldOutBatches(Protocol):
@@ -34,22 +36,27 @@ class HeldOutBatches(Protocol):
 
 
 class Evaluator:
-    """Evaluates parameters on the same batches each time.
+    """Evaluates parameters on the same batches and tasks each time.
 
     Args:
-        config: of the run. layout: how parameters are stored. batches: all that are held out.
+        config: of the run. layout: how parameters are stored. batches: all that are held out. tasks: to be answered;
+            None for none.
 
     Raises:
-        MeshwrightError: where there is no batch.
+        MeshwrightError: where there is neither a batch nor a task, or a number of batches is asked for and none is
+            there.
     """
 
-    def __init__(self, config: RunConfig, layout: ShardingContext, batches: HeldOutBatches) -> None:
-        if not len(batches):
+    def __init__(
+        self, config: RunConfig, layout: ShardingContext, batches: HeldOutBatches | None, tasks: Tasks | None = None
+    ) -> None:
+        self._count = min(len(batches), config.evaluating.batches or len(batches)) if batches else 0
+        if not self._count and (tasks is None or config.evaluating.batches is not None):
+            asked = "--eval-every" if tasks is None else "--eval-batches"
             raise MeshwrightError(
-                "--eval-every needs text that is not trained on: --held-out SHARE of the data, or --eval-data PATH"
+                f"{asked} needs text that is not trained on: --held-out SHARE of the data, or --eval-data PATH"
             )
-        self._batches = batches
-        self._count = min(len(batches), config.evaluating.batches or len(batches))
+        self._batches, self._tasks = batches, tasks
 
         def loss(params: Any, batch: Mapping[str, Array]) -> Array:
             return mean_cross_entropy(params, batch, config.workload, layout, config.strategy)
@@ -57,21 +64,22 @@ class Evaluator:
         self._loss = jax.jit(loss, compiler_options=compiler_options())
 
     def __call__(self, params: Any) -> Row:
-        """The mean loss of a token in nats, its exponential, the tokens that count, and what it took (`eval_seconds`).
-
-        To be called under `jax.set_mesh`.
-        """
+        """What was found of both, and the seconds it took (`eval_seconds`). To be called under `jax.set_mesh`."""
         began = time.perf_counter()
+        row: Row = {}
+        if self._batches is not None and self._count:
+            row |= self._losses(params, self._batches)
+        if self._tasks is not None:
+            row["eval_tasks"] = self._tasks(params)
+        return row | {"eval_seconds": time.perf_counter() - began}
+
+    def _losses(self, params: Any, batches: HeldOutBatches) -> Row:
+        """The mean loss of a token in nats, its exponential, and the tokens that count."""
         losses, counts = [], []
         for number in range(self._count):
             # Read one by one: simulated devices, which share cores, would time out on each other.
-            losses.append(float(jax.device_get(self._loss(params, self._batches[number]))))
-            counts.append(self._batches.loss_tokens(number))
+            losses.append(float(jax.device_get(self._loss(params, batches[number]))))
+            counts.append(batches.loss_tokens(number))
         tokens = sum(counts)
         mean = math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
-        return {
-            "eval_loss": mean,
-            "eval_perplexity": math.exp(min(mean, 700.0)),
-            "eval_tokens": tokens,
-            "eval_seconds": time.perf_counter() - began,
-        }
+        return {"eval_loss": mean, "eval_perplexity": math.exp(min(mean, 700.0)), "eval_tokens": tokens}

@@ -114,12 +114,16 @@ class RunLog:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The numbers of a row by the tags of their curves: `train/loss`, `speed/mfu`, `eval/loss`."""
-    return {
+    """The numbers of a row by the tags of their curves: `train/loss`, `speed/mfu`, `eval/loss`, `eval/TASK/acc`."""
+    found = {
         _tag(name): float(value)
         for name, value in row.items()
         if name not in _NOT_SHOWN and isinstance(value, int | float) and not isinstance(value, bool)
     }
+    for task, figures in row.get("eval_tasks", {}).items():
+        # The number of questions is no curve, and a single one has no standard error.
+        found |= {f"eval/{task}/{name}": v for name, v in figures.items() if name != "questions" and v is not None}
+    return found
 
 
 def _tag(name: str) -> str:

@@ -17,8 +17,8 @@ from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, giv
 from meshwright.cli.tables import headline
 from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
-from meshwright.cli.verify_screen import exit_code, print_verification, read_tolerance, verification_data
-from meshwright.cli.verify_serving import ServeArgs, verify_served, verify_serving_plan
+from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
+from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
 from meshwright.cli.waiting import waiting
 from meshwright.files import check_output, write_file
 from meshwright.planner import Plan, is_serving_plan_file, plan_to_run, read_serving_plan

@@ -126,11 +126,13 @@ class WatchArgs:
     """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
 
     eval_every: Annotated[int | None, option("N")] = None
-    """Steps between evaluations on --held-out or --eval-data; the last step has one too. Default: 0, none."""
+    """Steps between evaluations on --held-out, --eval-data, --eval-tasks; also after the last. Default: 0, none."""
     eval_batches: Annotated[int | None, option("N")] = None
     """The most batches of an evaluation. Default: all that are held out."""
     eval_data: Annotated[tuple[str, ...], option("PATH…")] = ()
     """Evaluate on these, of the same kinds as --data. Default: what --held-out leaves out of training."""
+    eval_tasks: Annotated[tuple[str, ...], option("FILE…")] = ()
+    """Answer these multiple-choice questions at each evaluation, files as `eval --task` takes. Default: none."""
     profile: Annotated[str | None, option("FIRST:LAST")] = None
     """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
     wandb: Annotated[str | None, option("PROJECT")] = None

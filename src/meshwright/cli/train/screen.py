@@ -13,6 +13,7 @@ from typing import Any
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
+from meshwright.cli.eval import accuracies
 from meshwright.cli.tables import console
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
@@ -117,11 +118,17 @@ class TrainScreen:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """The metrics of an evaluation after a step."""
-        if not self.is_quiet:
-            self._line(
-                f"held out, after step {row['step'] + 1}: loss {row['eval_loss']:.3f}, perplexity"
-                f" {row['eval_perplexity']:.4g}, {row['eval_tokens']:,} tokens in {show_seconds(row['eval_seconds'])}"
-            )
+        if self.is_quiet:
+            return
+        after, lines = f"after step {row['step'] + 1}", list[str]()
+        if "eval_loss" in row:
+            loss = f"loss {row['eval_loss']:.3f}, perplexity {row['eval_perplexity']:.4g}"
+            lines.append(f"held out, {after}: {loss}, {row['eval_tokens']:,} tokens")
+        for name, figures in row.get("eval_tasks", {}).items():
+            lines.append(f"{name}, {after}: {', '.join(accuracies(figures))}, {figures['questions']:,} questions")
+        for line in lines[:-1]:
+            self._line(line)
+        self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
         """Words about the last step, the most important first, as many as a width has place for; then more."""

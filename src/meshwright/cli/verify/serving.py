@@ -11,7 +11,7 @@ import tyro
 from meshwright.cli.arguments import Json, Mesh, given_options, option, positional
 from meshwright.cli.plan.args import FormatArgs, ServedArgs
 from meshwright.cli.typed import check_all_read
-from meshwright.cli.verify_screen import exit_code, print_verification, read_tolerance, verification_data
+from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.waiting import waiting
 from meshwright.planner import ServingPlan, best_serving_plan
 from meshwright.step import CacheSplit

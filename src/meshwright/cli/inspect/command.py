@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.inspect_screen import print_buffers, print_screen
+from meshwright.cli.inspect.screen import print_buffers, print_screen
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import DoesNotFitError, MeshwrightError

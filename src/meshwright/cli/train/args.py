@@ -1,0 +1,81 @@
+"""What `meshwright train` takes: the run, its processes, and the groups of options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
+from meshwright.cli.train.options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    """The run."""
+
+    mesh: Mesh = None
+    """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
+    steps: Annotated[str | None, option("N")] = None
+    """The end of the whole run, steps before a --resume included. Default: 200; a run that goes on has its own."""
+    output: Annotated[Path | None, option("DIRECTORY", "-o")] = None
+    """The run directory. Default: runs/MODEL."""
+    resume: Annotated[bool, option()] = False
+    """Go on from the last whole checkpoint of the run given as MODEL; with -o, of the run there, or begin it."""
+    change: Annotated[bool, option()] = False
+    """With --resume: go on with the settings given here where they are others than the run's."""
+    allow: Annotated[str | None, option("KINDS")] = None
+    """With --resume: go on though the checkpoint's data, dtype, optimizer or tokenizer (kind,kind) are others."""
+    anyway: Annotated[bool, option()] = False
+    """Train though the plan does not fit the memory, or text is bytes and the vocabulary is larger than these 256."""
+    config: Annotated[Path | None, option("FILE")] = None
+    """A YAML file of these options by their names, `model` too, or a plan's; what is typed counts before it."""
+    dry_run: Annotated[bool, option()] = False
+    """Compile the step, say what memory it takes and how long the run would be, and stop; nothing is written."""
+    json: Json = False
+    """Print the measured record, with the first and last loss, instead of the bar."""
+
+
+@dataclass(frozen=True)
+class ProcessArgs:
+    """Several processes of one run, all started with the same arguments. Default: one."""
+
+    coordinator: Annotated[str | None, option("HOST:PORT")] = None
+    """Where the processes meet: HOST:PORT of the first; auto where the cluster says it (Cloud TPU, Slurm)."""
+    num_processes: Annotated[int | None, option("N")] = None
+    """How many processes there are, each with as many of the devices."""
+    process_id: Annotated[int | None, option("N")] = None
+    """Which of them this is, from 0; the first writes the run directory and prints."""
+    start_seconds: Annotated[float | None, option("SECONDS")] = None
+    """How long they wait for each other before they start. Default: 300."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train a model on a mesh: a progress bar, and a run directory with config, metrics and checkpoints."""
+
+    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    """A preset (tiny, llama3-8b, …), a Hugging Face directory or config.json, a plan.yaml, or with --resume a run."""
+    workload: WorkloadArgs = field(default_factory=WorkloadArgs)
+    run: RunArgs = field(default_factory=RunArgs)
+    start: StartArgs = field(default_factory=StartArgs)
+    data: DataArgs = field(default_factory=DataArgs)
+    preference: PreferenceArgs = field(default_factory=PreferenceArgs)
+    optimizer: OptimizerArgs = field(default_factory=OptimizerArgs)
+    saving: SavingArgs = field(default_factory=SavingArgs)
+    watching: WatchArgs = field(default_factory=WatchArgs)
+    strategy: StrategyArgs = field(default_factory=StrategyArgs)
+    process: ProcessArgs = field(default_factory=ProcessArgs)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said of the plan."""
+        return given_options(self.workload, self.strategy) | {"mesh": self.run.mesh}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is said of the run beside its plan."""
+        own = given_options(self.start, self.data, self.preference, self.optimizer, self.saving, self.watching)
+        return own | {"adapter": self.workload.adapter}

@@ -1,0 +1,79 @@
+"""`meshwright train`: a run from its first step, or on from its last checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.cli.train.args import Args
+from meshwright.cli.train.dry_run import dry_run
+from meshwright.cli.train.on_devices import train_on_devices
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.planner import plan_to_run
+from meshwright.processes import FAILED
+
+if TYPE_CHECKING:
+    from meshwright.training import RunConfig
+
+
+EXAMPLES = (
+    "meshwright train tiny --on cpu:8 --mesh 1,2,4,1 --batch 16 --seq-len 256 --steps 200",
+    "meshwright train plan.yaml -o runs/first",
+    "meshwright train runs/tiny --resume --steps 400",
+    "meshwright train runs/tiny --resume --change --learning-rate 1e-3",
+    "meshwright train runs/tiny --resume --steps 400 --on cpu:4 --mesh 1,4,1,1",
+    "meshwright train plan.yaml -o runs/first --resume",
+    "meshwright train plan.yaml --coordinator localhost:1234 --num-processes 2 --process-id 0",
+)
+
+
+def run(args: Args) -> int:
+    """Train, and print what was measured beside what was planned.
+
+    The exit code: 0 done or stopped by SIGTERM, 1 does not fit or could not go on, 130 interrupted.
+    """
+    config, directory = _resumed(args) if args.run.resume else _begun(args)
+    from meshwright.training import DoesNotFitError, RunStoppedError, check_start
+
+    try:
+        planned = check_start(config, anyway=args.run.anyway)
+        if args.run.dry_run:
+            return 0 if dry_run(args, config, planned) else FAILED
+        return train_on_devices(args, config, directory, planned)
+    except (DoesNotFitError, RunStoppedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _begun(args: Args) -> tuple[RunConfig, Path]:
+    """A new run's config, and its directory, which must not hold one already."""
+    run = args.run
+    if run.allow:
+        raise MeshwrightError("--allow is for a run that goes on (--resume), and this one begins; leave it out")
+    if run.change:
+        raise MeshwrightError("--change is for a run that goes on (--resume), and this one begins; leave it out")
+    plan = plan_to_run(args.model, args.options)
+    directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
+    with waiting("loading JAX"):
+        from meshwright.training import new_run
+
+    config = new_run(args.model, plan, directory, steps=run.steps, settings=args.settings)
+    return config, directory
+
+
+def _resumed(args: Args) -> tuple[RunConfig, Path]:
+    """The config of a run as it goes on, what is another than before is said; of a new one where -o holds none."""
+    with waiting("loading JAX"):
+        from meshwright.training import allowed_differences, resumed_run, run_to_resume
+
+    run = args.run
+    if (directory := run_to_resume(args.model, run.output)) is None:
+        return _begun(args)
+    what, options = None if run.output is None else args.model, args.options | args.settings
+    allow = allowed_differences(run.allow, args.settings, change=run.change)
+    config, lines = resumed_run(directory, steps=run.steps, change=run.change, options=options, what=what, allow=allow)
+    for line in lines:
+        print(f"note: {line}", file=sys.stderr)
+    return config, directory

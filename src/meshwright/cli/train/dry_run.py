@@ -1,0 +1,65 @@
+"""`meshwright train --dry-run`: the step of a run compiled, and what the run would take."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from meshwright.cli.tables import console, headline, show
+from meshwright.cli.train.args import Args
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.planner import make_plan
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.training import RunConfig
+
+
+def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
+    """Compile the step of a run for its hardware, which need not be there, and print what the run would take.
+
+    Returns whether the compiled step fits the memory.
+    """
+    from meshwright.verification import verify_plan
+
+    as_json = args.run.json
+    check_all_read(args, "beside --dry-run")
+    plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
+    with waiting(f"compiling {config.workload.model.name} on {config.mesh} for {config.hardware}"):
+        compiled = verify_plan(plan).compiled
+    memory, usable = compiled.memory_bytes["peak"], config.system.usable_bytes
+    seconds, tokens = planned.step_seconds or 0.0, config.workload.tokens
+    fits = memory <= usable
+    found = {
+        "fits": fits,
+        "memory_bytes": {"planned": planned.memory_bytes["peak"], "compiled": memory, "usable": usable},
+        "step_seconds": seconds,
+        "tokens_a_step": tokens,
+        "steps": config.steps,
+        "tokens": tokens * config.steps,
+        "seconds": seconds * config.steps,
+    }
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(console(), headline(config.workload, config.hardware))
+        print(f"mesh {config.mesh}")
+        print(
+            f"memory: {show_bytes(planned.memory_bytes['peak'])} planned, {show_bytes(memory)} compiled, of"
+            f" {show_bytes(usable)} a device" + ("" if fits else ": DOES NOT FIT")
+        )
+        print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (plan)")
+        print(f"to the end: {config.steps:,} steps, {tokens * config.steps:,} tokens, {_long(seconds * config.steps)}")
+        print("nothing was written; without --dry-run the run begins")
+    return fits
+
+
+def _long(seconds: float) -> str:
+    """A time of up to weeks."""
+    days, rest = divmod(round(seconds), 86_400)
+    hours, minutes = rest // 3600, rest % 3600 // 60
+    if days or hours:
+        return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+    return f"{minutes} min {rest % 60} s" if minutes else show_seconds(seconds)

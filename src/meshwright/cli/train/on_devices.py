@@ -1,0 +1,157 @@
+"""The steps of `meshwright train` on its devices, with their screen, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshwright.cli.tables import console, headline, promise, show, speed, table
+from meshwright.cli.text import next_line
+from meshwright.cli.train.args import Args
+from meshwright.cli.train.screen import TrainScreen
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.processes import FAILED, REFUSED, Member, Processes, leave_at_once
+from meshwright.record import Record
+
+if TYPE_CHECKING:
+    from meshwright.training import Outcome, RunConfig
+
+INTERRUPTED = 130
+
+
+def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
+    """Take the steps of a run on its devices, with a screen; the exit code."""
+    from meshwright.runtime import claim_devices
+    from meshwright.training import allowed_differences, is_first_process, run_steps
+
+    with waiting(f"starting {config.hardware}"):
+        which = {name: value for name, value in vars(args.process).items() if value is not None}
+        several = claim_devices(config.system, Processes(**which), config.to_json())
+    is_first = is_first_process()
+    allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
+    screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
+    if several is not None:
+        several.before_end = screen.stop
+
+    def step(row: dict[str, Any]) -> None:
+        if several is not None:
+            several.step = row["step"] + 1
+        screen.step(row)
+
+    def note(line: str) -> None:
+        if is_first:
+            screen.note(line)
+
+    def leave(number: int, is_late: bool) -> NoReturn:
+        screen.stop()
+        code, line = _end_by_signal(config, directory, number, is_late=is_late)
+        if is_first:
+            print(line, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Python would wait for the compiler, which a second interruption does not end either.
+        os._exit(code)
+
+    if not screen.is_quiet:
+        show(console(), headline(config.workload, config.hardware))
+        show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
+        sys.stdout.flush()
+    try:
+        with _telling_others(several), screen:
+            outcome = run_steps(
+                config,
+                directory,
+                on_step=step,
+                on_note=note,
+                on_bytes=screen.read,
+                on_evaluation=screen.evaluated,
+                leave=leave,
+                allow=allow,
+            )
+    except KeyboardInterrupt:
+        at = f"{screen.taken} of {config.steps}"
+        print(f"stopped at once, without saving, at {at}; {_how_to_go_on(directory)}", file=sys.stderr)
+        if several is not None:
+            leave_at_once(INTERRUPTED)
+        return INTERRUPTED
+    if is_first:
+        _print_outcome(config, directory, planned, outcome, screen, as_json=args.run.json)
+    is_interrupted = outcome.stopped_by == signal.SIGINT and outcome.taken < config.steps
+    return INTERRUPTED if is_interrupted else 0
+
+
+@contextmanager
+def _telling_others(several: Member | None) -> Iterator[None]:
+    """Tell the other processes of a run, where there are some, how this one ends; not of Ctrl-C, which all get."""
+    from meshwright.training import RunStoppedError
+
+    if several is None:
+        yield
+        return
+    try:
+        yield
+    except MeshwrightError as error:
+        several.fail(str(error), FAILED if isinstance(error, RunStoppedError) else REFUSED)
+    except Exception:  # Whatever it was, the other processes are told before its traceback.
+        several.crash()
+    several.leave()
+
+
+def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool) -> tuple[int, str]:
+    """The exit code and the line of a run that a signal ends before its first step, or too late for a checkpoint."""
+    from meshwright.training import what_is_left
+
+    if is_late:
+        grace = f"the {config.saving.grace_seconds:g} s of --grace-seconds are over"
+        return FAILED, f"error: {grace} and the run is not saved; {what_is_left(config, directory)}"
+    code = 0 if number == signal.SIGTERM else INTERRUPTED
+    if (directory / "config.json").exists():
+        return code, f"stopped before a step was taken; {_how_to_go_on(directory)}"
+    return code, "stopped before the first step"
+
+
+def _how_to_go_on(directory: Path) -> str:
+    return f"`meshwright train {shlex.quote(str(directory))} --resume` goes on"
+
+
+def _print_outcome(
+    config: RunConfig, directory: Path, planned: Record, outcome: Outcome, screen: TrainScreen, *, as_json: bool
+) -> None:
+    """Print what was measured beside the plan, and what to do next."""
+    if as_json:
+        print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
+    elif screen.taken:
+        print("\n".join(screen.summary()))
+        show(console(), f"measured: {speed(outcome.record)}   (plan: {speed(planned)})")
+        _show_profile(config, directory, planned)
+    if outcome.taken < config.steps:
+        print(f"stopped at {outcome.taken} of {config.steps}; {_how_to_go_on(directory)}", file=sys.stderr)
+    elif not as_json:
+        print(next_line(f"meshwright generate {shlex.quote(str(directory))}"))
+
+
+def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
+    """The collectives of the run's profile beside planned and compiled ones, if it was to have one."""
+    from meshwright.training.watch import read_profile
+
+    if config.watching.profile is None or (profile := read_profile(directory)) is None:
+        return
+    from meshwright.verification import compare_profile
+    from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows
+
+    rows = profile_rows(compare_profile(planned, profile))
+    first, last = profile.steps
+    print()
+    show(console(), f"profile of steps {first} to {last}: bytes a device and step, then seconds")
+    show(console(), table(PROFILE_COLUMNS, rows, left=(0, 1, 2)))
+    for note in profile.measured.notes:
+        show(console(), f"note: {note}")
+    show(console(), f"traces: {directory / 'profile'} (xprof), and its .trace.json.gz for ui.perfetto.dev")

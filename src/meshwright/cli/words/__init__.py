@@ -1,0 +1,6 @@
+"""The words of a command line and of a `--config` file, read into a command's dataclass."""
+
+from meshwright.cli.words.options import Option, declared_options
+from meshwright.cli.words.read import canonical, read_words, without_options
+
+__all__ = ["Option", "canonical", "declared_options", "read_words", "without_options"]

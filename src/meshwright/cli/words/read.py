@@ -1,0 +1,203 @@
+"""The words of a command line read into a command's dataclass, so that every mistake is one line.
+
+An option may be unknown, have a new name, belong to another kind of plan, lack its value, or have a wrong one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.words.config_file import read_config_file
+from meshwright.cli.words.options import Option, declared_words
+from meshwright.errors import MeshwrightError
+
+ALIASES = {"--mesh-dim": "--mesh", "--out": "--output", "--max-tokens": "--num-tokens", "--for": "--serve"}
+"""Second names of options, which help does not list."""
+
+NEW_NAMES = {
+    "--sequence": "--sp-method gather|ring|ulysses",
+    "--sequence-parallel": "--tp-stream split|whole",
+    "--no-sequence-parallel": "--tp-stream whole",
+    "--overlaps-tp": "--collective-matmul",
+    "--no-overlaps-tp": "no --collective-matmul",
+    "--compute-dtype": "--dtype",
+}
+"""Options of before, and what says it today."""
+
+CONFIG = "config"
+"""The field of the option that names a file of options."""
+
+_OPTION = re.compile(r"(-[A-Za-z]|--[A-Za-z][\w-]*)(=.*)?", re.DOTALL)
+
+
+def canonical(words: Sequence[str]) -> list[str]:
+    """The words with every option by its first name."""
+    found = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        found.append(ALIASES.get(name, name) + equals + value if name in ALIASES else word)
+    return found
+
+
+def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Words without some options that take one value each, by their first names, and these values."""
+    found: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in names:
+            rest = rest[1:]
+        elif word.partition("=")[0] not in names:
+            found.append(word)
+    return found
+
+
+def read_words(
+    words: Sequence[str], args: type, *, kinds: Mapping[str, type], hints: Mapping[str, str]
+) -> tuple[Any, dict[str, str]]:
+    """Read the words of a command line.
+
+    Args:
+        words: of the command line, after the command.
+        args: the dataclass of the arguments.
+        kinds: the dataclasses of a command's other kinds, each under the words that ask for it.
+        hints: what to use instead of an option of another kind, by its name.
+
+    Returns:
+        The arguments, an `args`; and the options among the words, as `{"batch": "--batch"}`.
+
+    Raises:
+        MeshwrightError: where the words are not options and arguments of the command.
+    """
+    known, declared = declared_words(args)
+    found, typed, arguments = _separate(words, known, lambda name: _unknown(name, args, kinds, hints))
+    if typed.pop(CONFIG, None):
+        said = {**found, **({declared[0].field: arguments[0]} if arguments else {})}
+        for option, value, word in _of_file(found[CONFIG], args, said):
+            if option in declared:
+                arguments.insert(0, value)
+            else:
+                found[option.field], typed[option.field] = value, word
+    found |= _read_arguments(arguments, declared)
+    if missing := [option.name for option in known.values() if option.is_needed and option.field not in typed]:
+        raise MeshwrightError(f"{missing[0]} is missing; --help says what it takes")
+    return _filled(args, found), typed
+
+
+def _separate(
+    words: Sequence[str], known: Mapping[str, Option], unknown: Callable[[str], str]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The values of the options among words and the options' names, both by field; and the words that are arguments.
+
+    unknown: the message for an option that is not known.
+    """
+    found: dict[str, Any] = {}
+    typed: dict[str, str] = {}
+    rest, arguments = list(words), []
+    while rest:
+        word = rest.pop(0)
+        if word == "--" and rest:
+            arguments += rest
+            break
+        if not (match := _OPTION.fullmatch(word)):
+            if word.startswith("-"):
+                raise MeshwrightError(unknown(word))
+            arguments.append(word)
+            continue
+        name, joined = match[1].replace("_", "-"), match[2]
+        if name not in known:
+            raise MeshwrightError(unknown(name))
+        option = known[name]
+        if option.field in typed:
+            raise MeshwrightError(f"{option.name} stands twice; leave one out")
+        typed[option.field] = option.name
+        found[option.field] = _take_value(option, name, joined, rest)
+    return found, typed, arguments
+
+
+def _take_value(option: Option, name: str, joined: str | None, rest: list[str]) -> Any:
+    """The value of an option that was typed as `name`: joined to it (`=8`), or taken from the words after it."""
+    if option.takes == "none":
+        if joined:
+            raise MeshwrightError(f"{name} takes no value; leave {joined} out")
+        return True
+    values = [joined[1:]] if joined else []
+    while rest and not _OPTION.fullmatch(rest[0]) and (option.takes == "many" or not values):
+        values.append(rest.pop(0))
+    if not any(values):
+        hint = f"; one that begins with - is written {name}={rest[0]}" if rest and rest[0][:1] == "-" else ""
+        raise MeshwrightError(f"{name} needs a value{hint}")
+    read = tuple(option.read(value) for value in values)
+    return read if option.takes == "many" else read[0]
+
+
+def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dict[str, Any]:
+    """The values of a command's arguments, by field; the last declared one may take all that are left."""
+    found: dict[str, Any] = {}
+    needed = [argument.name for argument in declared if argument.is_needed]
+    if len(arguments) < len(needed):
+        raise MeshwrightError(f"{needed[len(arguments)]} is missing; --help says what it is")
+    if declared and declared[-1].takes == "many":
+        first = len(declared) - 1
+        found[declared[-1].field] = tuple(declared[-1].read(value) for value in arguments[first:])
+        arguments = arguments[:first]
+    if len(arguments) > len(declared):
+        takes = " and ".join(argument.name for argument in declared) or "only options"
+        raise MeshwrightError(f"there is no place for {arguments[len(declared)]!r}: it takes {takes}; --help says more")
+    for argument, value in zip(declared, arguments, strict=False):
+        if not value.strip():
+            raise MeshwrightError(f"{argument.name} is empty; --help says what it is")
+        found[argument.field] = argument.read(value)
+    return found
+
+
+def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
+    """The options of a `--config` file that are not typed: each with its value, and its name."""
+    options = {option.field: option for option in (*declared_words(args)[0].values(), *declared_words(args)[1])}
+    for entry in read_config_file(path, [name for name in options if name != CONFIG]):
+        if entry.name in said:
+            continue
+        option = options[entry.name]
+        values = entry.values
+        if option.takes == "one" and option.type is str and not option.choices:
+            values = (",".join(values),) if values else ()  # As `fsdp=2,tp=4`, of a list or a mapping.
+        wanted = {"none": 0, "one": 1}.get(option.takes, max(1, len(values)))
+        if len(values) != wanted:
+            takes = {"none": "true or false", "one": "one value"}.get(option.takes, "values")
+            raise MeshwrightError(f"{entry.where}: {entry.name} takes {takes}, and has {len(values)} values")
+        try:
+            read = tuple(option.read(value) for value in values)
+        except MeshwrightError as error:
+            raise MeshwrightError(f"{entry.where}: {error}") from None
+        yield option, read if option.takes == "many" else read[0] if read else True, option.name
+
+
+def _filled(args: type, found: Mapping[str, Any]) -> Any:
+    """A dataclass with the values of some fields, those of its groups too."""
+    values: dict[str, Any] = {}
+    for field in fields(args):
+        if is_dataclass(group := field.default_factory):
+            values[field.name] = _filled(group, found)  # pyright: ignore[reportArgumentType]
+        elif field.name in found:
+            values[field.name] = found[field.name]
+    return args(**values)
+
+
+def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[str, str]) -> str:
+    """The message for an option that a command does not have."""
+    known = declared_words(args)[0]
+    new = NEW_NAMES.get(name, "")
+    if new and any(new.split()[0] in declared_words(kind)[0] for kind in (args, *kinds.values())):
+        return f"{name} is now {new}"
+    this = next((kind for kind, declared in kinds.items() if declared is args), "")
+    for other, declared in kinds.items():
+        if name in declared_words(declared)[0]:
+            hint = f"use {hints[name]}" if name in hints else "leave it out"
+            return f"{name} is an option of {other}, and this is {this}; {hint}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"there is no option {name}; {f'did you mean {near[0]}? ' if near else ''}--help lists them"

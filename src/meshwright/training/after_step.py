@@ -1,0 +1,109 @@
+"""What a run does after each of its steps: log and judge its row, evaluate and save the state, find whether to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.training.data import Batches
+from meshwright.training.data.pair_batches import PairBatches
+from meshwright.training.interrupt import Interruption
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.training.run_directory.restart import is_first_process
+from meshwright.training.run_directory.run import NotFiniteError, Row, RunConfig
+from meshwright.training.run_directory.saver import Saver
+from meshwright.training.step import State
+from meshwright.training.update.bad_steps import BadSteps, note_bad_step
+from meshwright.training.watch import Evaluator, Profiler, RunLog, Shortfall
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfterStep:
+    """Follows a run step by step: `is_state_due` before a step's row is there, then `follow_row`, then `follow_state`.
+
+    Args:
+        log, profiler: of the first process; None in the others.
+        evaluate: None where the run is not evaluated.
+        runs_ahead: whether devices are given a step before the one before it is done, as in `take_steps`.
+    """
+
+    config: RunConfig
+    directory: Path
+    interruption: Interruption
+    checkpoints: Checkpoints
+    batches: Batches | PairBatches
+    bad_steps: BadSteps
+    shortfall: Shortfall
+    saver: Saver
+    evaluate: Evaluator | None
+    log: RunLog | None
+    profiler: Profiler | None
+    runs_ahead: bool
+    on_step: Callable[[Row], None]
+    on_note: Note
+    on_evaluation: Callable[[Row], None]
+
+    def is_state_due(self, step: int) -> bool:
+        """Whether the state after a step is looked at before the next step is taken."""
+        self.saver.decide(step + 1, self.interruption, waits=False)
+        is_profiled = self.profiler is not None and self.profiler.is_due(step + 1)
+        is_wanted = self.saver.is_due or self.config.evaluating.is_due(step + 1) or is_profiled
+        return self.interruption.stop is not None or is_wanted
+
+    def follow_row(self, row: Row) -> None:
+        """Log the row of a step, and say what is wrong with it.
+
+        Raises:
+            NotFiniteError: where the step was bad and not left out, or too many in a row were.
+        """
+        if self.log is not None:
+            self.log.add(row)
+        if why := self.bad_steps.why(row):
+            self._follow_bad_step(row, why)
+        if (line := self.shortfall.add(row)) is not None:
+            self.on_note(line)
+        self.on_step(row)
+        self.saver.check()
+
+    def follow_state(self, row: Row, state: State) -> bool:
+        """Profile, evaluate and save the state after a step where each is due; whether the run ends with this step."""
+        taken = row["step"] + 1
+        if self.profiler is not None:
+            self.profiler.after(taken)
+        if not self.runs_ahead:
+            self.saver.decide(taken, self.interruption, waits=True)
+        is_done = taken == self.config.steps
+        if self.evaluate is not None and (is_done or self.config.evaluating.is_due(taken)):
+            found = self.evaluate(state["params"])
+            self.on_evaluation(row | found)
+            if self.log is not None:
+                self.log.add_later(found)
+        is_last = is_done or self.interruption.stop is not None
+        if is_last or self.saver.is_due:
+            stall = self.saver.save(taken, state, is_last=is_last)
+            self.shortfall.add_later({"save_seconds": stall})
+        return is_last
+
+    def _follow_bad_step(self, row: Row, why: str) -> None:
+        """Note a bad step that was left out, with the text that it read; raise where it was not, or too many were.
+
+        The checkpoint that it came from is put aside where it gives no numbers.
+        """
+        step = row["step"]
+        if row.get("skipped"):
+            text = {"seed": self.config.seed, "items": self.batches.items(step)}
+            if is_first_process():
+                note_bad_step(self.directory, row, why, text)
+            self.on_note(f"step {step + 1} is left out: {why}")
+            if self.bad_steps.in_a_row < self.config.optimizer.max_bad_steps:
+                return
+            why = f"{self.bad_steps.in_a_row} steps in a row were left out, and in the last one {why}"
+        if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
+            self.checkpoints.wait()
+            if is_first_process() and step in self.checkpoints.steps:
+                self.checkpoints.set_aside(step, "nan")
+        raise NotFiniteError(
+            f"{why} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}; training stops"
+        )

@@ -1,0 +1,76 @@
+"""Which documents or windows of a source are held out: a share of them, by a hash of each one's number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+
+BLOCK = 1 << 15
+"""Numbers that are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The numbers below `count` whose hash is above `limit`, or at most `limit` where they are held out.
+
+    limit: None where nothing is held out.
+    """
+
+    count: int
+    limit: int | None = None
+    is_held_out: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of them."""
+        return self.limit is None
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The numbers, some at a time."""
+        for numbers in _blocks(self.count):
+            if self.limit is None:
+                yield numbers
+            else:
+                yield numbers[(_hash(numbers) <= np.uint64(self.limit)) == self.is_held_out]
+
+    def write(self, directory: Path) -> None:
+        """Write the numbers into a file of a directory."""
+        with (directory / "numbers").open("wb") as file:
+            for numbers in self.blocks():
+                file.write(numbers.tobytes())
+
+    def mapped(self, directory: Path) -> np.ndarray:
+        """The numbers that `write` wrote, mapped into memory."""
+        return np.asarray(np.memmap(directory / "numbers", np.int64, "r"))
+
+
+def split(count: int, share: float, name: str) -> tuple[Part, Part | None]:
+    """The numbers below `count` for training and those held out, at least one of each; None where share is 0.
+
+    Neither the seed nor what is added later changes which are held out.
+    """
+    if not share:
+        return Part(count), None
+    if count < 2:
+        raise MeshwrightError(f"{name} has {count} documents or windows, of which none can be held out")
+    ends = [(int(hashes.min()), int(hashes.max())) for hashes in map(_hash, _blocks(count))]
+    limit = min(max(int(share * 2**64), min(low for low, _ in ends)), max(high for _, high in ends) - 1)
+    return Part(count, limit), Part(count, limit, is_held_out=True)
+
+
+def _blocks(count: int) -> Iterator[np.ndarray]:
+    for start in range(0, count, BLOCK):
+        yield np.arange(start, min(start + BLOCK, count))
+
+
+def _hash(numbers: np.ndarray) -> np.ndarray:
+    """Numbers mixed to 64 bits (SplitMix64, https://doi.org/10.1145/2714064.2660195, figure 17)."""
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
