@@ -1,6 +1,8 @@
 """Every test sees 8 simulated CPU devices; no test may find a real accelerator."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -30,6 +32,19 @@ assert len(jax.devices()) == 8
 # Set here and not in the environment: child processes run as a user's do.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+# The caches of tokens and of compiled programs are this session's own, and those of its child processes; workers of
+# xdist begin with the environment of the process that starts them.
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not IS_WORKER:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="meshwright_tests_")
+
+
+def pytest_unconfigure() -> None:
+    if not IS_WORKER:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
 
 FOREIGN = ("hlo", "inspection")
 """The tests of programs that are inspected: they are other people's, which mix dtypes and ranks as JAX allows."""

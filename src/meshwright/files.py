@@ -147,6 +147,11 @@ def append_bytes(path: Path, data: bytes) -> None:
         raise write_error(path, error) from None
 
 
+def user_cache() -> Path:
+    """Where meshwright keeps what it can make anew: meshwright in $XDG_CACHE_HOME, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
+
+
 def _mode(path: Path) -> int | None:
     """The kind and permissions of what is at a path, through links; None where nothing is."""
     try:

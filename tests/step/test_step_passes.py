@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.families import PRESETS
+from meshwright.families.adapters import with_adapters
 from meshwright.mesh import MeshShape
 from meshwright.notation import Chain, Communicate, Sizes, Stage, infer
 from meshwright.notation import Product as Einsum
-from meshwright.step import REMATS, Experts, Strategy, Workload
+from meshwright.step import REMATS, Experts, Strategy, Workload, ir
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, Dim, Matmul, Region
 from meshwright.step.passes.differentiate import backward_ops, gathers, scatters, sums
@@ -316,3 +317,25 @@ def test_the_ops_of_a_step_do_not_depend_on_degrees_or_the_batch():
     small = train_step(Workload(model=LLAMA, batch=64, seq_len=2048), MeshShape(fsdp=2, tp=2))
     large = train_step(Workload(model=LLAMA, batch=1024, seq_len=2048), MeshShape(fsdp=16, tp=8))
     assert small.ops is large.ops
+
+
+def test_one_layer_is_no_loop_so_that_nothing_leads_to_what_is_frozen_before_it():
+    """Adapters of a dense layer before those of experts: XLA inlines it and leaves out the gradient of the embedding's.
+
+    With a second dense layer they are a loop, which carries that gradient. tests/runtime holds both to the compiler.
+    """
+
+    def of_dense(num_layers):
+        experts = replace(PRESETS["tiny-moe"].experts, num_dense_layers=num_layers)
+        model = with_adapters(replace(PRESETS["tiny-moe"], experts=experts, num_layers=4), rank=4)
+        step = train_step(Workload(model=model, batch=8, seq_len=32), MeshShape(fsdp=2, tp=2))
+        ops = [op for op in step.ops.ops if op.region.name == "dense_layers" and op.phase == "backward"]
+        products = {op.name.rpartition(".")[2] for op in ops if isinstance(op, Matmul) and op.role == "input_gradient"}
+        moves = {op.name for op in ops if isinstance(op, ir.Communicate) and not op.of_weight}
+        return products, moves
+
+    (one, moves_of_one), (two, moves_of_two) = of_dense(1), of_dense(2)
+    before = {"query", "key", "value"}
+    assert two - one == before | {f"{name}_lora_a" for name in before}
+    assert moves_of_two - moves_of_one == {"attention input gradient"}
+    assert one >= {"output", "gate", "query_lora_b"}

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def token_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("meshwright.training.data.cache.cache_directory", lambda: tmp_path / "token_cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

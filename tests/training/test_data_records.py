@@ -25,7 +25,7 @@ from meshwright.data import (
 )
 from meshwright.data import records as records_module
 from meshwright.errors import MeshwrightError
-from meshwright.text import chat_with_loss, read_tokenizer
+from meshwright.text import chat_examples, read_tokenizer
 
 RECORDS = [
     {"question": f"{n} + {n}?", "prompt": "Think.", "answer": str(n + n), "text": f"text {n} é"} for n in range(11)
@@ -159,22 +159,76 @@ def test_a_template_that_marks_the_assistants_words_says_where_they_are(tmp_path
         "{{ eos_token }}{% endgeneration %}{% else %}<|user|>{{ m.content }}{% endif %}{% endfor %}"
     )
     tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=template), vocab=300)
-    tokens, loss = chat_with_loss(tokenizer, CHAT[1:])
+    [(tokens, loss)] = chat_examples(tokenizer, CHAT[1:])
     learned = [token for token, has_loss in zip(tokens, loss, strict=True) if has_loss]
     assert tokenizer.codec.of.decode(learned, skip_special_tokens=False) == "Hello <|user|></s>Ciao</s>"
-    assert [loss for loss in chat_with_loss(tokenizer, CHAT[1:], first=2)[1] if loss] == [True] * 5
+    assert [loss for loss in chat_examples(tokenizer, CHAT[1:], first=2)[0].loss if loss] == [True] * 5
 
 
-def test_a_template_that_writes_earlier_turns_otherwise_is_one_line(tmp_path):
-    """As Qwen3's, which puts an empty thought before the last answer alone."""
+THINKS = (
+    "{% set of = namespace(last=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set of.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{% set thought, said = '', m.content %}"
+    "{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{% set thought = m.content.split('</think>')[0].split('<think>')[-1] %}"
+    "{% set said = m.content.split('</think>')[-1] %}{% endif %}"
+    "{% if m.role == 'assistant' and loop.index0 > of.last and (loop.last or thought) %}"
+    "<think>{{ thought }}</think>{% endif %}{{ said }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A template of Qwen3's form: thoughts after the last question alone, and one before the last answer."""
+
+
+def test_a_chat_whose_earlier_turns_are_written_otherwise_later_is_an_example_for_each(tmp_path):
+    """Each turn is learned once, thoughts and all, after what a model has before it when it writes that turn."""
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=THINKS), vocab=300)
+    chat = [
+        *CHAT[1:2],
+        {"role": "assistant", "content": "<think>a greeting</think>Hello"},
+        *CHAT[3:],
+        {"role": "user", "content": "Why?"},
+    ]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": chat[:2]}, {"messages": chat[:4]}, {"messages": chat}])
+    first = "[<|user|>Hi</s><|assistant|>]<think>a greeting</think>Hello</s>"
+    second = "[<|user|>Hi</s><|assistant|>Hello</s><|user|>Bye</s><|assistant|>]<think></think>Ciao</s>"
+    shown, bad = documents(path, tmp_path / "store", tokenizer=tokenizer)
+    # A question that nobody answers teaches nothing.
+    assert shown == [first, first, second, first, second]
+    assert bad == {}
+
+
+def test_turns_with_thoughts_after_one_question_are_one_example(tmp_path):
+    """As those between calls of tools: nothing of them is left out, so that all have loss in one text."""
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=THINKS), vocab=300)
+    turns = [{"role": "assistant", "content": f"<think>{n}</think>step {n}"} for n in (1, 2)]
+    chat = [CHAT[1], turns[0], {"role": "system", "content": "result"}, turns[1]]
+    [(tokens, loss)] = chat_examples(tokenizer, chat)
+    learned = [token for token, has_loss in zip(tokens, loss, strict=True) if has_loss]
+    said = tokenizer.codec.of.decode(learned, skip_special_tokens=False)
+    assert said == "<think>1</think>step 1</s><think>2</think>step 2</s>"
+
+
+def test_an_answer_of_a_pair_is_one_text(tmp_path):
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=THINKS), vocab=300)
+    record = {"prompt": CHAT[1:2], "chosen": CHAT[2:], "rejected": [{"role": "assistant", "content": "No"}]}
+    path = write_lines(tmp_path / "a.jsonl", [record])
+    with pytest.raises(MeshwrightError, match=r"a\.jsonl, line 1: .*otherwise once more follow; an answer is one turn"):
+        documents(path, tmp_path / "store", tokenizer=tokenizer, pairs=True)
+    record["prompt"], record["chosen"] = CHAT[1:4], CHAT[4:]
+    shown, _ = documents(write_lines(path, [record]), tmp_path / "store2", tokenizer=tokenizer, pairs=True)
+    assert shown[0].endswith("<|user|>Bye</s><|assistant|>]<think></think>Ciao</s>")
+
+
+def test_a_turn_that_does_not_follow_the_generation_prompt_is_one_line(tmp_path):
     template = (
-        "{% for m in messages %}<|{{ m.role }}|>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
-        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|><think></think>{% endif %}"
     )
     tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=template), vocab=300)
-    assert sum(chat_with_loss(tokenizer, CHAT[:3])[1])
-    with pytest.raises(MeshwrightError, match=r"turn 3 of a chat is written otherwise.*generation"):
-        chat_with_loss(tokenizer, CHAT)
+    with pytest.raises(
+        MeshwrightError, match=r"begins turn 3 of a chat otherwise than its generation prompt.*generation"
+    ):
+        chat_examples(tokenizer, CHAT)
 
 
 @settings(max_examples=30)
@@ -182,7 +236,7 @@ def test_a_template_that_writes_earlier_turns_otherwise_is_one_line(tmp_path):
 def test_the_learned_part_of_any_chat_is_what_the_assistant_said(tokenizer, contents):
     roles = itertools.cycle(["user", "assistant"])
     messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
-    tokens, loss = chat_with_loss(tokenizer, messages)
+    [(tokens, loss)] = chat_examples(tokenizer, messages)
     learned = [token for token, has_loss in zip(tokens, loss, strict=True) if has_loss]
     said = "".join(message["content"] + "</s>" for message in messages if message["role"] == "assistant")
     assert learned == tokenizer.encode(said, add_special_tokens=False)

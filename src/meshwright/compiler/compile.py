@@ -23,7 +23,7 @@ from meshwright.compiler.process import CompileProcess
 from meshwright.compiler.program import CompiledProgram, CompileRequest, program_from_json
 from meshwright.compiler.targets import check_compiler, compiler_name
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_file
+from meshwright.files import user_cache, write_file
 from meshwright.hardware import System, parse_system
 
 _CHILD_BYTES = 4 << 30
@@ -75,8 +75,7 @@ def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, Compi
 
 def cache_directory() -> Path:
     """Where compiled programs are cached: meshwright/programs in $XDG_CACHE_HOME, or in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "meshwright" / "programs"
+    return user_cache() / "programs"
 
 
 @dataclass(frozen=True)

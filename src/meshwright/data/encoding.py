@@ -14,7 +14,7 @@ from meshwright.data.document import Document, Form
 from meshwright.data.sources import FileSource
 from meshwright.data.template import BOS, EOS, Part, parse_fields, text_field
 from meshwright.errors import MeshwrightError
-from meshwright.text import Tokenizer, byte_tokenizer, chat_template, chat_with_loss
+from meshwright.text import Tokenizer, byte_tokenizer, chat_examples, chat_template
 
 IGNORED = -100
 """The label of a token without loss, as Hugging Face's datasets and PyTorch's cross-entropy have it."""
@@ -115,8 +115,8 @@ class Encoder:
         return [Document(tokens.astype(np.int32), labels != IGNORED)]
 
     def _chat(self, record: Mapping[str, Any]) -> list[Document]:
-        """A chat with loss on the assistant's turns."""
-        return [self._chat_of(_messages(record, self.fields))]
+        """A chat with loss on the assistant's turns, or the several texts in which it has them."""
+        return self._chat_of(_messages(record, self.fields))
 
     def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
         """The chosen answer after its prompt, and the rejected one."""
@@ -130,16 +130,21 @@ class Encoder:
         else:  # Both hold the whole chat; what they begin with alike is the prompt.
             both = zip(chosen, rejected, strict=False)
             first = next((at for at, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
-        return [self._chat_of(chosen, first), self._chat_of(rejected, first)]
+        answers = [self._chat_of(messages, first) for messages in (chosen, rejected)]
+        if any(len(texts) > 1 for texts in answers):
+            raise BadRecordError(
+                "chat", "the chat template writes an answer's turns otherwise once more follow; an answer is one turn"
+            )
+        return [document for texts in answers for document in texts]
 
-    def _chat_of(self, messages: list[dict[str, str]], first: int = 0) -> Document:
+    def _chat_of(self, messages: list[dict[str, str]], first: int = 0) -> list[Document]:
         if not any(message["content"].strip() for message in messages):
             raise BadRecordError("empty", "the document is empty")
         try:
-            tokens, loss = chat_with_loss(self._codec, messages, first=first)
+            examples = chat_examples(self._codec, messages, first=first)
         except MeshwrightError as error:
             raise BadRecordError("chat", str(error)) from None
-        return Document(np.array(tokens, np.int32), np.array(loss, bool))
+        return [Document(np.array(tokens, np.int32), np.array(loss, bool)) for tokens, loss in examples]
 
     def _answer(self, prompt: np.ndarray, text: str) -> Document:
         """A prompt and an answer as text."""

@@ -23,7 +23,7 @@ from meshwright.step.ir import (
     Region,
     Step,
 )
-from meshwright.step.layer import Stack
+from meshwright.step.layer import STREAM, Stack
 from meshwright.step.model import Model
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
@@ -184,9 +184,11 @@ class _Builder:
         """The ops of one layer of a stack: forward, recompute, backward, and its weights'.
 
         Below the first parameter that is trained nothing has a gradient, so that there is no backward. Layers of a
-        stack are one loop: what one of them has, all have.
+        stack are one loop: what one of them has, all have. One layer is no loop: XLA inlines it, and leaves out the
+        gradients that lead to nothing that is trained.
         """
         nodes = shard_stack(stack, layout)
+        with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
         self.has_gradient |= any(node.is_trained for node in nodes)
         if not self.has_gradient:
             for node in nodes:
@@ -202,15 +204,18 @@ class _Builder:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
             if not keeps_read(remat):
                 yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
-            yield from self._backward(node, is_recomputed=is_recomputed)
+            has_input_gradient = not with_gradient.isdisjoint(node.reads)
+            if has_input_gradient or node.is_trained:
+                with_gradient.add(node.writes)
+            yield from self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient)
             yield from self._recomputed_scores(node, remat)
-            yield from self._of_weights(node, is_recomputed=True)
+            yield from self._of_weights(node, is_recomputed=is_recomputed or has_input_gradient)
             yield from self._without_policy(node)
 
-    def _backward(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
+    def _backward(self, node: Node, *, is_recomputed: bool, has_input_gradient: bool) -> Iterator[Op]:
         """The ops of backward; of a ring of two, keys are not sent twice where they were just recomputed."""
         is_there = is_recomputed and self.layout.is_pair
-        for op in backward_ops(node):
+        for op in backward_ops(node, has_input_gradient=has_input_gradient):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
             is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name in ("positions", "segments"))
             if not (is_there and is_key):

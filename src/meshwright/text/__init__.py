@@ -1,7 +1,7 @@
 """Text and tokens: tokenizers of Hugging Face directories, chat templates, and text that is shown as it is made."""
 
 from meshwright.text.byte_files import byte_tokenizer_files
-from meshwright.text.chat import apply_chat_template, chat_template, chat_with_loss
+from meshwright.text.chat import apply_chat_template, chat_examples, chat_template
 from meshwright.text.lines import json_lines, read_text
 from meshwright.text.tokenizer import (
     FILES,
@@ -23,8 +23,8 @@ __all__ = [
     "byte_tokenizer",
     "byte_tokenizer_files",
     "byte_tokenizer_for",
+    "chat_examples",
     "chat_template",
-    "chat_with_loss",
     "json_lines",
     "read_json",
     "read_text",

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.ext import Extension
@@ -20,37 +20,52 @@ from meshwright.text.tokenizer import Tokenizer, special_token
 
 
 def apply_chat_template(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
 ) -> list[int]:
     """The tokens of a chat.
 
     Args:
-        messages: each with `role` (system, user, assistant) and `content`.
+        messages: each with `role` (system, user, assistant) and `content`, and what else the template reads.
+        tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
         add_generation_prompt: with what begins the assistant's answer.
 
     Raises:
         MeshwrightError: no template, or one that refuses these messages.
     """
-    text = _GENERATED.sub(r"\1", _render(tokenizer, messages, add_generation_prompt=add_generation_prompt))
+    text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    text = _GENERATED.sub(r"\1", text)
     # The template has written the special tokens that begin a text.
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def chat_with_loss(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, first: int = 0
-) -> tuple[list[int], list[bool]]:
-    """The tokens of a chat, and which of them have loss: those of the assistant's turns, with what ends a turn.
+class ChatExample(NamedTuple):
+    """The tokens of a chat, and which of them have loss."""
+
+    tokens: list[int]
+    loss: list[bool]
+
+
+def chat_examples(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, first: int = 0) -> list[ChatExample]:
+    """What a chat teaches: its tokens, with loss on those of the assistant's turns and what ends a turn.
 
     Where the template marks the assistant's words itself (`{% generation %}`), these. Elsewhere a turn begins where the
     chat before it ends with the generation prompt, and ends where the chat with it does.
+
+    A template may write earlier turns otherwise once more follow, as Qwen3's, which leaves out their thoughts. Then the
+    chat is several examples: each turn has loss once, in the text that a model has before it when it writes that turn,
+    and none where later turns stand after it in another form.
 
     Args:
         messages: each with `role` (system, user, assistant) and `content`.
         first: the first message whose tokens may have loss.
 
     Raises:
-        MeshwrightError: no template, one that refuses these messages, or one that writes a turn otherwise once more
-            follow, so that its turns cannot be found.
+        MeshwrightError: no template, one that refuses these messages, or one that begins a turn otherwise than its
+            generation prompt does, so that its tokens cannot be found.
     """
     whole = _render(tokenizer, messages, add_generation_prompt=False)
     if any(mark in str(message.get("content")) for message in messages for mark in _MARKS):
@@ -60,19 +75,27 @@ def chat_with_loss(
         turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(spans) != len(turns):
             raise MeshwrightError(f"the chat template marks {len(spans)} turns of the assistant, of {len(turns)}")
-        spans = [span for span, number in zip(spans, turns, strict=True) if number >= first]
+        found = [(text, [span for span, number in zip(spans, turns, strict=True) if number >= first])]
     else:
-        spans, text = _turn_spans(tokenizer, messages, whole, first), whole
+        found = _texts_with_spans(whole, _turns(tokenizer, messages, first))
+    return [_with_loss(tokenizer, text, spans) for text, spans in found]
+
+
+Span = tuple[int, int]
+
+
+def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatExample:
+    """The tokens of a text, with loss on those that begin in one of the spans."""
     tokens, places = tokenizer.encode_with_places(text)
     has_loss, number = [], 0
     for start, _ in places:  # Both go through the text in order.
         while number < len(spans) and start >= spans[number][1]:
             number += 1
         has_loss.append(number < len(spans) and start >= spans[number][0])
-    return tokens, has_loss
+    return ChatExample(tokens, has_loss)
 
 
-def _marked_spans(text: str) -> tuple[list[tuple[int, int]], str]:
+def _marked_spans(text: str) -> tuple[list[Span], str]:
     """The spans between marks, and the text without them."""
     spans, plain = [], ""
     for number, piece in enumerate(re.split("|".join(_MARKS), text)):
@@ -82,29 +105,52 @@ def _marked_spans(text: str) -> tuple[list[tuple[int, int]], str]:
     return spans, plain
 
 
-def _turn_spans(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], whole: str, first: int
-) -> list[tuple[int, int]]:
-    """Where the assistant's turns are in a chat, by rendering the chat up to each of them."""
-    spans = []
+class _Turn(NamedTuple):
+    """A turn of the assistant: where it begins in the text of the chat that ends with it."""
+
+    start: int
+    text: str
+
+
+def _turns(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], first: int) -> list[_Turn]:
+    """The assistant's turns of a chat, by rendering the chat up to each of them."""
+    found = []
     for number, message in enumerate(messages):
         if message.get("role") != "assistant" or number < first:
             continue
         before = _render(tokenizer, messages[:number], add_generation_prompt=True)
         until = _render(tokenizer, messages[: number + 1], add_generation_prompt=False)
-        if not (until.startswith(before) and whole.startswith(until)):
+        if not until.startswith(before):
             raise MeshwrightError(
-                f"turn {number + 1} of a chat is written otherwise by the chat template once more turns follow, so that"
-                " its tokens cannot be found; put {% generation %} and {% endgeneration %} around the assistant's words"
-                " in the template"
+                f"the chat template begins turn {number + 1} of a chat otherwise than its generation prompt, so that"
+                " its tokens cannot be found; put {% generation %} and {% endgeneration %} around the"
+                " assistant's words in the template"
             )
-        spans.append((len(before), len(until)))
-    return spans
+        found.append(_Turn(len(before), until))
+    return found
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
+    """The texts that have every turn once as it was written, in the order of the turns, and where they have them."""
+    found: list[tuple[str, list[Span]]] = []
+    text, left = whole, turns
+    while left:
+        if spans := [(turn.start, len(turn.text)) for turn in left if text.startswith(turn.text)]:
+            found.append((text, spans))
+        left = [turn for turn in left if not text.startswith(turn.text)]
+        text = left[-1].text if left else ""
+    return found[::-1] or [(whole, [])]
+
+
+def _render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool,
+) -> str:
     """The text of a chat, with marks around what the template says the assistant generates."""
-    template = chat_template(tokenizer)
+    template = chat_template(tokenizer, has_tools=bool(tools))
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
     named = {"bos_token", "eos_token", "unk_token", "pad_token", *tokenizer.config}
@@ -113,7 +159,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_
         return _compiled(template).render(
             messages=[dict(message) for message in messages],
             # Templates compare them with none, which what is not there does not equal.
-            tools=None,
+            tools=[dict(tool) for tool in tools] or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **tokens,
@@ -122,11 +168,12 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
 
 
-def chat_template(tokenizer: Tokenizer) -> str | None:
-    """The template of a tokenizer's chats; None where it has none."""
+def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | None:
+    """The template of a tokenizer's chats, or of those with tools where these have another; None where it has none."""
     template = tokenizer.config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = (named.get("tool_use") if has_tools else None) or named.get("default")
     return template or None
 
 

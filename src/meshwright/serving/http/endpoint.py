@@ -54,8 +54,8 @@ class Endpoint(Generic[F]):
     what: str
     fields: type[F]
     reply: type[BaseModel]
-    event: type[BaseModel] | None
     answer: Callable[[Host, F], Awaitable[BaseModel | Events]]
+    event: type[BaseModel] | None = None
 
 
 class Handler:

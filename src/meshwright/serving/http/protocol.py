@@ -77,7 +77,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Answer what no app can, and close. What another request is being answered is cut."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             body = error.json()
             phrase = HTTPStatus(error.status).phrase
             head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"

@@ -116,7 +116,8 @@ class HttpServer:
         """Begin to shut down; from any thread, or a signal's handler."""
         self.is_stopping = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # It has stopped.
+                self._loop.call_soon_threadsafe(self._stop.set)
 
     async def _until_stopped(self) -> None:
         """Start, take requests, and wait until told to stop."""
@@ -162,7 +163,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # Python adds the address to the words of some of them; names that are not found have numbers of their own.
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", error)
         raise MeshwrightError(
             f"cannot listen on {host}:{port}: {reason}; --port 0 picks a free port, --host 127.0.0.1 is this machine"
         ) from None

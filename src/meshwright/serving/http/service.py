@@ -44,6 +44,11 @@ class Service:
     num_active: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a text of this model."""
+        return self.tokenizer.stop_tokens if self.tokenizer else ()
+
     def needs_tokenizer(self, what: str) -> Tokenizer:
         """The tokenizer.
 

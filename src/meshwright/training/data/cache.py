@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshwright.files import write_error
+from meshwright.files import user_cache, write_error
 
 
 def cache_directory() -> Path:
     """Where stores of runs are cached: meshwright/tokens in $XDG_CACHE_HOME, or in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright" / "tokens"
+    return user_cache() / "tokens"
 
 
 @contextmanager

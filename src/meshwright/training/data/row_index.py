@@ -86,12 +86,14 @@ def read_row_index(directory: Path) -> RowIndex:
     """
     try:
         info = json.loads((directory / "index.json").read_text())
-        of_pieces = (_mapped(directory / name, info["pieces"]) for name in ("documents", "starts", "slots"))
+        documents, starts, slots = (
+            _mapped(directory / name, info["pieces"]) for name in ("documents", "starts", "slots")
+        )
         row_starts, tokens = (_mapped(directory / name, info["rows"] + 1) for name in ("row_starts", "tokens"))
         losses = _mapped(directory / "losses", info["rows"] + 1) if (directory / "losses").is_file() else tokens
     except (OSError, ValueError, KeyError) as error:
         raise MeshwrightError(f"{directory} is damaged ({error}); delete it, and the run makes it anew") from None
-    return RowIndex(*of_pieces, row_starts, tokens, losses, info["long"], info["lost"])
+    return RowIndex(documents, starts, slots, row_starts, tokens, losses, info["long"], info["lost"])
 
 
 def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
