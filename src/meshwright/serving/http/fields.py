@@ -236,10 +236,6 @@ def checked_stop(service: Service, stop: str | list[str], param: str = "stop") -
 
 
 def _sampling(asked: Generation) -> Sampling:
-    # Only where asked for, so that others are equal to samplings without them.
-    penalties: dict[str, Any] = {
-        name: value for name in ("presence_penalty", "frequency_penalty") if (value := getattr(asked, name))
-    }
     # The texts of a request have seeds that follow each other, all below 2**32.
     seed = secrets.randbits(31) if asked.seed is None else asked.seed % 2**31
     try:
@@ -249,8 +245,9 @@ def _sampling(asked: Generation) -> Sampling:
             top_p=asked.top_p,
             min_p=asked.min_p,
             repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
             seed=seed,
-            **penalties,
         )
     except MeshwrightError as error:
         raise ApiError(str(error)) from None
