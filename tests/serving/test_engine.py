@@ -1,5 +1,6 @@
 """The engine: each request gets what its prompt alone gets, whatever is beside it, and nothing is left behind."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.models import Sampling
 from meshwright.serving.engine import Engine
-from meshwright.serving.request import OverloadedError, Request
+from meshwright.serving.request import Constraint, OverloadedError, Request
 from meshwright.serving.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -175,9 +176,9 @@ def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split
     model, golden = mw.load(GOLDENS / family, on="cpu:8", mesh=mesh), np.load(GOLDENS / family / "golden.npz")
     prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]
     wanted = [tuple(row) for row in golden["continuations"].tolist()]
-    others = prompts_of(60, vocab=model.config.vocab, longest=40)
+    others = prompts_of(60, vocab=model.config.vocab, longest=30)
     engine = Engine(
-        model, EngineSettings(rows=16, context=64, page_size=8, cache_tokens=640, cache_split=split, chunk_tokens=16)
+        model, EngineSettings(rows=16, context=48, page_size=8, cache_tokens=640, cache_split=split, chunk_tokens=16)
     )
     engine.start()
     try:
@@ -189,3 +190,51 @@ def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split
         assert is_empty(engine)
     finally:
         engine.close()
+
+
+def test_drafts_change_no_token():
+    model = drawn_model(config=SMALL)
+    engine = Engine(model, replace(TIGHT, num_drafts=3))
+    engine.start()
+    try:
+        # What repeats itself is guessed right.
+        prompts = [[*prompt, *prompt, *prompt][:40] for prompt in prompts_of(10, vocab=256, longest=20, seed=3)]
+        requests = greedy_requests(prompts, most_tokens=24)
+        requests += [
+            replace(request, sampling=Sampling(temperature=0.8, frequency_penalty=0.2, seed=number), num_texts=2)
+            for number, request in enumerate(requests[:4])
+        ]
+        got = answers(engine, requests, spread_seconds=0.1)
+        for request, outputs in zip(requests, got, strict=True):
+            for number in range(request.num_texts):
+                assert tokens_of(outputs, number) == alone(model, request, number).tokens
+        made = sum(len(output.tokens) for outputs in got for output in outputs)
+        assert max(len(output.tokens) for outputs in got for output in outputs) > 1
+        assert made == engine.stats().generated_tokens
+        assert is_empty(engine)
+    finally:
+        engine.close()
+
+
+def test_constrained_texts_match(engine):
+    requests = [
+        Request(
+            prompt=list(b"Name a number:"),
+            max_tokens=40,
+            sampling=Sampling(temperature=1.0, seed=seed),
+            constraint=Constraint("regex", "[0-9]{3}-(cat|dog)"),
+        )
+        for seed in range(4)
+    ]
+    requests.append(
+        Request(prompt=[1, 2], max_tokens=50, constraint=Constraint("json_schema", '{"type": "boolean"}'), num_texts=2)
+    )
+    requests += greedy_requests(prompts_of(4, vocab=256, longest=20), most_tokens=20)
+    got = answers(engine, requests)
+    texts = ["".join(output.text for output in outputs if output.text_number == 0) for outputs in got]
+    assert all(re.fullmatch("[0-9]{3}-(cat|dog)", text) for text in texts[:4])
+    assert len(set(texts[:4])) > 1
+    assert texts[4] in ("true", "false")
+    assert [tokens_of(outputs) for outputs in got[5:]] == [alone(engine.model, each).tokens for each in requests[5:]]
+    with pytest.raises(MeshwrightError, match="regular expression"):
+        engine.submit(Request(prompt=[1], max_tokens=4, constraint=Constraint("regex", "(")), lambda outputs: None)

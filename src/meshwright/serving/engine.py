@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -21,8 +20,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
 from meshwright.inference.stream import GrowingText
 from meshwright.models import GREEDY
+from meshwright.serving.constraints import ConstraintCompiler, Matcher
+from meshwright.serving.drafts import NgramDrafts
 from meshwright.serving.layout import engine_layout
-from meshwright.serving.programs import FROM_LAST, Columns
+from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
 from meshwright.serving.request import (
     MOST_LOGPROBS,
     ClosedError,
@@ -56,6 +57,8 @@ class _Asked:
     """Of the prompt's tokens, by position."""
     hidden: dict[int, np.ndarray] = field(default_factory=dict)
     """The sums of hidden states of chunks, by the position of their first token."""
+    matchers: list[Matcher] = field(default_factory=list)
+    """Of the texts, where they are constrained."""
     deadline: float | None = None
 
 
@@ -74,6 +77,7 @@ class Engine:
         self._changes = list[RowChange]()
         self._special_rows = set[int]()
         """Rows whose tokens are not chosen as the likeliest ones are."""
+        self._constraints = ConstraintCompiler(model.tokenizer) if model.tokenizer else None
         self._asked = dict[str, _Asked]()
         self._inbox = deque[tuple[str, _Asked | None]]()
         self._news = threading.Condition()
@@ -96,6 +100,8 @@ class Engine:
             self._news.notify()
         if self._thread.is_alive():
             self._thread.join()
+        if self._constraints is not None:
+            self._constraints.close()
 
     def submit(self, request: Request, deliver: Deliver) -> str:
         """Queue a request; see `Serves`."""
@@ -103,6 +109,8 @@ class Engine:
         number = next(self._numbers)
         request_id = f"{number:08x}"
         asked = _Asked(request, deliver)
+        if request.constraint is not None:
+            asked.matchers = [self._matcher(request) for _ in range(request.num_texts)]
         if request.timeout_seconds is not None:
             asked.deadline = monotonic() + request.timeout_seconds
         with self._news:
@@ -137,6 +145,15 @@ class Engine:
             preemptions=scheduler.counters.preempted,
             num_steps=self._num_steps,
         )
+
+    def _matcher(self, request: Request) -> Matcher:
+        """The state of a constrained text that begins."""
+        if self._constraints is None:
+            raise MeshwrightError(
+                f"{self.model.config.name} has no tokenizer, so that no text of it can be constrained"
+            )
+        assert request.constraint is not None
+        return self._constraints.matcher(request.constraint, request.stop_tokens)
 
     def _checked(self, request: Request) -> Request:
         """A request that can be answered, with no more tokens than a text has room for."""
@@ -217,7 +234,28 @@ class Engine:
             asked.texts.append(text)
             tokenizer = self.model.tokenizer
             asked.growing[number] = GrowingText(TokenStream(tokenizer) if tokenizer else None)
-            self.scheduler.add(text)
+            if asked.matchers:
+                text.matcher = asked.matchers[number]
+                self._constrain(asked, text)
+            elif self.settings.num_drafts:
+                text.drafts = NgramDrafts(request.prompt)
+            if text.done is None:
+                self.scheduler.add(text)
+
+    def _constrain(self, asked: _Asked, text: Text) -> None:
+        """Find which tokens may come next in a constrained text; end it where there is none."""
+        assert text.matcher is not None
+        mask, error = np.zeros(self.runner.words, np.uint32), ""
+        try:
+            if text.matcher.mask(mask, stops=text.num_made >= text.request.min_tokens):
+                text.mask = mask
+                return
+            text.done = "token"
+        except MeshwrightError as found:
+            text.done, error = "failed", str(found)
+        self.scheduler.end(text)
+        self._outputs.append((asked, Output(text_number=text.number, done=text.done, error=error)))
+        self._forget_ended(text.request_id, asked)
 
     def _admitted(self, text: Text) -> None:
         """Say how a text's tokens are chosen, where they or those of its row before are not the likeliest."""
@@ -280,22 +318,24 @@ class Engine:
         return (
             text.row in self._special_rows
             or request.logprobs is not None
-            or request.constraint is not None
+            or text.mask is not None
             or text.num_made - 1 < request.min_tokens
         )
 
-    def _mask(self, step: Step, shape: Any) -> np.ndarray | None:
-        """The tokens that rows may take: none that ends a text that is too short."""
+    def _mask(self, step: Step, shape: Shape) -> np.ndarray | None:
+        """The tokens that rows may take: what constraints allow, and none that ends a text that is too short."""
         mask = None
         for part in step.slices:
-            ends = part.text.request.stop_tokens
-            if part.drawn >= part.text.request.min_tokens or not ends:
+            ends = part.text.request.stop_tokens if part.drawn < part.text.request.min_tokens else ()
+            if part.text.mask is None and not ends:
                 continue
             if mask is None:
                 mask = np.full((shape.rows, shape.num_chosen, self.runner.words), 0xFFFFFFFF, np.uint32)
+            if part.text.mask is not None:
+                mask[part.at] = part.text.mask
             for place in range(min(shape.num_chosen, part.text.request.min_tokens - part.drawn)):
                 for token in ends:
-                    mask[part.at, place, token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+                    mask[part.at, place, token // WORD] &= np.uint32(0xFFFFFFFF ^ (1 << token % WORD))
         return mask
 
     def _read(self, step: Step, result: Result) -> None:
@@ -338,6 +378,12 @@ class Engine:
         if text.done:
             self.scheduler.end(text)
         self._outputs.append((asked, self._output(asked, text, tuple(kept), pieces, tuple(logprobs[: len(kept)]))))
+        if text.drafts is not None:
+            text.drafts.extend(kept)
+        if text.matcher is not None and text.done is None:
+            for token in kept:
+                text.matcher.accept(token)
+            self._constrain(asked, text)
         self._forget_ended(text.request_id, asked)
 
     def _output(

@@ -26,8 +26,11 @@ ROWS = 64
 CONTEXT = 4096
 """Tokens of a text at most where nobody says, and the model allows for more."""
 
-WIDTHS = 3
+WIDTHS = 2
 """Programs are compiled for so many widths of page tables, each a quarter of the next."""
+
+HALVINGS = 3
+"""Decoding is compiled for all rows, for half of them, and so on, so many times."""
 
 LEAST_WIDTH = 128
 """Tokens: narrower page tables save less time than a program takes to compile."""
@@ -91,6 +94,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         windows=windows,
         pages=pages,
         widths=tuple(widths),
+        decoded=tuple(sorted({max(1, math.ceil(rows / 2**n)) for n in range(HALVINGS + 1)})),
         chunks=chunks,
         num_drafts=settings.num_drafts,
         prefix_cache=settings.prefix_cache,

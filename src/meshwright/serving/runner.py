@@ -115,22 +115,24 @@ class Runner:
 
     def shape_of(self, step: Step) -> Shape:
         """The shape of a step's program."""
-        rows = self._rows if step.chunk is None else self._layout.shards * self._layout.chunks[step.chunk][0]
         entries = self._layout.entries(step.width, step.length)
-        return Shape(rows, step.length, entries, step.length if step.chunk is None else 1)
+        return Shape(self._layout.shards * step.rows, step.length, entries, 1 if step.is_chunk else step.length)
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
         """Every kind and shape of step that there can be."""
         layout = self._layout
-        found = list[tuple[str, Shape]]()
-        for width in layout.widths:
-            decode = self.shape_of(Step([], None, width, 1 + layout.num_drafts))
-            found += [("greedy", decode), ("sampling", decode)]
-            for number, (_, length) in enumerate(layout.chunks):
-                chunk = self.shape_of(Step([], number, width, length))
-                found += [("greedy", chunk), ("sampling", chunk)]
-        return (*dict.fromkeys(found), ("scoring", self.shape_of(Step([], 0, layout.widths[-1], layout.chunks[0][1]))))
+        steps = [
+            *(
+                Step([], False, rows, width, 1 + layout.num_drafts)
+                for rows in layout.decoded
+                for width in layout.widths
+            ),
+            *(Step([], True, rows, width, length) for rows, length in layout.chunks for width in layout.widths),
+        ]
+        found = [(kind, self.shape_of(step)) for step in steps for kind in ("greedy", "sampling")]
+        rows, length = layout.chunks[0]
+        return (*dict.fromkeys(found), ("scoring", self.shape_of(Step([], True, rows, layout.widths[-1], length))))
 
     def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile every program, several at once. on_program: called with how many are compiled, of how many.

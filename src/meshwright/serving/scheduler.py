@@ -53,13 +53,14 @@ class Step:
     """One step on the devices.
 
     Args:
-        chunk: the number of the chunk shape that it reads prompts in; None where it decodes.
-        width: the entries of its page tables. length: the tokens of a row.
+        is_chunk: whether it reads prompts; else it decodes.
+        rows: of each shard. width: the entries of its page tables. length: the tokens of a row.
         is_scored: whether it reads a prompt for its log probabilities and hidden states.
     """
 
     slices: list[Slice]
-    chunk: int | None
+    is_chunk: bool
+    rows: int
     width: int
     length: int
     is_scored: bool = False
@@ -157,12 +158,12 @@ class Scheduler:
             if text.needs_its_tokens and text.unread:
                 continue
             room = min(limit - 1, self.layout.context - text.computed - 1, self.layout.num_drafts)
-            drafts = text.drafts(room) if text.drafts is not None and room > 0 else []
+            drafts = text.drafts.draft(room) if text.drafts is not None and room > 0 else []
             if not self._hold(text, text.computed + 1 + len(drafts)):
                 continue
             known = [] if text.unread else [text.tokens[-1]]
             drawn = text.num_made
-            slices.append(Slice(text, text.row, text.row, text.computed, [*known, *drafts], True, drawn))
+            slices.append(Slice(text, 0, text.row, text.computed, [*known, *drafts], True, drawn))
         # A text that was decoded may have lost its row to an older one.
         slices = [part for part in slices if part.text.row is not None]
         if not slices:
@@ -172,7 +173,15 @@ class Scheduler:
             part.text.unread += 1
             self._free_behind(part.text)
         end = max(part.start + max(1, len(part.tokens)) for part in slices)
-        return Step(slices, None, self._width(end), 1 + self.layout.num_drafts, copies=self._taken_copies())
+        by_shard = [[part for part in slices if part.text.shard == shard] for shard in range(self.layout.shards)]
+        rows = next(rows for rows in self.layout.decoded if rows >= max(map(len, by_shard)))
+        placed = [
+            part._replace(at=shard * rows + place)
+            for shard, parts in enumerate(by_shard)
+            for place, part in enumerate(parts)
+        ]
+        length = 1 + self.layout.num_drafts
+        return Step(placed, False, rows, self._width(end), length, copies=self._taken_copies())
 
     def _chunk(self) -> Step | None:
         """As many tokens of prompts as the best of the chunk shapes takes."""
@@ -195,8 +204,7 @@ class Scheduler:
 
         # There is one program for scoring.
         chunks = self.layout.chunks[:1] if is_scored else self.layout.chunks
-        chosen = max(range(len(chunks)), key=lambda number: (taken(chunks[number]), -chunks[number][1]))
-        rows, length = chunks[chosen]
+        rows, length = max(chunks, key=lambda chunk: (taken(chunk), -chunk[1]))
         slices = list[Slice]()
         for shard, texts in enumerate(by_shard):
             for place, text in enumerate(texts[:rows]):
@@ -224,7 +232,7 @@ class Scheduler:
             self._free_behind(part.text)
         end = max(part.start + len(part.tokens) for part in slices)
         width = self.layout.widths[-1] if is_scored else self._width(end)
-        return Step(slices, chosen, width, length, bool(is_scored), self._taken_copies())
+        return Step(slices, True, rows, width, length, bool(is_scored), self._taken_copies())
 
     def _width(self, end: int) -> int:
         """The entries of tables for texts of `end` tokens."""

@@ -61,6 +61,7 @@ class EngineLayout:
         shards: groups of devices that have rows and pages of their own. rows: of each. pages: of each, for each window.
         windows: the windows of the model's layers, in the order of its caches.
         widths: the entries of page tables that programs are compiled for, ascending; the last has room for `context`.
+        decoded: the rows of each shard that decoding is compiled for, ascending; the last has all.
         chunks: the shapes that prompts are read in: rows of each shard, and tokens of each.
         switch: the length from which all frequencies of a text are others (LongRoPE); None where there is none.
         stretched_from: the length of prompts from which frequencies depend on it (dynamic scaling); None likewise.
@@ -73,6 +74,7 @@ class EngineLayout:
     windows: tuple[int | None, ...]
     pages: tuple[int, ...]
     widths: tuple[int, ...]
+    decoded: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]
     num_drafts: int = 0
     prefix_cache: bool = True

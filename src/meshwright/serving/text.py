@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
+import numpy as np
+
+from meshwright.serving.constraints import Matcher
+from meshwright.serving.drafts import NgramDrafts
 from meshwright.serving.request import Ending, Request
 
 
@@ -47,7 +50,12 @@ class Text:
     done: Ending | None = None
     num_preempted: int = 0
     submitted: float = field(default_factory=monotonic)
-    drafts: Callable[[int], list[int]] | None = None
+    drafts: NgramDrafts | None = None
+    """Guesses of the next tokens; None where none are made."""
+    matcher: Matcher | None = None
+    """The state of its constraint; None where it has none."""
+    mask: np.ndarray | None = None
+    """Bits of the tokens that may come next, where a constraint says so."""
 
     @property
     def num_made(self) -> int:
@@ -57,7 +65,7 @@ class Text:
     @property
     def needs_its_tokens(self) -> bool:
         """Whether the next step depends on tokens that the last one chose."""
-        return self.request.constraint is not None or self.drafts is not None
+        return self.matcher is not None or self.drafts is not None
 
     @property
     def is_read(self) -> bool:
