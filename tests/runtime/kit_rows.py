@@ -317,7 +317,7 @@ FAMILIES = [
     Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING),
     Row(QWEN2_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(QWEN2_MOE, MeshShape(ep=2, sp=2, tp=2)),
-    Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(OLMO2, MeshShape(tp=4), Strategy(collective_matmul=True), "none"),
     Row(OLMO2, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
     Row(GPT_OSS, MeshShape(ep=2, fsdp=2, tp=2), core=True),
