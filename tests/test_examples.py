@@ -14,8 +14,18 @@ SAID = {
 }
 
 
+LONG = ("plan_and_train",)
+"""Examples that take over 15 s; `tests/test_library.py` calls what they call."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=pytest.mark.matrix if path.stem in LONG else ())
+        for path in sorted(EXAMPLES.glob("*.py"))
+    ],
+)
 def test_an_example_runs_and_says_what_it_is_for(name):
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_"))}

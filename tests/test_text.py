@@ -1,5 +1,6 @@
 """Tokenizers, text that is shown as it is made, and chats, against the libraries that they come from."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -92,6 +93,17 @@ def test_templates_have_what_transformers_gives_them(folder, tmp_path):
     tokens = apply_chat_template(tokenizer, [{"role": "user", "content": "é"}, {"role": "assistant", "content": "y"}])
     wanted = '<i>[{"role":"user","content":"é"},{"role":"assistant","content":"y"}]é'
     assert tokens == tokenizer.encode(wanted, add_special_tokens=False)
+
+
+def test_a_template_gets_tools_and_may_be_another_one_for_them(tmp_path):
+    plain = dataclasses.replace(byte_tokenizer(), config={"chat_template": "{{ tools[0].function.name }}"})
+    tool = {"type": "function", "function": {"name": "weather"}}
+    message = {"role": "user", "content": "x"}
+    assert plain.decode(apply_chat_template(plain, [message], tools=[tool])) == "weather"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools|tojson }}"}]
+    several = dataclasses.replace(byte_tokenizer(), config={"chat_template": named})
+    assert several.decode(apply_chat_template(several, [message])) == "plain"
+    assert json.loads(several.decode(apply_chat_template(several, [message], tools=[tool]))) == [tool]
 
 
 @pytest.mark.parametrize(

@@ -227,4 +227,13 @@ CALLS = """
 2 | generate run --num-samples 0                                                             | --num-samples is 0
 2 | generate run --temperature 0 --num-samples 2                                             | are all one text
 2 | generate run --num-tokens 1e3                                                            | whole number
+2 | serve                                                                                    | DIR|RUN is missing
+2 | serve nowhere                                                                            | no directory 'nowhere'
+2 | serve run --port 70000                                                                   | --port is 70000
+2 | serve run --kv-dtype fp4                                                                 | --kv-dtype is 'fp4'
+2 | serve run --timeout 0                                                                    | --timeout is 0.0
+2 | serve run --rows 0                                                                       | rows is 0
+2 | serve run --api-keys none                                                                | cannot read --api-keys none
+2 | serve run --api-keys empty                                                               | has no key
+2 | serve run --drafts 99                                                                    | num_drafts is 99
 """

@@ -46,6 +46,7 @@ WORK = {
     "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
     "generate": ["meshwright.loading.Found.load"],
+    "serve": ["meshwright.loading.Found.load"],
     "export": ["meshwright.loading.Found.load"],
     "eval": ["meshwright.loading.Found.load"],
     "inspect": ["meshwright.inspection.inspect"],
@@ -69,6 +70,7 @@ CALLS = {
     "launch": (None, ["launch", "-n", "4", "--", "train", *TRAINING]),
     "report": (None, ["report", "runs/begun"]),
     "generate": (None, ["generate", "runs/begun"]),
+    "serve": (None, ["serve", "runs/begun"]),
     "export": (None, ["export", "runs/begun", "exported"]),
     "eval": (None, ["eval", "runs/begun", "--data", "runs/begun/metrics.txt"]),
     "inspect": (None, ["inspect", "program:make", "--mesh", "dp=2"]),
@@ -113,11 +115,16 @@ VALUES = {
     "--weight-decay": "0", "--no-decay": "layers", "--b1": "0.8", "--b2": "0.99", "--eps": "1e-6", "--momentum": "0.9",
     "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
     "--spike-factor": "5", "--max-bad-steps": "4",
+    "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",
+    "--drafts": "3", "--max-queue": "9", "--timeout": "5", "--grace": "5", "--api-keys": "runs/begun/metrics.txt",
+    "--cors": "*",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 
 
-OTHER_VALUES = {("show", "--dims"): "I=16"} | {(name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")}
+OTHER_VALUES = {("show", "--dims"): "I=16", ("serve", "--rows"): "8"} | {
+    (name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")
+}
 
 
 def options_of(name):

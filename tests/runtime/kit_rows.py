@@ -181,6 +181,7 @@ MOE_MIXES = [
     Row(MOE, MeshShape(dp=2, fsdp=2, tp=2), parts(4)),
     Row(MOE, MeshShape(ep=4, fsdp=2), parts(2)),
     Row(MOE, MeshShape(ep=2, dp=4), remat="attention"),
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2), core=True),
     Row(MOE, MeshShape(ep=4, tp=2)),
     Row(SLOTTED, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2), core=True),
@@ -205,7 +206,7 @@ STAGES = [
     Row(SHARED, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
     Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4), core=True),
     Row(AFTER_TWO, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
-    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2), core=True),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2), core=True),
 ]
 
 OPTIMIZERS = [
@@ -222,9 +223,10 @@ OPTIMIZERS = [
 ]
 
 DROPOUT = [
-    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, dropout=0.2)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, dropout=0.2), core=True),
     Row(DENSE, MeshShape(tp=2, sp=4), fused("ring", dropout=0.2), "none"),
-    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2), core=True),
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2)),
 ]
 
 PACKED = [
@@ -312,10 +314,10 @@ FAMILIES = [
     Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
-    Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING, core=True),
+    Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING),
     Row(QWEN2_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(QWEN2_MOE, MeshShape(ep=2, sp=2, tp=2)),
-    Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(OLMO2, MeshShape(tp=4), Strategy(collective_matmul=True), "none"),
     Row(OLMO2, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
     Row(GPT_OSS, MeshShape(ep=2, fsdp=2, tp=2), core=True),

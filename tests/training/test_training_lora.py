@@ -1,4 +1,4 @@
-"""Runs of adapters: what they learn, what their checkpoints hold, and what is exported of them."""
+"""Runs of adapters, beside one of all parameters: what they learn, what checkpoints hold, and what is exported."""
 
 import shutil
 import warnings
@@ -11,6 +11,7 @@ from test_training_pretrained import folder, loss_of_batch, train  # noqa: F401 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.loading import save_adapter
+from meshwright.step import leaves
 from meshwright.training import read_config
 from meshwright.training.run_directory.checkpoint import Checkpoints
 
@@ -24,10 +25,28 @@ def held_out(model):
 
 
 @pytest.fixture(scope="module")
-def run(folder, tmp_path_factory):  # noqa: F811
+def exported(folder, tmp_path_factory):  # noqa: F811
+    """A directory that `meshwright export` writes, which runs begin from."""
+    directory = tmp_path_factory.mktemp("exported") / "llama"
+    mw.load(folder / "llama", on="cpu:1").save(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(folder, exported, tmp_path_factory):  # noqa: F811
     """Six steps of adapters alone with checkpoints after each second, and their losses."""
     directory = tmp_path_factory.mktemp("lora") / "run"
-    return directory, train(folder, directory, "dp=2,fsdp=2,tp=2", steps=6, save_every=2, **LORA)
+    return directory, train(folder, directory, "dp=2,fsdp=2,tp=2", what=exported, steps=6, save_every=2, **LORA)
+
+
+@pytest.mark.slow
+def test_all_parameters_of_an_exported_model_learn(folder, exported, tmp_path):  # noqa: F811
+    """Full fine-tuning, on another mesh than that of the adapters."""
+    train(folder, tmp_path / "run", "1,2,2,2", what=exported, steps=6, learning_rate=0.003)
+    before, after = (mw.load(path, on="cpu:1") for path in (exported, tmp_path / "run"))
+    assert held_out(after) < held_out(before) - 0.1
+    for (path, old), new in zip(leaves(before.params), (array for _, array in leaves(after.params)), strict=True):
+        assert not np.array_equal(old, new), path
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """A run that goes from mesh to mesh and to several processes reads the same tokens in the same order."""
 
 import json
+import pickle
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -43,17 +45,44 @@ DATA = {"text": text, "chats": chats}
 """By its name, what makes data in a directory and has the model and the options that train on it."""
 
 
+RECORDING = """
+import pickle
+import sys
+import numpy as np
+from meshwright.cli.main import main
+from meshwright.training.data import Batches
+
+read = Batches.__getitem__
+file = open(sys.argv.pop(1), "wb")
+
+def recorded(batches, step):
+    batch = read(batches, step)
+    for name, array in batch.items():
+        shards = [([part.indices(n)[:2] for part, n in zip(shard.index, array.shape)], np.asarray(shard.data))
+                  for shard in array.addressable_shards]
+        pickle.dump((step, name, array.shape, shards), file)
+    return batch
+
+Batches.__getitem__ = recorded
+code = main()
+file.close()
+raise SystemExit(code)
+"""
+"""Trains, and writes to a file what the devices of this process are given of each batch."""
+
+
 def train(words, steps, processes=1):
-    """Train to so many steps in some processes that share 8 devices."""
-    command = [sys.executable, "-c", "from meshwright.cli.main import main; raise SystemExit(main())", "train"]
-    command += [*words, "--on", "cpu:8", "--batch", "8", "--seq-len", "32", "--lr-schedule", "constant"]
-    command += ["--steps", str(steps), "--resume"]
-    numbered = [command]
+    """Train to so many steps in some processes that share 8 devices; every array of every step's batch."""
+    arguments = ["train", *words, "--on", "cpu:8", "--batch", "8", "--seq-len", "32", "--lr-schedule", "constant"]
+    arguments += ["--steps", str(steps), "--resume"]
+    run = Path(words[words.index("-o") + 1])
+    records = [run.with_name(f"{run.name}-{steps}-{number}") for number in range(processes)]
+    numbered = [[sys.executable, "-c", RECORDING, str(record), *arguments] for record in records]
     if processes > 1:
         with socket.socket() as listening:
             listening.bind(("localhost", 0))
             meet = ["--coordinator", f"localhost:{listening.getsockname()[1]}", "--num-processes", str(processes)]
-        numbered = [[*command, *meet, "--process-id", str(number)] for number in range(processes)]
+        numbered = [[*each, *meet, "--process-id", str(number)] for number, each in enumerate(numbered)]
     begun = [subprocess.Popen(each, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for each in numbered]
     try:
         said = [process.communicate(timeout=400) for process in begun]
@@ -61,6 +90,20 @@ def train(words, steps, processes=1):
         for process in begun:
             process.kill()
     assert [process.returncode for process in begun] == [0] * processes, said
+    return arrays_of(records)
+
+
+def arrays_of(records):
+    """By step and name, the whole arrays that several processes were given shards of."""
+    found = {}
+    for record in records:
+        with record.open("rb") as file:
+            while file.peek(1):
+                step, name, shape, shards = pickle.load(file)
+                whole = found.setdefault((step, name), np.full(shape, np.nan))
+                for index, part in shards:
+                    whole[tuple(slice(*ends) for ends in index)] = part
+    return found
 
 
 def losses(run):
@@ -73,10 +116,14 @@ def losses(run):
 @pytest.mark.parametrize("kind", DATA)
 def test_a_run_that_moves_reads_the_tokens_of_one_that_does_not(tmp_path, kind):
     data = DATA[kind](tmp_path)
-    train([*data, "-o", str(tmp_path / "stays"), "--mesh", "1,8,1,1"], STEPS)
+    stays = train([*data, "-o", str(tmp_path / "stays"), "--mesh", "1,8,1,1"], STEPS)
     moves = [*data, "-o", str(tmp_path / "moves"), "--mesh"]
-    train([*moves, "2,2,2,1"], 3)
-    train([*moves, "1,8,1,1"], 6)
-    train([*moves, "1,8,1,1"], STEPS, processes=4)
+    read = train([*moves, "2,2,2,1"], 3) | train([*moves, "1,8,1,1"], 6)
+    read |= train([*moves, "1,8,1,1"], STEPS, processes=4)
+    assert {step for step, _ in stays} == set(range(STEPS))
+    assert read.keys() == stays.keys()
+    for place, array in stays.items():
+        assert not np.isnan(array).any(), place
+        assert np.array_equal(read[place], array), place
     assert len(losses(tmp_path / "moves")) == STEPS
     assert losses(tmp_path / "moves") == pytest.approx(losses(tmp_path / "stays"), abs=1e-4)

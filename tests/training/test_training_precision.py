@@ -159,18 +159,13 @@ def test_a_run_with_dropout_that_is_resumed_drops_what_an_unbroken_one_does(tmp_
 
 NARROW = [
     ("v5e:2x2", "int8", {("s8", "s8"): 7 + 6 + 7}),
-    pytest.param(
-        "h100:4",
-        "fp8",
-        {("f8e4m3fn", "f8e4m3fn"), ("f8e5m2", "f8e4m3fn"), ("f8e4m3fn", "f8e5m2")},
-        marks=pytest.mark.matrix,
-    ),
+    ("h100:4", "fp8", {("f8e4m3fn", "f8e4m3fn"), ("f8e5m2", "f8e4m3fn"), ("f8e4m3fn", "f8e5m2")}),
 ]
 """Of int8 the seven products of a layer forward, what backward reads of them again, and the seven gradients of what
 each reads. The GPU compiler makes one of those that read the same, so that of fp8 there are some of each kind."""
 
 
-@pytest.mark.slow
+@pytest.mark.matrix  # `tests/models/test_models_quantised.py` has the products, and compares them with NumPy's.
 @pytest.mark.parametrize(("hardware", "dtype", "wanted"), NARROW)
 def test_compilers_of_accelerators_multiply_in_8_bits(hardware, dtype, wanted):
     workload = replace(BF16, model=replace(MODEL, embed=256, mlp=512, num_heads=8, num_kv_heads=8, head_dim=32))

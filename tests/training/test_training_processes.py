@@ -130,20 +130,24 @@ def test_four_processes_of_two_devices_have_the_losses_of_one_of_eight(tmp_path)
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("number", "how", "expected"),
+    ("count", "devices", "mesh", "number", "how", "expected"),
     [
-        (1, signal.SIGKILL, r"launch: process 1 \(pid \d+\) was ended by SIGKILL after step \d+"),
-        (1, signal.SIGSTOP, r"launch: process 1 \(.*\) has not answered for 2\d s .*it is stopped \(SIGSTOP\)"),
+        (2, 2, "2,1,1,1", 1, signal.SIGKILL, r"launch: process 1 \(pid \d+\) was ended by SIGKILL after step \d+"),
+        (4, 8, "2,2,2,1", 2, signal.SIGKILL, r"launch: process 2 \(pid \d+\) was ended by SIGKILL after step \d+"),
+        (
+            2, 2, "2,1,1,1", 1, signal.SIGSTOP,
+            r"launch: process 1 \(.*\) has not answered for 2\d s .*it is stopped \(SIGSTOP\)",
+        ),
     ],
-)
-def test_a_lost_process_is_named_and_the_run_is_finished(tmp_path, number, how, expected):
-    arguments = [*SMALL, "--on", "cpu:2", "--mesh", "2,1,1,1", "--steps", "40", "--save-every", "4"]
-    launched = launch(tmp_path, 2, arguments)
+)  # fmt: skip
+def test_a_lost_process_is_named_and_the_run_is_finished(tmp_path, count, devices, mesh, number, how, expected):
+    arguments = [*SMALL, "--on", f"cpu:{devices}", "--mesh", mesh, "--steps", "40", "--save-every", "4"]
+    launched = launch(tmp_path, count, arguments)
     took, said = lose(launched, tmp_path, number, how)
     assert re.match(expected, said), said
     assert took < 30
     assert launched.returncode == 0, said
-    assert "2 processes go on from checkpoint" in said
+    assert f"{count} processes go on from checkpoint" in said
     rows = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows if "loss" in row]
     assert sorted(set(steps)) == list(range(40))

@@ -22,6 +22,7 @@ from meshwright.training import read_metrics, run_steps
 from meshwright.training.data import DataConfig
 from meshwright.training.evaluating import Evaluating
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.settings import with_settings
 from meshwright.training.watch import Tasks
 
 QUESTIONS = 60
@@ -169,3 +170,11 @@ def test_tasks_need_an_interval_and_batches_need_text(tmp_path):
     config = config_of(tmp_path)
     with pytest.raises(MeshwrightError, match="--eval-batches needs text that is not trained on"):
         run_steps(replace(config, evaluating=replace(config.evaluating, batches=2)), tmp_path / "run")
+
+
+def test_options_of_an_evaluation_are_taken_in_any_order_and_end_with_it():
+    config = with_settings(CONFIG, {"eval_tasks": ("words.jsonl",), "eval_batches": 2, "eval_every": 3})
+    assert config.evaluating == Evaluating(every=3, batches=2, tasks=("words.jsonl",))
+    assert with_settings(config, {"eval_every": 0}).evaluating == Evaluating()
+    with pytest.raises(MeshwrightError, match="eval_tasks changes nothing without eval_every"):
+        with_settings(config, {"eval_every": 0, "eval_tasks": ("words.jsonl",)})

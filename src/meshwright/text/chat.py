@@ -20,18 +20,24 @@ from meshwright.text.tokenizer import Tokenizer, special_token
 
 
 def apply_chat_template(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
 ) -> list[int]:
     """The tokens of a chat.
 
     Args:
-        messages: each with `role` (system, user, assistant) and `content`.
+        messages: each with `role` (system, user, assistant) and `content`, and what else the template reads.
+        tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
         add_generation_prompt: with what begins the assistant's answer.
 
     Raises:
         MeshwrightError: no template, or one that refuses these messages.
     """
-    text = _GENERATED.sub(r"\1", _render(tokenizer, messages, add_generation_prompt=add_generation_prompt))
+    text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    text = _GENERATED.sub(r"\1", text)
     # The template has written the special tokens that begin a text.
     return tokenizer.encode(text, add_special_tokens=False)
 
@@ -136,9 +142,15 @@ def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Sp
     return found[::-1] or [(whole, [])]
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+def _render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool,
+) -> str:
     """The text of a chat, with marks around what the template says the assistant generates."""
-    template = chat_template(tokenizer)
+    template = chat_template(tokenizer, has_tools=bool(tools))
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
     named = {"bos_token", "eos_token", "unk_token", "pad_token", *tokenizer.config}
@@ -147,7 +159,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_
         return _compiled(template).render(
             messages=[dict(message) for message in messages],
             # Templates compare them with none, which what is not there does not equal.
-            tools=None,
+            tools=[dict(tool) for tool in tools] or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **tokens,
@@ -156,11 +168,12 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, add_
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
 
 
-def chat_template(tokenizer: Tokenizer) -> str | None:
-    """The template of a tokenizer's chats; None where it has none."""
+def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | None:
+    """The template of a tokenizer's chats, or of those with tools where these have another; None where it has none."""
     template = tokenizer.config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = (named.get("tool_use") if has_tools else None) or named.get("default")
     return template or None
 
 

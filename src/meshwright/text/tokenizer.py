@@ -37,6 +37,7 @@ class _Codec(Protocol):
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
     def decode(self, tokens: list[int]) -> str: ...
     def vocabulary(self) -> dict[str, int]: ...
+    def to_json(self) -> str | None: ...
 
 
 class _Bytes:
@@ -53,6 +54,9 @@ class _Bytes:
 
     def vocabulary(self) -> dict[str, int]:
         return {f"{byte:02x}": byte for byte in range(256)}
+
+    def to_json(self) -> str | None:
+        return None
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode(errors="replace")
@@ -73,6 +77,9 @@ class _FromFile:
 
     def vocabulary(self) -> dict[str, int]:
         return self.of.get_vocab(with_added_tokens=True)
+
+    def to_json(self) -> str | None:
+        return self.of.to_str()
 
     def decode(self, tokens: list[int]) -> str:
         return self.of.decode(tokens, skip_special_tokens=True)
@@ -104,6 +111,10 @@ class Tokenizer:
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens, without special ones."""
         return self.codec.decode(tokens)
+
+    def to_json(self) -> str | None:
+        """The text of a tokenizer.json; None for bytes as tokens."""
+        return self.codec.to_json()
 
     @property
     def fingerprint(self) -> str:

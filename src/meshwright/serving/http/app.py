@@ -9,20 +9,27 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from meshwright.serving.http.call import Calls
+from meshwright.serving.http.chat import CHAT
 from meshwright.serving.http.completions import COMPLETIONS
+from meshwright.serving.http.easylm import GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, ROLLING, TURN
+from meshwright.serving.http.embeddings import EMBEDDINGS
 from meshwright.serving.http.endpoint import Endpoint, Handler, Host
-from meshwright.serving.http.errors import ApiError, respond_to_error
+from meshwright.serving.http.errors import CLOSE, ApiError, respond_to_error
 from meshwright.serving.http.gate import Gate
 from meshwright.serving.http.metrics import Metrics
+from meshwright.serving.http.openapi import document
+from meshwright.serving.http.page import chat_page
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.texts import TokenTexts
 
-ENDPOINTS: tuple[Endpoint, ...] = (COMPLETIONS,)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    COMPLETIONS, CHAT, EMBEDDINGS, GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, ROLLING, TURN,
+)  # fmt: skip
 
 
 class ModelCard(BaseModel):
@@ -87,13 +94,29 @@ def _others(service: Service, metrics: Metrics) -> list[BaseRoute]:
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    described = document(
+        service,
+        ENDPOINTS,
+        {"/v1/models": ("The models there are", ModelList), "/v1/models/{name}": ("One model", ModelCard)},
+    )
+
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(described)
+
+    shown = chat_page(service)
+
+    async def page(_: Request) -> Response:
+        return shown
+
     return [
+        Route("/", page),
         Route("/v1/models", models),
         # Names of models have slashes.
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", show_metrics),
+        Route("/openapi.json", openapi),
     ]
 
 
@@ -117,4 +140,6 @@ def _no_route(request: Request, error: Exception) -> Response:
 
 def _fault(_: Request, error: Exception) -> Response:
     """The answer to a fault of this server's own, which its log has in full."""
-    return ApiError(f"a fault of the server: {type(error).__name__}", status=500, code="fault").response()
+    return ApiError(
+        f"a fault of the server: {type(error).__name__}", status=500, code="fault", headers=CLOSE
+    ).response()

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -98,6 +99,18 @@ class Call:
         """End with an error."""
         self._error = error
         self.arrived.set()
+
+    async def whole(self) -> list[Piece]:
+        """All that is made of each text, by prompt and text.
+
+        Raises:
+            ApiError: as `pieces`.
+        """
+        found: dict[tuple[int, int], list[Output]] = {}
+        async for pieces in self.pieces():
+            for number, output in pieces:
+                found.setdefault((number, output.text_number), []).append(output)
+        return [Piece(number, _joined(outputs)) for (number, _), outputs in sorted(found.items())]
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What has been made since the last time, until every text has ended.
@@ -201,6 +214,18 @@ def too_long(seconds: float) -> ApiError:
         f"the answer was not done after {seconds:g} s, the limit of this server; ask for fewer tokens",
         status=408, code="timeout", headers={"x-should-retry": "false"},
     )  # fmt: skip
+
+
+def _joined(outputs: Sequence[Output]) -> Output:
+    """All outputs of one text as one."""
+    return replace(
+        outputs[0],
+        tokens=tuple(token for output in outputs for token in output.tokens),
+        text="".join(output.text for output in outputs),
+        logprobs=tuple(logprob for output in outputs for logprob in output.logprobs),
+        done=outputs[-1].done,
+        stop=outputs[-1].stop,
+    )
 
 
 class _Times:

@@ -15,7 +15,7 @@ from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.fields import Generation, Texts, Tokens, checked_logprobs, engine_request
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.texts import CompletionLogprobs, CompletionTokens
-from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason, joined
+from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason
 from meshwright.serving.request import Output, Request, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
@@ -30,7 +30,9 @@ class CompletionFields(Generation):
     prompt: Annotated[Prompts, Field(union_mode="left_to_right")] = Field(
         description="a text, a list of tokens, or a list of texts or of lists of tokens"
     )
-    max_tokens: int = Field(DEFAULT_MAX_TOKENS, ge=0, description="a whole number from 0, which reads the prompt only")
+    max_tokens: int | None = Field(
+        None, ge=0, description=f"a whole number from 0, which reads the prompt only; with none, {DEFAULT_MAX_TOKENS}"
+    )
     echo: bool = Field(False, description="true or false: whether the prompt is before the text")
     logprobs: int | None = Field(
         None, ge=0, description="a whole number from 0: of how many tokens in each one's place the logprobs are wanted"
@@ -67,10 +69,10 @@ async def complete(host: Host, asked: CompletionFields) -> Completion | Events:
     service.check_model(asked.model)
     _check(asked)
     logprobs = checked_logprobs("logprobs", asked.logprobs)
-    prompts = await _prompts(service, asked.prompt)
+    prompts = await prompt_tokens(service, asked.prompt, "prompt")
     requests = [
         engine_request(
-            asked, service, prompt, max_tokens=asked.max_tokens, logprobs=logprobs,
+            asked, service, prompt, max_tokens=asked.max_tokens, usual_tokens=DEFAULT_MAX_TOKENS, logprobs=logprobs,
             prompt_logprobs=logprobs if asked.echo else None,
         )
         for prompt in prompts
@@ -92,12 +94,16 @@ def _check(asked: CompletionFields) -> None:
         raise ApiError("a stream with echo and logprobs has n of 1; leave n, stream or one of them out", param="n")
 
 
-async def _prompts(service: Service, prompt: Any) -> list[list[int]]:
-    """The tokens of each prompt."""
+async def prompt_tokens(service: Service, prompt: Any, param: str) -> list[list[int]]:
+    """The tokens of each of the `Prompts` of a field.
+
+    Raises:
+        ApiError: more prompts than the limit.
+    """
     several = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     if len(several) > service.limits.prompts:
         raise ApiError(
-            f"prompt has {len(several)} prompts; this server takes at most {service.limits.prompts}", param="prompt"
+            f"{param} has {len(several)} prompts; this server takes at most {service.limits.prompts}", param=param
         )
     return [await service.tokens(one) if isinstance(one, str) else one for one in several]
 
@@ -119,14 +125,11 @@ class _Making:
 
     async def whole(self) -> Completion:
         """The whole completion."""
-        found: dict[tuple[int, int], list[Output]] = {}
         async with self._call() as call:
-            async for pieces in call.pieces():
-                for piece in pieces:
-                    self._take(piece)
-                    found.setdefault((piece.prompt, piece.output.text_number), []).append(piece.output)
-        choices = [self._choice(number, joined(outputs)) for (number, _), outputs in sorted(found.items())]
-        return self._completion(choices, usage=self._usage.finish())
+            pieces = await call.whole()
+        for piece in pieces:
+            self._take(piece)
+        return self._completion([self._choice(*piece) for piece in pieces], usage=self._usage.finish())
 
     async def events(self) -> Events:
         """The completion as it is made."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Sequence
@@ -17,6 +16,9 @@ from meshwright.serving.request import ClosedError, OverloadedError
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """The `type` of an error by its status; others are `server_error` from 500, and `invalid_request_error` below."""
+
+UNKNOWN_FIELD = "unknown_field"
+"""The code of an error about a field that this server does not know."""
 
 CLOSE = {"connection": "close"}
 """Headers of an answer after which the connection is of no more use."""
@@ -92,15 +94,12 @@ def from_engine(error: MeshwrightError) -> ApiError:
 
 def from_validation(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> ApiError:
     """What is wrong with the fields of a request, `data`, which is no `model`."""
-    found = error.errors(include_url=False)
-    unknown = [each for each in found if each["type"] == "extra_forbidden"]
-    if unknown:
-        *before, name = unknown[0]["loc"]
-        known = model.model_fields if not before else {}
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; {_listed(known)}" if known else ""
-        path = _path(data, unknown[0]["loc"])
-        return ApiError(f"{_written(path)} is no field of this request{hint}", param=str(name), code="unknown_field")
+    found = error.errors(include_url=False, include_input=False)
+    unknown = next((each for each in found if each["type"] == UNKNOWN_FIELD), None)
+    if unknown is not None:
+        context = unknown.get("ctx", {})
+        path = _written((*_path(data, unknown["loc"]), context["name"][:100]))
+        return ApiError(f"{path} is no field of this request; {context['hint']}", param=path, code=UNKNOWN_FIELD)
     first = found[0]["loc"][:1]
     deepest = max((each for each in found if each["loc"][:1] == first), key=lambda each: len(_path(data, each["loc"])))
     path, location = _path(data, deepest["loc"]), deepest["loc"]
@@ -111,7 +110,8 @@ def from_validation(error: ValidationError, model: type[BaseModel], data: dict[s
         path, wanted = path[:1], f"it is {field.description}"
     else:
         wanted = deepest["msg"].replace("Input should", "it should").replace("Value error, ", "")
-    if deepest["type"] == "missing" and len(path) == len(location):
+        wanted = wanted.replace("Field required", "it is required")
+    if deepest["type"] == "missing" and not is_union:
         return ApiError(f"{_written(path)} is missing; {wanted}", param=_written(path))
     return ApiError(f"{_written(path)} is {short(_at(data, path))}; {wanted}", param=_written(path))
 
@@ -131,8 +131,9 @@ def _path(data: Any, location: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _at(data: Any, path: Sequence[int | str]) -> Any:
+    """The value at a path; None where there is none."""
     for key in path:
-        data = data[key]
+        data = data.get(key) if isinstance(data, dict) else data[key] if isinstance(key, int) else None
     return data
 
 
@@ -140,10 +141,6 @@ def _written(path: Sequence[int | str]) -> str:
     """A path as people write it: messages[0].role."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".") or "the body"
-
-
-def _listed(known: Any) -> str:
-    return f"its fields are {', '.join(known)}"
 
 
 def short(value: Any) -> str:

@@ -7,15 +7,17 @@ bookkeeping with OpenAI, and change no answer. null is as leaving a field out.
 
 from __future__ import annotations
 
+import difflib
 import json
 import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from meshwright.errors import MeshwrightError
 from meshwright.models import Sampling
-from meshwright.serving.http.errors import ApiError, from_validation
+from meshwright.serving.http.errors import UNKNOWN_FIELD, ApiError, from_validation
 from meshwright.serving.http.limits import Limits
 from meshwright.serving.http.service import Service
 from meshwright.serving.request import MOST_LOGPROBS, Constraint, Request
@@ -27,11 +29,29 @@ Tokens = Annotated[list[Token], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """Lists end at their first mistake: one of a million would otherwise be a million errors."""
 
+MOST_LOGIT_BIASES = 1024
+"""vLLM's."""
+
 
 class Fields(BaseModel):
     """Fields of a request: no others, each of its own type (no text that says a number), no infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        """Refuse the first unknown field: pydantic would list every one of a hundred thousand. Leave null ones out."""
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        said = {name: value for name, value in data.items() if value is not None}
+        for name in said:
+            if name not in known:
+                near = difflib.get_close_matches(name[:100], known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
+                raise PydanticCustomError(UNKNOWN_FIELD, "no field", {"name": name, "hint": hint})
+        return said
 
 
 def read_fields(kind: type[B], data: dict[str, Any]) -> B:
@@ -40,11 +60,17 @@ def read_fields(kind: type[B], data: dict[str, Any]) -> B:
     Raises:
         ApiError: a field that is unknown, missing, or not what it has to be.
     """
-    said = {name: value for name, value in data.items() if value is not None or name not in kind.model_fields}
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(data)
     except ValidationError as error:
-        raise from_validation(error, kind, said) from None
+        raise from_validation(error, kind, data) from None
+
+
+def _few(values: Any) -> Any:
+    """Refuse an object of many fields before each of them is looked at."""
+    if isinstance(values, dict) and len(values) > MOST_LOGIT_BIASES:
+        raise ValueError(f"it has at most {MOST_LOGIT_BIASES}")
+    return values
 
 
 class Ignored(Fields):
@@ -95,7 +121,7 @@ class Generation(Ignored):
     """How texts are made."""
 
     model: str | None = Field(None, description="the model's name, as /v1/models says it")
-    n: int = Field(1, ge=1, description="how many texts are made of a prompt, from 1")
+    n: int = Field(1, ge=1, description="a whole number from 1: how many texts are made of a prompt")
     stream: bool = Field(False, description="true or false: whether the text is sent as it is made")
     stream_options: StreamOptions | None = Field(None, description="an object with include_usage")
     temperature: float = Field(1.0, ge=0, le=2, description="a number from 0, which takes the likeliest token, to 2")
@@ -112,8 +138,8 @@ class Generation(Ignored):
     stop_token_ids: Tokens = Field([], description="a list of tokens")
     ignore_eos: bool = Field(False, description="true or false: whether the text goes on behind tokens that end it")
     min_tokens: int = Field(0, ge=0, description="the tokens before which nothing ends a text, a whole number from 0")
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        {}, description="an object: numbers from -100 to 100 by tokens, as text"
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few)] = Field(
+        {}, description=f"an object: numbers from -100 to 100 by tokens as text, at most {MOST_LOGIT_BIASES}"
     )
     response_format: ResponseFormat | None = Field(None, description="an object with a type")
     structured_outputs: StructuredOutputs | None = Field(
@@ -133,12 +159,12 @@ class Generation(Ignored):
 
 def engine_request(
     asked: Generation, service: Service, prompt: list[int], *, max_tokens: int | None, logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    prompt_logprobs: int | None = None, usual_tokens: int | None = None, param: str = "prompt",
 ) -> Request:  # fmt: skip
     """What the engine is asked for one prompt.
 
     Args:
-        max_tokens: of each text; None for what the context leaves.
+        max_tokens: of each text; None for what the context leaves, at most `usual_tokens`. param: the prompt's field.
 
     Raises:
         ApiError: what is over a limit, or cannot be together.
@@ -146,21 +172,27 @@ def engine_request(
     limits = service.limits
     return Request(
         prompt=prompt,
-        max_tokens=checked_max_tokens(service, len(prompt), max_tokens),
+        max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param, usual_tokens),
         sampling=_sampling(asked),
         num_texts=_at_most("n", asked.n, limits.texts),
-        stop=_stop_texts(asked, service),
-        stop_tokens=(*asked.stop_token_ids, *(() if asked.ignore_eos else _ends(service))),
+        stop=checked_stop(service, asked.stop),
+        stop_tokens=(*asked.stop_token_ids, *(() if asked.ignore_eos else service.stop_tokens)),
         min_tokens=asked.min_tokens,
-        logit_bias=_logit_bias(asked, limits),
+        logit_bias=_logit_bias(asked),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         constraint=_constraint(asked, limits),
     )
 
 
-def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None) -> int:
-    """The most tokens of a text after a prompt of so many.
+def checked_max_tokens(
+    service: Service, prompt: int, max_tokens: int | None, param: str, usual: int | None = None
+) -> int:
+    """The most tokens of a text after a prompt of so many tokens.
+
+    Args:
+        max_tokens: that were asked for; None for what the context and the server's limit leave, at most `usual`.
+        param: the prompt's field.
 
     Raises:
         ApiError: an empty prompt, or more than the context or the server's limit takes.
@@ -168,15 +200,15 @@ def checked_max_tokens(service: Service, prompt: int, max_tokens: int | None) ->
     left = service.context - prompt
     most = service.limits.max_tokens
     if not prompt:
-        raise ApiError("the prompt has no token; it has one at least", param="prompt")
+        raise ApiError(f"a text of {param} has no token; it has one at least", param=param)
     if left < (max_tokens if max_tokens is not None else 1):
         raise ApiError(
-            f"the prompt has {prompt} tokens and max_tokens is {1 if max_tokens is None else max_tokens}; they are at"
-            f" most {service.context} together, the context of {service.model}",
-            code="context_length_exceeded",
-        )
+            f"{param} has {prompt} tokens and max_tokens is {1 if max_tokens is None else max_tokens}; they are at most"
+            f" {service.context} together, the context of {service.model}",
+            param=param, code="context_length_exceeded",
+        )  # fmt: skip
     if max_tokens is None:
-        return left if most is None else min(left, most)
+        return min(value for value in (left, most, usual) if value is not None)
     return max_tokens if most is None else _at_most("max_tokens", max_tokens, most)
 
 
@@ -185,11 +217,26 @@ def checked_logprobs(name: str, logprobs: int | None) -> int | None:
     return None if logprobs is None else _at_most(name, logprobs, MOST_LOGPROBS)
 
 
+def checked_stop(service: Service, stop: str | list[str], param: str = "stop") -> tuple[str, ...]:
+    """The texts of a field that end a text.
+
+    Raises:
+        ApiError: too many, one that is too long or empty, or no tokenizer.
+    """
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if texts:
+        service.needs_tokenizer("finds stop texts")
+    _at_most(f"the number of texts of {param}", len(texts), service.limits.stop_texts, param=param)
+    for text in texts:
+        _at_most(
+            f"the number of characters of a text of {param}", len(text), service.limits.stop_characters, param=param
+        )
+        if not text:
+            raise ApiError(f"a text of {param} is empty, which every text begins with; leave it out", param=param)
+    return texts
+
+
 def _sampling(asked: Generation) -> Sampling:
-    # Only where asked for, so that others are equal to samplings without them.
-    penalties: dict[str, Any] = {
-        name: value for name in ("presence_penalty", "frequency_penalty") if (value := getattr(asked, name))
-    }
     # The texts of a request have seeds that follow each other, all below 2**32.
     seed = secrets.randbits(31) if asked.seed is None else asked.seed % 2**31
     try:
@@ -199,32 +246,15 @@ def _sampling(asked: Generation) -> Sampling:
             top_p=asked.top_p,
             min_p=asked.min_p,
             repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
             seed=seed,
-            **penalties,
         )
     except MeshwrightError as error:
         raise ApiError(str(error)) from None
 
 
-def _stop_texts(asked: Generation, service: Service) -> tuple[str, ...]:
-    texts = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
-    if not texts:
-        return ()
-    service.needs_tokenizer("finds stop texts")
-    _at_most("the number of texts of stop", len(texts), service.limits.stop_texts, param="stop")
-    for text in texts:
-        _at_most("the characters of a text of stop", len(text), service.limits.stop_characters, param="stop")
-        if not text:
-            raise ApiError("a text of stop is empty, which every text begins with; leave it out", param="stop")
-    return texts
-
-
-def _ends(service: Service) -> tuple[int, ...]:
-    return service.tokenizer.stop_tokens if service.tokenizer else ()
-
-
-def _logit_bias(asked: Generation, limits: Limits) -> tuple[tuple[int, float], ...]:
-    _at_most("the number of tokens of logit_bias", len(asked.logit_bias), limits.logit_biases, param="logit_bias")
+def _logit_bias(asked: Generation) -> tuple[tuple[int, float], ...]:
     for token in asked.logit_bias:
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise ApiError(f"logit_bias has {token[:40]!r}; it has tokens, as '42'", param="logit_bias")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel
 
 from meshwright.serving.http.call import Piece
 from meshwright.serving.http.metrics import Metrics
-from meshwright.serving.request import Ending, Output, Request
+from meshwright.serving.request import Ending, Request
 
 FinishReason = Literal["stop", "length"]
 
@@ -18,18 +17,6 @@ FinishReason = Literal["stop", "length"]
 def finish_reason(done: Ending | None) -> FinishReason | None:
     """Why a text ends; None where more follows."""
     return None if done is None else "length" if done == "length" else "stop"
-
-
-def joined(outputs: Sequence[Output]) -> Output:
-    """All outputs of one text as one."""
-    return replace(
-        outputs[0],
-        tokens=tuple(token for output in outputs for token in output.tokens),
-        text="".join(output.text for output in outputs),
-        logprobs=tuple(logprob for output in outputs for logprob in output.logprobs),
-        done=outputs[-1].done,
-        stop=outputs[-1].stop,
-    )
 
 
 class PromptTokensDetails(BaseModel):

@@ -1,0 +1,47 @@
+"""Drafts of the next tokens by n-grams: what followed when a text had its last tokens before (prompt lookup).
+
+Apoorv Saxena, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class NgramDrafts:
+    """The n-grams of one text, by where each was last.
+
+    Args:
+        longest: the tokens of the longest n-gram that is looked up; shorter ones are where it is not found.
+        shortest: the tokens of the shortest; a single token says little of what follows.
+    """
+
+    def __init__(self, tokens: Iterable[int], *, longest: int = 4, shortest: int = 1) -> None:
+        self._sizes = range(longest, shortest - 1, -1)
+        self._tokens: list[int] = []
+        # For each n-gram that some token follows, where what followed its latest occurrence begins.
+        self._ends: dict[tuple[int, ...], int] = {}
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens to the text, in time that does not depend on its length."""
+        for token in tokens:
+            end = len(self._tokens)
+            for size in self._sizes:
+                if size <= end:
+                    self._ends[tuple(self._tokens[end - size :])] = end
+            self._tokens.append(token)
+
+    def draft(self, most: int) -> list[int]:
+        """Up to `most` tokens that followed the latest earlier occurrence of the text's longest known last n-gram.
+
+        Where that occurrence is near the end of the text, the draft repeats what is between both.
+        """
+        length = len(self._tokens)
+        for size in self._sizes:
+            if size > length:
+                continue
+            begin = self._ends.get(tuple(self._tokens[length - size :]))
+            if begin is not None:
+                return [self._tokens[begin + at % (length - begin)] for at in range(most)]
+        return []

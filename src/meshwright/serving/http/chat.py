@@ -1,0 +1,324 @@
+"""OpenAI's `/v1/chat/completions`: the next message of a chat, by the model's own template."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.http.call import Call, Piece
+from meshwright.serving.http.endpoint import Endpoint, Events, Host
+from meshwright.serving.http.errors import ApiError
+from meshwright.serving.http.fields import Fields, Generation, checked_logprobs, engine_request
+from meshwright.serving.http.service import LONG_TEXT, Service
+from meshwright.serving.http.texts import TakenToken, chat_logprobs
+from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason
+from meshwright.serving.request import Output, Request
+from meshwright.text import apply_chat_template
+
+
+class ContentPart(Fields):
+    """A part of a message: text, as this server reads nothing else."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Fields):
+    """A function and what it is called with. arguments: JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Fields):
+    """A call of a tool that the assistant made before."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Fields):
+    """A message of a chat. content: text, or parts of it; None of an assistant that only called tools."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as templates of Hugging Face read it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        # "developer" is OpenAI's newer word for the same. Templates add text to a content, which None is not.
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content or ""}
+        if self.name is not None:
+            found["name"] = self.name
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": _object(call)}}
+                for call in self.tool_calls
+            ]
+        return found
+
+
+class Function(Fields):
+    """A function that the assistant may call. parameters: their JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    """A tool that the assistant may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChatFields(Generation):
+    """A request for the next message of a chat."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
+        min_length=1, description="a list of messages, each with role and content, one at least"
+    )
+    max_tokens: int | None = Field(None, ge=0, description="a whole number from 0; with none, what the context leaves")
+    max_completion_tokens: int | None = Field(
+        None, ge=0, description="a whole number from 0; with none, what the context leaves"
+    )
+    logprobs: bool = Field(False, description="true or false: whether the logprobs of tokens are in the answer")
+    top_logprobs: int | None = Field(
+        None, ge=0, description="a whole number from 0, with logprobs of true: of how many tokens in each one's place"
+    )
+    tools: Annotated[list[Tool], Field(fail_fast=True)] = Field([], description="a list of functions")
+    tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
+    parallel_tool_calls: bool | None = Field(None, description="true or false; without effect")
+    modalities: list[Literal["text"]] | None = Field(None, description="['text']: this server makes nothing else")
+
+
+class Logprobs(BaseModel):
+    """The log probabilities of a message's tokens."""
+
+    content: list[TakenToken]
+    refusal: None = None
+
+
+class AssistantMessage(BaseModel):
+    """The message that was made."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    """One of the messages that were made."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: Logprobs | None
+    finish_reason: FinishReason
+    token_ids: list[int] | None = None
+
+
+class Chat(BaseModel):
+    """The next message of a chat, `n` times."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+
+
+class Delta(BaseModel):
+    """What is new in a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    """What is new in one of the messages."""
+
+    index: int
+    delta: Delta
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[int] | None = None
+
+
+class Chunk(BaseModel):
+    """What is new in the messages."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+async def chat(host: Host, asked: ChatFields) -> Chat | Events:
+    """Make the next message of a chat."""
+    service = host.service
+    service.check_model(asked.model)
+    tools = _tools(asked)
+    logprobs = checked_logprobs("top_logprobs", asked.top_logprobs)
+    if logprobs is not None and not asked.logprobs:
+        raise ApiError("top_logprobs is given and logprobs is not true; set logprobs to true", param="top_logprobs")
+    prompt = await chat_prompt(service, [message.for_template() for message in asked.messages], tools, "messages")
+    if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
+        raise ApiError(
+            f"max_tokens is {asked.max_tokens} and max_completion_tokens is {asked.max_completion_tokens}; give one",
+            param="max_tokens",
+        )
+    most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    request = engine_request(
+        asked, service, prompt, param="messages", max_tokens=most, logprobs=(logprobs or 0) if asked.logprobs else None
+    )
+    making = _Making(host, asked, request)
+    return making.events() if asked.stream else await making.whole()
+
+
+def _tools(asked: ChatFields) -> list[dict[str, Any]]:
+    """The tools that the template gets."""
+    if asked.tool_choice not in (None, "none", "auto"):
+        raise ApiError(
+            f"tool_choice is {json.dumps(asked.tool_choice)[:60]}; it is none or auto: this server leaves it to the"
+            " model whether it calls a tool",
+            param="tool_choice",
+        )
+    return [] if asked.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in asked.tools]
+
+
+async def chat_prompt(
+    service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]], param: str
+) -> list[int]:
+    """The tokens of a chat, with what begins the assistant's answer. param: the field that the messages came in.
+
+    Raises:
+        ApiError: no template, or one that does not take these messages.
+    """
+    tokenizer = service.needs_tokenizer("writes chats")
+    try:
+        if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
+            return apply_chat_template(tokenizer, messages, tools=tools)
+        return await asyncio.to_thread(apply_chat_template, tokenizer, messages, tools=tools)
+    except MeshwrightError as error:
+        raise ApiError(str(error), param=param) from None
+
+
+def _object(call: ToolCall) -> Any:
+    """The arguments of a call as an object, which templates write in their own way; as text if they are none."""
+    try:
+        return json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        return call.function.arguments
+
+
+class _Making:
+    """The messages of one request while they are made."""
+
+    def __init__(self, host: Host, asked: ChatFields, request: Request) -> None:
+        self._host = host
+        self._asked = asked
+        self._request = request
+        self._usage = UsageCount(host.calls.metrics, [request])
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._begun: set[int] = set()
+
+    async def whole(self) -> Chat:
+        """The whole messages."""
+        async with self._call() as call:
+            pieces = await call.whole()
+        for piece in pieces:
+            self._usage.add(piece)
+        choices = [self._choice(piece.output) for piece in pieces]
+        ids: dict[str, Any] = {"prompt_token_ids": list(self._request.prompt)} if self._asked.return_token_ids else {}
+        return Chat(
+            id=self._id, object="chat.completion", created=self._created, model=self._host.service.model,
+            choices=choices, usage=self._usage.finish(), **ids,
+        )  # fmt: skip
+
+    async def events(self) -> Events:
+        """The messages as they are made."""
+        usage = {"usage": None} if self._asked.has_usage else {}
+        async with self._call() as call:
+            async for pieces in call.pieces():
+                yield [self._chunk([choice], **usage) for piece in pieces for choice in self._chunk_choices(piece)]
+        total = self._usage.finish()
+        if self._asked.has_usage:
+            yield [self._chunk([], usage=total)]
+
+    def _call(self) -> Call:
+        return Call(self._host.calls, [self._request], self._host.service.limits, is_streamed=self._asked.stream)
+
+    def _choice(self, output: Output) -> Choice:
+        return Choice(
+            index=output.text_number,
+            message=AssistantMessage(role="assistant", content=output.text, refusal=None),
+            logprobs=self._logprobs(output),
+            finish_reason=finish_reason(output.done) or "stop",
+            **self._ids(output),
+        )
+
+    def _chunk_choices(self, piece: Piece) -> list[ChunkChoice]:
+        """What a piece adds to its message: the role first of all, and by itself, as OpenAI's clients expect it."""
+        self._usage.add(piece)
+        output, choices = piece.output, []
+        if output.text_number not in self._begun:
+            self._begun.add(output.text_number)
+            role = Delta(role="assistant", content="")
+            choices.append(ChunkChoice(index=output.text_number, delta=role, logprobs=None, finish_reason=None))
+        choices.append(
+            ChunkChoice(
+                index=output.text_number,
+                delta=Delta(content=output.text) if output.text else Delta(),
+                logprobs=self._logprobs(output),
+                finish_reason=finish_reason(output.done),
+                **self._ids(output),
+            )
+        )
+        return choices
+
+    def _chunk(self, choices: Sequence[ChunkChoice], **usage: Usage | None) -> Chunk:
+        return Chunk(
+            id=self._id, object="chat.completion.chunk", created=self._created, model=self._host.service.model,
+            choices=list(choices), **usage,
+        )  # fmt: skip
+
+    def _logprobs(self, output: Output) -> Logprobs | None:
+        if not self._asked.logprobs:
+            return None
+        return Logprobs(content=chat_logprobs(self._host.token_texts, output.logprobs), refusal=None)
+
+    def _ids(self, output: Output) -> dict[str, Any]:
+        return {"token_ids": list(output.tokens)} if self._asked.return_token_ids else {}
+
+
+CHAT = Endpoint(
+    path="/v1/chat/completions",
+    what="The next message of a chat",
+    fields=ChatFields,
+    reply=Chat,
+    event=Chunk,
+    answer=chat,
+)

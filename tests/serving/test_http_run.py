@@ -1,0 +1,322 @@
+"""Starting, stopping, keys, clients that go away, limits of time and size: a server beside its engine."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from chat_tokenizer import chat_tokenizer
+from fake_engine import FakeEngine
+from started import started
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.http.limits import Limits
+from meshwright.serving.http.run import HttpServer
+from meshwright.serving.http.service import Service
+from meshwright.text import byte_tokenizer
+
+LONG = {"prompt": "a", "max_tokens": 500, "temperature": 0}
+
+
+def slow_engine():
+    return FakeEngine(byte_tokenizer(), step_seconds=0.01)
+
+
+def until(holds, seconds=5.0):
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it does not come to hold"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_pages_at_once(stream):
+    with started(slow_engine()) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        if stream:
+            answer = client.completions.create(model="fake/model", **LONG, stream=True)
+            next(iter(answer))
+            answer.close()
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                client.completions.create(model="fake/model", **LONG, timeout=0.1)
+        until(lambda: server.engine.aborted == ["r0"], seconds=1)
+        assert not server.engine.running
+        client.close()
+        text = httpx.get(f"{server.url}/metrics").text
+        assert "meshwright_http_disconnects_total 1.0" in text
+
+
+def test_all_prompts_of_a_client_that_goes_away_are_aborted():
+    with started(slow_engine()) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=LONG | {"prompt": ["a", "b", "c"]}, timeout=0.2)
+        until(lambda: sorted(server.engine.aborted) == ["r0", "r1", "r2"], seconds=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_a_time_limit(stream):
+    with started(slow_engine(), limits=Limits(seconds=0.2)) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json=LONG | {"stream": stream})
+        if stream:
+            error = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
+            assert "[DONE]" not in answer.text
+        else:
+            assert answer.status_code == 408
+            assert answer.headers["x-should-retry"] == "false"
+            error = answer.json()["error"]
+        assert error["code"] == "timeout"
+        assert "not done after 0.2 s" in error["message"]
+        until(lambda: server.engine.aborted == ["r0"], seconds=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_of_the_engine_is_an_error_for_its_client(stream):
+    engine = FakeEngine(byte_tokenizer(), fails_after=3)
+    with started(engine) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        with pytest.raises(openai.APIError, match="the engine failed: the table is broken") as error:
+            list(client.completions.create(model="fake/model", **LONG, stream=stream))
+        assert isinstance(error.value, openai.InternalServerError) != stream
+        # The engine takes no more.
+        engine.is_closed = True
+        with pytest.raises(openai.InternalServerError) as error:
+            client.completions.create(model="fake/model", **LONG)
+        assert error.value.status_code == 503
+
+
+def test_api_keys_are_asked_for():
+    with started(FakeEngine(chat_tokenizer()), api_keys=("first", "sécond")) as server:
+        base = f"{server.url}/v1"
+        for key in ("first", "sécond"):
+            headers = {"authorization": f"Bearer {key}".encode()}
+            assert httpx.get(f"{base}/models", headers=headers).status_code == 200
+        for key in ("", "Bearer", "Bearer fir", "Bearer first2", "Basic first"):
+            answer = httpx.get(f"{base}/models", headers={"authorization": key})
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        with (
+            openai.OpenAI(base_url=base, api_key="wrong", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError, match="Authorization: Bearer KEY"),
+        ):
+            client.completions.create(model="fake/model", prompt="a")
+        for path in ("/", "/health", "/ready"):
+            assert httpx.get(server.url + path).status_code == 200
+        for path in ("/metrics", "/openapi.json", "/nothing"):
+            assert httpx.get(server.url + path).status_code == 401
+        assert httpx.post(f"{server.url}/chat", json={"prompt": "a"}).status_code == 401
+
+
+def test_pages_of_other_origins_may_call_only_where_they_are_let():
+    origin = {"origin": "https://pages.example"}
+    asked = origin | {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    with started(FakeEngine(byte_tokenizer())) as server:
+        assert "access-control-allow-origin" not in httpx.get(f"{server.url}/v1/models", headers=origin).headers
+        assert httpx.options(f"{server.url}/v1/completions", headers=asked).status_code == 405
+        # What a browser sends without asking first is not answered.
+        body = json.dumps({"prompt": "a"}).encode()
+        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+            answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=origin | {"content-type": kind})
+            assert answer.status_code == 415
+    with started(FakeEngine(byte_tokenizer()), cors_origins=("https://pages.example",), api_keys=("k",)) as server:
+        allowed = httpx.options(f"{server.url}/v1/completions", headers=asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://pages.example"
+        other = httpx.options(f"{server.url}/v1/completions", headers=asked | {"origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_requests_wait_for_the_start():
+    release, lines = threading.Event(), []
+    engine = FakeEngine(byte_tokenizer())
+    service = Service(engine=engine, model="fake/model", context=512, tokenizer=engine.tokenizer)
+    server = HttpServer(
+        service,
+        host="127.0.0.1",
+        port=0,
+        grace_seconds=1,
+        start=lambda: release.wait(10) and None,
+        announce=lines.append,
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        assert "retry-after" in answer.headers
+        assert lines == []
+        release.set()
+        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+        assert lines == [f"ready on {server.url}"]
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    finally:
+        server.stop()
+        thread.join(10)
+
+
+def test_what_the_start_raises_ends_the_server():
+    def start():
+        raise MeshwrightError("no such model")
+
+    engine = FakeEngine(byte_tokenizer())
+    server = HttpServer(
+        Service(engine=engine, model="m", context=8), host="127.0.0.1", port=0, grace_seconds=1, start=start
+    )
+    with pytest.raises(MeshwrightError, match="no such model"):
+        server.run()
+
+
+def test_an_engine_that_fails_ends_the_server():
+    engine = slow_engine()
+    service = Service(engine=engine, model="fake/model", context=512, tokenizer=engine.tokenizer)
+    server = HttpServer(service, host="127.0.0.1", port=0, grace_seconds=60)
+    found = {}
+
+    def ask():
+        until(lambda: service.is_ready)
+        found["answer"] = httpx.post(f"{server.url}/v1/completions", json=LONG)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    failing = threading.Thread(
+        target=lambda: (until(lambda: engine.running), service.fail(MeshwrightError("no device")))
+    )
+    failing.start()
+    with pytest.raises(MeshwrightError, match="no device"):
+        server.run()
+    thread.join()
+    failing.join()
+    assert found["answer"].status_code == 503
+    assert "the engine failed: no device" in found["answer"].text
+
+
+def test_a_client_that_reads_nothing_is_cut_off():
+    # A stream of more than the buffers on its way hold, of which nothing is read.
+    engine = FakeEngine(byte_tokenizer())
+    with started(engine, context=200_000, limits=Limits(unread_seconds=0.3)) as server:
+        body = json.dumps(LONG | {"max_tokens": 150_000, "stream": True, "n": 16}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        address = httpx.URL(server.url)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((address.host, address.port))
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            until(lambda: engine.aborted == ["r0"], seconds=20)
+        until(lambda: server.service.num_active == 0)
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        service = Service(engine=FakeEngine(None), model="m", context=8)
+        with pytest.raises(
+            MeshwrightError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; --port 0"
+        ):
+            HttpServer(service, host="127.0.0.1", port=port, grace_seconds=1)
+
+
+@pytest.mark.parametrize("grace_seconds", [10.0, 0.2])
+def test_a_stop_lets_answers_finish_for_a_while(grace_seconds):
+    with started(slow_engine(), grace_seconds=grace_seconds) as server:
+        found = {}
+
+        def ask(name, **options):
+            found[name] = httpx.post(
+                f"{server.url}/v1/completions", json=LONG | {"max_tokens": 60} | options, timeout=20
+            )
+
+        threads = [
+            threading.Thread(target=ask, args=("whole",)),
+            threading.Thread(target=ask, args=("stream",), kwargs={"stream": True}),
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(server.engine.running) == 2)
+        with httpx.Client(base_url=server.url) as client:
+            client.get("/health")
+            server.server.stop()
+            until(lambda: server.service.is_draining)
+            late = client.post("/v1/completions", json=LONG)
+            assert (late.status_code, late.headers["connection"]) == (503, "close")
+            assert late.json()["error"]["code"] == "shutting_down"
+        for thread in threads:
+            thread.join()
+        server.thread.join(15)
+        assert not server.thread.is_alive()
+    if grace_seconds > 1:
+        assert [found[name].status_code for name in ("whole", "stream")] == [200, 200]
+        assert found["stream"].text.endswith("data: [DONE]\n\n")
+        assert server.engine.aborted == []
+    else:
+        assert found["whole"].status_code == 503
+        assert found["whole"].json()["error"]["code"] == "shutting_down"
+        assert '"code":"shutting_down"' in found["stream"].text
+        assert "[DONE]" not in found["stream"].text
+        assert sorted(server.engine.aborted) == ["r0", "r1"]
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {tests!r})
+from fake_engine import FakeEngine
+from meshwright.serving.http.run import serve_http
+from meshwright.serving.http.service import Service
+from meshwright.text import byte_tokenizer
+engine = FakeEngine(byte_tokenizer(), step_seconds=0.01)
+serve_http(Service(engine=engine, model="m", context=600, tokenizer=engine.tokenizer), port=0, grace_seconds=20)
+print("done")
+"""
+
+
+@pytest.fixture
+def child():
+    """A process that serves, and its URL."""
+    code = CHILD.format(tests=str(Path(__file__).parent))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        line = process.stdout.readline()
+        assert line.startswith("ready on http://127.0.0.1:"), process.stderr and process.stderr.read()
+        yield process, line.split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.matrix)])
+def test_a_signal_ends_the_process_well_and_a_second_one_at_once(child, number):
+    process, url = child
+
+    async def stream():
+        """How a stream of 3 s ends that is open while the signals come."""
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream("POST", f"{url}/v1/completions", json=options) as answer,
+        ):
+            lines = answer.aiter_lines()
+            await anext(lines)
+            os.kill(process.pid, number)
+            await asyncio.sleep(0.3)
+            if number == signal.SIGINT:
+                os.kill(process.pid, number)
+            return [line async for line in lines]
+
+    options = LONG | {"stream": True, "max_tokens": 100}
+    if number == signal.SIGINT:
+        with pytest.raises(httpx.RemoteProtocolError):
+            asyncio.run(stream())
+        assert process.wait(5) == -number
+    else:
+        assert asyncio.run(stream())[-2] == "data: [DONE]"
+        output, errors = process.communicate(timeout=10)
+        assert (process.returncode, output, errors) == (0, "done\n", "")
