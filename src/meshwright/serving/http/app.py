@@ -52,7 +52,7 @@ class ModelList(BaseModel):
 def make_app(service: Service) -> tuple[ASGIApp, Calls]:
     """The app of a service, and the calls that it has open."""
     metrics = Metrics(service.stats)
-    calls = Calls(service.engine, metrics)
+    calls = Calls(service.engine, metrics, on_closed=service.fail)
     host = Host(service=service, calls=calls, token_texts=TokenTexts(service.tokenizer))
     routes: list[BaseRoute] = [
         *(Route(endpoint.path, Handler(endpoint, host), methods=["POST"]) for endpoint in ENDPOINTS),

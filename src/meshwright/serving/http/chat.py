@@ -15,7 +15,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.http.call import Call, Piece
 from meshwright.serving.http.endpoint import Endpoint, Events, Host
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.fields import Fields, Generation, checked_logprobs, engine_request
+from meshwright.serving.http.fields import Fields
+from meshwright.serving.http.generation import Generation, checked_logprobs, engine_request
 from meshwright.serving.http.service import LONG_TEXT, Service
 from meshwright.serving.http.texts import TakenToken, chat_logprobs
 from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason

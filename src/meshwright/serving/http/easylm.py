@@ -19,7 +19,8 @@ from meshwright.serving.http.call import Call
 from meshwright.serving.http.chat import chat_prompt
 from meshwright.serving.http.endpoint import Endpoint, Host
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.fields import Fields, Texts, checked_max_tokens, checked_stop
+from meshwright.serving.http.fields import Fields, Texts
+from meshwright.serving.http.generation import checked_max_tokens, checked_stop
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.usage import UsageCount
 from meshwright.serving.request import Output, Request
