@@ -45,12 +45,13 @@ class Fields(BaseModel):
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in data:
+        said = {name: value for name, value in data.items() if value is not None}
+        for name in said:
             if name not in known:
                 near = difflib.get_close_matches(name[:100], known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
                 raise PydanticCustomError(UNKNOWN_FIELD, "no field", {"name": name, "hint": hint})
-        return {name: value for name, value in data.items() if value is not None}
+        return said
 
 
 def read_fields(kind: type[B], data: dict[str, Any]) -> B:
