@@ -50,7 +50,6 @@ def test_the_document_names_every_path_field_and_limit():
         "prompts": f"{limits.prompts:,}",
         "prompts_at_once": f"of which {limits.prompts_at_once} are in the engine at once", "texts": limits.texts,
         "stop_texts": limits.stop_texts, "stop_characters": f"of {limits.stop_characters} characters",
-        "schema_characters": f"{limits.schema_characters:,} characters",
     }  # fmt: skip
     for name, value in said.items():
         assert f"{value} (`{name}`)" in DOCUMENT, name

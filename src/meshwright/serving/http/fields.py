@@ -18,7 +18,6 @@ from pydantic_core import PydanticCustomError
 from meshwright.errors import MeshwrightError
 from meshwright.models import Sampling
 from meshwright.serving.http.errors import UNKNOWN_FIELD, ApiError, from_validation
-from meshwright.serving.http.limits import Limits
 from meshwright.serving.http.service import Service
 from meshwright.serving.request import MOST_LOGPROBS, Constraint, Request
 
@@ -169,19 +168,20 @@ def engine_request(
     Raises:
         ApiError: what is over a limit, or cannot be together.
     """
-    limits = service.limits
+    if asked.n > 1 and max_tokens == 0:
+        raise ApiError(f"n is {asked.n} and max_tokens is 0, with which there is no text; leave n out", param="n")
     return Request(
         prompt=prompt,
         max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param, usual_tokens),
         sampling=_sampling(asked),
-        num_texts=_at_most("n", asked.n, limits.texts),
+        num_texts=_at_most("n", asked.n, service.limits.texts),
         stop=checked_stop(service, asked.stop),
         stop_tokens=(*asked.stop_token_ids, *(() if asked.ignore_eos else service.stop_tokens)),
         min_tokens=asked.min_tokens,
         logit_bias=_logit_bias(asked),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        constraint=_constraint(asked, limits),
+        constraint=_constraint(asked),
     )
 
 
@@ -261,7 +261,7 @@ def _logit_bias(asked: Generation) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), bias) for token, bias in asked.logit_bias.items())
 
 
-def _constraint(asked: Generation, limits: Limits) -> Constraint | None:
+def _constraint(asked: Generation) -> Constraint | None:
     """What a text has to match."""
     of = asked.structured_outputs or StructuredOutputs.model_validate({})
     said = [
@@ -281,7 +281,6 @@ def _constraint(asked: Generation, limits: Limits) -> Constraint | None:
     name, constraint = found[0]
     if len(found) > 1:
         raise ApiError(f"{name} and {found[1][0]} both say the form of the text; give one", param=name)
-    _at_most(f"the number of characters of {name}", len(constraint.source), limits.schema_characters, param=name)
     return constraint
 
 
