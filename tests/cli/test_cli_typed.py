@@ -48,6 +48,7 @@ WORK = {
     "generate": ["meshwright.loading.Found.load"],
     "export": ["meshwright.loading.Found.load"],
     "eval": ["meshwright.loading.Found.load"],
+    "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
     "inspect": ["meshwright.inspection.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
@@ -71,6 +72,7 @@ CALLS = {
     "generate": (None, ["generate", "runs/begun"]),
     "export": (None, ["export", "runs/begun", "exported"]),
     "eval": (None, ["eval", "runs/begun", "--data", "runs/begun/metrics.txt"]),
+    "bench-serve": (None, ["bench-serve", "http://127.0.0.1:9"]),
     "inspect": (None, ["inspect", "program:make", "--mesh", "dp=2"]),
     "matmul": (None, ["matmul", "A[I_X, J] @ B[J, K]", "--mesh", "X=4", "--dims", "I=8,J=8,K=8", "--on", "v5e:2x2"]),
     "collective": (None, ["collective", "all-gather", "--mesh", "X=4", "--axis", "X", "--on", "v5e:2x2",
@@ -112,11 +114,15 @@ VALUES = {
     "--weight-decay": "0", "--no-decay": "layers", "--b1": "0.8", "--b2": "0.99", "--eps": "1e-6", "--momentum": "0.9",
     "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
     "--spike-factor": "5", "--max-bad-steps": "4",
+    "--concurrency": "4", "--num-requests": "20", "--model": "small", "--max-len": "512", "--slo": "ttft=1",
+    "--timeout": "5s", "--plan": "none.yaml",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 
 
-OTHER_VALUES = {("show", "--dims"): "I=16"} | {(name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")}
+OTHER_VALUES = {("show", "--dims"): "I=16", ("bench-serve", "--rate"): "2"} | {
+    (name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")
+}
 
 
 def options_of(name):
