@@ -183,7 +183,7 @@ CALLS = """
 2 | bench-serve http://127.0.0.1:9 --concurrency 0                                           | whole number from 1
 2 | bench-serve http://127.0.0.1:9 --num-requests x                                          | whole number
 2 | bench-serve http://127.0.0.1:9 --slo speed=1                                             | as ttft=0.5,tpot=0.05
-2 | bench-serve http://127.0.0.1:9 --timeout 5                                               | write it as 30ms
+2 | bench-serve http://127.0.0.1:9 --timeout 0                                               | number of seconds above 0
 2 | bench-serve http://127.0.0.1:9 --prompts none                                            | cannot read none
 2 | bench-serve http://127.0.0.1:9 --prompts plan.yaml                                       | line 1 is not JSON
 2 | bench-serve http://127.0.0.1:9 --prompt-len 2048                                         | --max-len is 2,048
@@ -242,4 +242,13 @@ CALLS = """
 2 | generate run --num-samples 0                                                             | --num-samples is 0
 2 | generate run --temperature 0 --num-samples 2                                             | are all one text
 2 | generate run --num-tokens 1e3                                                            | whole number
+2 | serve                                                                                    | DIR|RUN is missing
+2 | serve nowhere                                                                            | no directory 'nowhere'
+2 | serve run --port 70000                                                                   | --port is 70000
+2 | serve run --kv-dtype fp4                                                                 | --kv-dtype is 'fp4'
+2 | serve run --timeout 0                                                                    | --timeout is 0.0
+2 | serve run --rows 0                                                                       | rows is 0
+2 | serve run --api-keys none                                                                | cannot read --api-keys none
+2 | serve run --api-keys empty                                                               | has no key
+2 | serve run --drafts 99                                                                    | num_drafts is 99
 """

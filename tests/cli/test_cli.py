@@ -114,7 +114,7 @@ def test_train_verify_and_generate_go_from_command_to_command(tmp_path):
     assert text["measured"].keys() == text["planned"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix  # `tests/verification` has TPUs' reduce-scatters and kernels, and `test_cli_verify.py` the screen.
 def test_a_tpu_slice_that_is_not_there_has_the_planned_collectives(capsys):
     """The TPU compiler makes real reduce-scatters; of small sums it makes one over two axes out of two. Attention is in
     a kernel where nothing else is said."""

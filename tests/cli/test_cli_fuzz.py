@@ -83,6 +83,7 @@ FIRST = {
     "tokenize": ["empty", "list.json", "cut.json", "bytes", "dir", "none"],
     "report": ["run", "run run", "dir", "empty", "none"],
     "generate": ["run", "dir", "empty", "none", "good"],
+    "serve": ["dir", "empty", "none"],
     "eval": ["run", "dir", "good", "none"],
     "export": ["run out", "good out", "dir none/out", "none out", "good dir"],
     "inspect": [":f", "f:", "os:path", "none:f", "empty", "bytes", "list.json", "sys:exit", "json:loads"],

@@ -156,7 +156,7 @@ def test_the_form_of_a_text_reaches_the_engine(server, client, options, kind, so
 def test_every_option_reaches_the_engine(server, client):
     client.chat.completions.create(
         model=MODEL, messages=HELLO, max_tokens=5, temperature=0.5, top_p=0.9, seed=-1, stop=["x", "yz"],
-        logit_bias={"65": -100, "66": 2},
+        logit_bias={"65": -100, "66": 2}, presence_penalty=0.5, frequency_penalty=-1,
         extra_body={
             "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": [7],
         },
@@ -167,6 +167,7 @@ def test_every_option_reaches_the_engine(server, client):
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
     assert (sampling.repetition_penalty, sampling.seed) == (1.5, 2**31 - 1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
     client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1, extra_body={"ignore_eos": True})
     assert server.engine.requests[-1].stop_tokens == ()
 

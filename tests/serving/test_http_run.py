@@ -176,6 +176,45 @@ def test_what_the_start_raises_ends_the_server():
         server.run()
 
 
+def test_an_engine_that_fails_ends_the_server():
+    engine = slow_engine()
+    service = Service(engine=engine, model="fake/model", context=512, tokenizer=engine.tokenizer)
+    server = HttpServer(service, host="127.0.0.1", port=0, grace_seconds=60)
+    found = {}
+
+    def ask():
+        until(lambda: service.is_ready)
+        found["answer"] = httpx.post(f"{server.url}/v1/completions", json=LONG)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    failing = threading.Thread(
+        target=lambda: (until(lambda: engine.running), service.fail(MeshwrightError("no device")))
+    )
+    failing.start()
+    with pytest.raises(MeshwrightError, match="no device"):
+        server.run()
+    thread.join()
+    failing.join()
+    assert found["answer"].status_code == 503
+    assert "the engine failed: no device" in found["answer"].text
+
+
+def test_a_client_that_reads_nothing_is_cut_off():
+    # A stream of more than the buffers on its way hold, of which nothing is read.
+    engine = FakeEngine(byte_tokenizer())
+    with started(engine, context=200_000, limits=Limits(unread_seconds=0.3)) as server:
+        body = json.dumps(LONG | {"max_tokens": 150_000, "stream": True, "n": 16}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        address = httpx.URL(server.url)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((address.host, address.port))
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            until(lambda: engine.aborted == ["r0"], seconds=20)
+        until(lambda: server.service.num_active == 0)
+
+
 def test_a_port_that_is_taken_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -30,7 +30,7 @@ def workload(model, dtype="f32"):
     return Workload(model=model, batch=8, seq_len=16, compute_dtype=dtype)
 
 
-@pytest.mark.parametrize("model", [MODEL, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("model", [MODEL, pytest.param(MOE, marks=pytest.mark.matrix)], ids=["dense", "moe"])
 def test_an_update_is_that_of_optax(model):
     """Of matrices `optax.contrib.scale_by_muon` with the same dims as rows, of the rest Adam."""
     optimizer = Optimizer(learning_rate=0.1, warmup_steps=0, schedule="constant", weight_decay=0.2)

@@ -50,7 +50,7 @@ def test_parameters_start_bit_equal_on_meshes_of_1_2_4_and_8_devices():
 KEPT = [
     (replace(WORKLOAD, param_dtype="bf16"), Strategy(master_weights=True)),
     pytest.param(WORKLOAD, Strategy(moment_dtype="bf16"), marks=pytest.mark.matrix),
-    (WORKLOAD, Strategy(optimizer="adafactor")),
+    pytest.param(WORKLOAD, Strategy(optimizer="adafactor"), marks=pytest.mark.matrix),
     pytest.param(WORKLOAD, Strategy(optimizer="lion", moment_dtype="bf16"), marks=pytest.mark.matrix),
 ]
 

@@ -20,7 +20,7 @@ from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_outputs, write_file
 from meshwright.planner import rank_serving, read_count, read_serving_plan
-from meshwright.units import parse_number, parse_seconds, show_seconds
+from meshwright.units import parse_number, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.planner import ServingPoint
@@ -73,8 +73,8 @@ class Args:
     """Of lengths, prompts and times. Default: 0."""
     slo: Annotated[str | None, option("LIMITS")] = None
     """Seconds of ttft, tpot, itl and e2e that an answer must keep to count as goodput, as ttft=0.5,tpot=0.05."""
-    timeout: Annotated[str, option("TIME")] = "600s"
-    """The longest wait for the next part of an answer. Default: 600s."""
+    timeout: Annotated[str, option("SECONDS")] = "600"
+    """The longest wait for the next part of an answer. Default: 600."""
     plan: Annotated[Path | None, option("FILE")] = None
     """A serving plan (plan --serve decode -o FILE), whose mesh's steps are shown beside."""
     plot: Annotated[Path | None, option("FILE")] = None
@@ -97,7 +97,9 @@ def run(args: Args) -> int:
     seed = _whole("--seed", args.seed)
     requests = [_requests(args, seed, variant) for variant in range(len(loads))]
     size = len(requests[0])
-    timeout, model, path, plot, as_json = parse_seconds(args.timeout), args.model, args.output, args.plot, args.json
+    timeout, model, path, plot, as_json = parse_number(args.timeout), args.model, args.output, args.plot, args.json
+    if timeout <= 0:
+        raise MeshwrightError(f"--timeout is {args.timeout!r}; it is a number of seconds above 0")
     predicted = _frontier(args.plan)
     if plot is not None:
         check_chart_file(plot)

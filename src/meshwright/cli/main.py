@@ -31,6 +31,7 @@ COMMANDS = {
     "launch": "train as several processes, here under a supervisor, or as a job of Slurm, Kubernetes or Cloud TPU",
     "report": "one HTML page about runs: curves, plan beside measurement, memory, devices, where the time went",
     "generate": "write text with a trained model, a run's or a Hugging Face directory's, and say how fast it came",
+    "serve": "answer requests over HTTP from a model, many at once, as OpenAI's API has them",
     "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",
     "eval": "score a model: loss and perplexity of texts, or the accuracy of its answers to multiple choice",
     "bench-serve": "put load on a server that speaks OpenAI's API: latencies, throughput, goodput, beside a plan",

@@ -104,7 +104,7 @@ def pieces_of(
     stop_tokens: Sequence[int],
 ) -> Iterator[Piece]:
     """The pieces of all texts; steps: the next token of every row, [rows] each. No step is taken that nothing needs."""
-    rows = [_Growing(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
+    rows = [GrowingText(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
     for number, tokens in enumerate(steps, start=1):
         for row, token in enumerate(tokens.tolist()):
             if rows[row].done is None:
@@ -115,13 +115,14 @@ def pieces_of(
 
 
 @dataclass
-class _Growing:
-    """One text while it is made; `shown` is how much of it is in pieces so far."""
+class GrowingText:
+    """One text while it is made; `shown` is how much of it is in pieces so far, `stop` the text that ended it."""
 
     stream: TokenStream | None
     text: str = ""
     shown: int = 0
     done: StoppedBy | None = None
+    stop: str | None = None
 
     def add(self, token: int, ends: Sequence[int], stop: Sequence[str], *, is_last: bool) -> str:
         """What a token adds to the text that is shown; what may be the beginning of a stop text is held back."""
@@ -132,9 +133,10 @@ class _Growing:
             self.done = "length" if is_last else None
         if self.done and self.stream:
             self.text += self.stream.finish()
-        found = [at for text in stop if (at := self.text.find(text, max(0, self.shown - len(text)))) >= 0]
+        found = [(at, text) for text in stop if (at := self.text.find(text, max(0, self.shown - len(text)))) >= 0]
         if found:
-            self.text, self.done = self.text[: min(found)], "text"
+            at, self.stop = min(found)
+            self.text, self.done = self.text[:at], "text"
         until = len(self.text) if self.done else len(self.text) - _held_back(self.text, stop)
         piece = self.text[self.shown : until]
         self.shown = max(self.shown, until)

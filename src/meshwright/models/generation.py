@@ -93,7 +93,7 @@ def generate_tokens(
     length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
     samplers = samplers_of(sampling)
     written = written_before(samplers, prompts, model.vocab)
-    params = _placed(params, model, layout)
+    params = placed_params(params, model, layout)
     prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method)
 
     def read(texts: Sequence[np.ndarray], written: Written, number: int) -> tuple[Array, Caches, Written]:
@@ -107,7 +107,7 @@ def generate_tokens(
         placed = jax.device_put(tokens, of_prompts.spec("batch", "sequence"))
         return prefill(params, placed, jnp.asarray(lengths), samplers, written, jnp.int32(number))
 
-    switches, made = _switching_length(model), list[np.ndarray]()
+    switches, made = switching_length(model), list[np.ndarray]()
     chosen, caches, written = read(prompts, written, 0)
     for number in range(1, num_tokens):
         # The next step is dispatched before this token is read.
@@ -126,7 +126,7 @@ def generate_tokens(
     yield _on_host(chosen)[:num_prompts]
 
 
-def _switching_length(model: ModelConfig) -> int | None:
+def switching_length(model: ModelConfig) -> int | None:
     """The position whose token makes a text so long that all its rotary frequencies are others (LongRoPE).
 
     What a cache holds was computed with those of shorter texts: the text is read anew, as transformers does for Phi-3.
@@ -143,7 +143,7 @@ def _cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSpl
     return "heads" if parts == 1 else "batch" if is_even else "sequence"
 
 
-def _placed(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
+def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
     """Parameters as decoding reads them; those that are so already are not copied."""
     specs: Any = map_leaves(lambda _, parameter: layout.spec(*parameter.axes), parameters(model))
     return jax.tree.map(jax.device_put, params, specs)

@@ -150,9 +150,9 @@ def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
         scores = jnp.where(written.seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
     if written.made is not None:
         if rows.presence_penalty is not None:
-            scores -= rows.presence_penalty[:, None] * (written.made > 0)
+            scores -= rows.presence_penalty[:, None] * (written.made > 0).astype(scores.dtype)
         if rows.frequency_penalty is not None:
-            scores -= rows.frequency_penalty[:, None] * written.made
+            scores -= rows.frequency_penalty[:, None] * written.made.astype(scores.dtype)
     return scores
 
 

@@ -77,12 +77,7 @@ class PrefixCache:
                 `page_size` for no copies.
         """
         limit = min(limit, len(tokens))
-        path = self._path(tokens, limit, salt)
-        # After each page of the path and for each group: the first page of the run without gaps that ends there.
-        runs = [[0] * len(self._pools)]
-        for node in path[1:]:
-            runs.append(self._extend(runs[-1], node, len(runs) - 1))
-        depth = max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
+        path, runs, depth = self._longest(tokens, limit, salt)
         length, copied = depth * self._page_size, None
         for above in range(len(path) - 1, depth - 1, -1):
             begin = above * self._page_size
@@ -96,6 +91,10 @@ class PrefixCache:
         self.num_hits += length > 0
         self.num_cached_tokens += length
         return self._take(path[1 : depth + 1], copied, length)
+
+    def longest(self, tokens: Sequence[int], limit: int, salt: Hashable = None) -> int:
+        """The tokens of the longest cached prefix in whole pages, which is not taken; see `match`."""
+        return self._longest(tokens, min(limit, len(tokens)), salt)[2] * self._page_size
 
     def insert(self, tokens: Sequence[int], pages: Sequence[Sequence[int | None]], salt: Hashable = None) -> None:
         """Add the whole pages of a text that were computed; pages that are cached already stay, and gaps are filled.
@@ -173,6 +172,17 @@ class PrefixCache:
                 break
             path.append(child)
         return path
+
+    def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
+        """The path of a text, the runs that end after each of its pages, and how many of these pages are enough.
+
+        A run is for each group the first page of those without gaps that end there.
+        """
+        path = self._path(tokens, limit, salt)
+        runs = [[0] * len(self._pools)]
+        for node in path[1:]:
+            runs.append(self._extend(runs[-1], node, len(runs) - 1))
+        return path, runs, max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
 
     def _extend(self, run: list[int], node: _Node, at: int) -> list[int]:
         """The first pages of the runs that end with page `at`, which is the node's, from those that end before it."""

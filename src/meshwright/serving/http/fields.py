@@ -18,7 +18,6 @@ from pydantic_core import PydanticCustomError
 from meshwright.errors import MeshwrightError
 from meshwright.models import Sampling
 from meshwright.serving.http.errors import UNKNOWN_FIELD, ApiError, from_validation
-from meshwright.serving.http.limits import Limits
 from meshwright.serving.http.service import Service
 from meshwright.serving.request import MOST_LOGPROBS, Constraint, Request
 
@@ -45,12 +44,13 @@ class Fields(BaseModel):
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in data:
+        said = {name: value for name, value in data.items() if value is not None}
+        for name in said:
             if name not in known:
                 near = difflib.get_close_matches(name[:100], known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
                 raise PydanticCustomError(UNKNOWN_FIELD, "no field", {"name": name, "hint": hint})
-        return {name: value for name, value in data.items() if value is not None}
+        return said
 
 
 def read_fields(kind: type[B], data: dict[str, Any]) -> B:
@@ -168,19 +168,20 @@ def engine_request(
     Raises:
         ApiError: what is over a limit, or cannot be together.
     """
-    limits = service.limits
+    if asked.n > 1 and max_tokens == 0:
+        raise ApiError(f"n is {asked.n} and max_tokens is 0, with which there is no text; leave n out", param="n")
     return Request(
         prompt=prompt,
         max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param, usual_tokens),
         sampling=_sampling(asked),
-        num_texts=_at_most("n", asked.n, limits.texts),
+        num_texts=_at_most("n", asked.n, service.limits.texts),
         stop=checked_stop(service, asked.stop),
         stop_tokens=(*asked.stop_token_ids, *(() if asked.ignore_eos else service.stop_tokens)),
         min_tokens=asked.min_tokens,
         logit_bias=_logit_bias(asked),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        constraint=_constraint(asked, limits),
+        constraint=_constraint(asked),
     )
 
 
@@ -236,10 +237,6 @@ def checked_stop(service: Service, stop: str | list[str], param: str = "stop") -
 
 
 def _sampling(asked: Generation) -> Sampling:
-    # Only where asked for, so that others are equal to samplings without them.
-    penalties: dict[str, Any] = {
-        name: value for name in ("presence_penalty", "frequency_penalty") if (value := getattr(asked, name))
-    }
     # The texts of a request have seeds that follow each other, all below 2**32.
     seed = secrets.randbits(31) if asked.seed is None else asked.seed % 2**31
     try:
@@ -249,8 +246,9 @@ def _sampling(asked: Generation) -> Sampling:
             top_p=asked.top_p,
             min_p=asked.min_p,
             repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
             seed=seed,
-            **penalties,
         )
     except MeshwrightError as error:
         raise ApiError(str(error)) from None
@@ -263,7 +261,7 @@ def _logit_bias(asked: Generation) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), bias) for token, bias in asked.logit_bias.items())
 
 
-def _constraint(asked: Generation, limits: Limits) -> Constraint | None:
+def _constraint(asked: Generation) -> Constraint | None:
     """What a text has to match."""
     of = asked.structured_outputs or StructuredOutputs.model_validate({})
     said = [
@@ -283,7 +281,6 @@ def _constraint(asked: Generation, limits: Limits) -> Constraint | None:
     name, constraint = found[0]
     if len(found) > 1:
         raise ApiError(f"{name} and {found[1][0]} both say the form of the text; give one", param=name)
-    _at_most(f"the number of characters of {name}", len(constraint.source), limits.schema_characters, param=name)
     return constraint
 
 

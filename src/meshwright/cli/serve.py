@@ -1,0 +1,166 @@
+"""`meshwright serve`: a model behind HTTP, for ordinary clients."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from meshwright.cli.arguments import option
+from meshwright.cli.loading import ModelArgs, load_with_bar, note
+from meshwright.cli.tables import console
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.step import CacheSplit
+
+if TYPE_CHECKING:
+    from meshwright.serving.engine import Engine
+
+EXAMPLES = (
+    "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
+    "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
+    "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
+)
+
+KEYS = "MESHWRIGHT_API_KEYS"
+
+
+@dataclass(frozen=True)
+class Args(ModelArgs):
+    """Answer requests over HTTP, many at once, as OpenAI's API, EasyLM's and LWM's have them."""
+
+    host: Annotated[str, option("ADDRESS")] = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 for all of this machine. Default: 127.0.0.1."""
+    port: Annotated[int, option("N")] = 8000
+    """The port; 0 picks a free one. Default: 8000."""
+    name: Annotated[str | None, option("NAME")] = None
+    """What clients call the model. Default: the name of its directory."""
+    rows: Annotated[int | None, option("N")] = None
+    """The most texts that are made at once, over all devices. Default: 64."""
+    context: Annotated[int | None, option("N")] = None
+    """The most tokens of a text with its prompt. Default: what the model was trained on, at most 4096."""
+    cache_tokens: Annotated[int | None, option("N")] = None
+    """The tokens that the KV cache has room for. Default: what memory allows, at most rows times context."""
+    page_size: Annotated[int, option("N")] = 16
+    """The tokens of a page of the cache. Default: 16."""
+    cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
+    """What fsdp and sp split of the cache, beside the heads that tp splits. Default: batch, its texts."""
+    kv_dtype: Annotated[str | None, option("int8")] = None
+    """Keep keys and values in int8, with a scale of each token and head. Default: the dtype of products."""
+    chunk: Annotated[int, option("N")] = 256
+    """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
+    no_prefix_cache: Annotated[bool, option()] = False
+    """Do not keep the pages of prompts for others that begin alike."""
+    drafts: Annotated[int, option("N")] = 0
+    """Guess N tokens in each step from what the text had before, and check them. Default: 0."""
+    max_queue: Annotated[int, option("N")] = 1024
+    """The requests that wait at most; others get 429. Default: 1024."""
+    timeout: Annotated[float, option("SECONDS")] = 600.0
+    """The time that a request may take. Default: 600."""
+    grace: Annotated[float, option("SECONDS")] = 30.0
+    """The time that requests have to finish after SIGTERM. Default: 30."""
+    api_keys: Annotated[Path | None, option("FILE")] = None
+    """A file with a key a line, of which each request has one; or MESHWRIGHT_API_KEYS, with commas. Default: none."""
+    cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
+    """Pages of these origins may call; * for all. Default: none."""
+
+
+def run(args: Args) -> int:
+    """Serve until a signal."""
+    if not 0 <= args.port < 1 << 16:
+        raise MeshwrightError(f"--port is {args.port}; it is 0 to 65535, where 0 picks a free one")
+    if args.kv_dtype not in (None, "int8"):
+        raise MeshwrightError(f"--kv-dtype is {args.kv_dtype!r}; it is int8, or left out")
+    for name in ("timeout", "grace"):
+        if not 0 < getattr(args, name) < float("inf"):
+            raise MeshwrightError(f"--{name} is {getattr(args, name)}; it is a number of seconds above 0")
+    keys = _keys(args.api_keys)
+    with waiting("loading JAX"):
+        from meshwright.loading import find_model
+        from meshwright.serving.engine import Engine
+        from meshwright.serving.http.limits import Limits
+        from meshwright.serving.http.run import serve_http
+        from meshwright.serving.http.service import Service
+        from meshwright.serving.settings import EngineSettings
+
+    settings = EngineSettings(
+        rows=args.rows,
+        context=args.context,
+        page_size=args.page_size,
+        cache_tokens=args.cache_tokens,
+        cache_split=args.cache,
+        kv_dtype="int8" if args.kv_dtype else None,
+        chunk_tokens=args.chunk,
+        prefix_cache=not args.no_prefix_cache,
+        num_drafts=args.drafts,
+        max_queue=args.max_queue,
+    )
+    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    name = args.name or args.model.resolve().name
+    host, port, grace, cors = args.host, args.port, args.grace, args.cors
+    limits = Limits(seconds=args.timeout)
+    check_all_read(args, "here")
+    model = load_with_bar(found)
+    engine = Engine(model, settings)
+    _say_layout(engine)
+    service = Service(
+        engine=engine,
+        model=name,
+        context=engine.layout.context,
+        tokenizer=model.tokenizer,
+        limits=limits,
+        api_keys=keys,
+        cors_origins=cors,
+        stats=engine.stats,
+    )
+    if host not in ("127.0.0.1", "localhost", "::1") and not keys:
+        note(f"anybody who reaches {host} can ask; --api-keys FILE lets in those with a key")
+    try:
+        serve_http(service, host=host, port=port, grace_seconds=grace, start=lambda: _start(engine))
+    finally:
+        engine.close()
+    stats = engine.stats()
+    print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps", file=sys.stderr)
+    return 0
+
+
+def _keys(path: Path | None) -> tuple[str, ...]:
+    """The keys of a file, or else of the environment."""
+    if path is None:
+        return tuple(key for key in os.environ.get(KEYS, "").split(",") if key)
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeshwrightError(f"cannot read --api-keys {path}: {error}") from None
+    if not keys:
+        raise MeshwrightError(f"--api-keys {path} has no key; it has one a line")
+    return keys
+
+
+def _say_layout(engine: Engine) -> None:
+    """What the engine has."""
+    layout = engine.layout
+    room = engine.scheduler.num_pages * layout.page_size
+    print(
+        f"{engine.model.config.name} on {engine.model.system}, mesh {engine.model.mesh_shape}:"
+        f" {layout.shards * layout.rows} texts at once, each of at most {layout.context} tokens;"
+        f" a cache of {room} tokens in pages of {layout.page_size}",
+        file=sys.stderr,
+    )
+
+
+def _start(engine: Engine) -> None:
+    """Compile, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        with waiting("compiling"):
+            engine.start()
+        return
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        engine.start(lambda done, total: bar.update(task, completed=done, total=total))

@@ -1,0 +1,169 @@
+"""What an engine has on a mesh: rows, pages and shapes of steps, from the model, memory and settings."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.inference import LoadedModel
+from meshwright.models.cache import split_axes
+from meshwright.models.generation import decode_layout, switching_length
+from meshwright.models.paged_cache import page_axes
+from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.serving.settings import EngineLayout, EngineSettings
+from meshwright.step import CacheSplit, check_runnable
+from meshwright.step.frequencies import DynamicRopeScaling
+from meshwright.step.legality import learned_positions
+from meshwright.step.serve import layers_by_window
+from meshwright.units import show_bytes
+
+ROWS = 64
+"""Texts at once where nobody says."""
+
+CONTEXT = 4096
+"""Tokens of a text at most where nobody says, and the model allows for more."""
+
+WIDTHS = 2
+"""Programs are compiled for so many widths of page tables, each a quarter of the next."""
+
+HALVINGS = 3
+"""Decoding is compiled for all rows, for half of them, and so on, so many times."""
+
+LEAST_WIDTH = 128
+"""Tokens: narrower page tables save less time than a program takes to compile."""
+
+SHARE_OF_FREE = 0.85
+"""Of the memory that is free beside the parameters, the share that the pages get; the rest is for activations."""
+
+SIMULATED_BYTES = 1 << 31
+"""The most that the pages of simulated devices get, all together."""
+
+
+def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineLayout, ShardingContext]:
+    """The layout of an engine, and how its steps are sharded.
+
+    Raises:
+        MeshwrightError: a mesh that cannot serve, or settings that do not fit it, the model or memory.
+    """
+    config, mesh = model.config, model.mesh_shape
+    check_runnable(config, mesh)
+    if mesh.pp > 1:
+        raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
+    parts = mesh.degree(split_axes(decode_layout(config, mesh), config.latent is not None))
+    context = decode_layout(config, mesh, _split(settings.cache_split, parts, model))
+    shards = mesh.degree(page_axes(context, config))
+    rows = math.ceil((settings.rows or ROWS) / shards)
+    page, windows = settings.page_size, tuple(layers_by_window(config))
+    if context.cache_split == "sequence" and page % parts:
+        raise MeshwrightError(f"page_size is {page}, which mesh {mesh} splits in {parts}; use a multiple of {parts}")
+    longest, unit = _context(model, settings), settings.page_size
+    chunks = _chunks(settings.chunk_tokens, longest)
+    one = math.ceil(longest / unit)
+    """The pages of the longest text."""
+    ahead = max(length for _, length in chunks)
+    of_window = tuple(one if w is None else min(one, (w + ahead - 2) // unit + 2) for w in windows)
+    wanted = rows * one
+    if settings.cache_tokens is not None:
+        wanted = math.ceil(settings.cache_tokens / unit / shards)
+    fits = _affordable_pages(model, context, settings, one, of_window)
+    if settings.cache_tokens is not None and fits < wanted:
+        raise MeshwrightError(
+            f"cache_tokens is {settings.cache_tokens}; there is memory for {fits * unit * shards} beside the parameters"
+        )
+    if min(wanted, fits) < one:
+        raise MeshwrightError(
+            f"the cache has room for {min(wanted, fits) * unit} tokens of a group of devices, and a text may have"
+            f" {longest}; use a context of at most {min(wanted, fits) * unit}, more cache_tokens, or a mesh with more"
+            f" memory"
+        )
+    pages = tuple(
+        min(wanted, fits) if w is None else max(own, math.ceil(min(wanted, fits) * own / one))
+        for w, own in zip(windows, of_window, strict=True)
+    )
+    least = max(1, LEAST_WIDTH // unit)
+    widths = sorted({one, *(max(min(one, least), math.ceil(one / 4**n)) for n in range(1, WIDTHS))})
+    dynamic = config.rope_scaling
+    layout = EngineLayout(
+        context=longest,
+        page_size=page,
+        shards=shards,
+        rows=rows,
+        windows=windows,
+        pages=pages,
+        widths=tuple(widths),
+        decoded=tuple(sorted({max(1, math.ceil(rows / 2**n)) for n in range(HALVINGS + 1)})),
+        chunks=chunks,
+        num_drafts=settings.num_drafts,
+        prefix_cache=settings.prefix_cache,
+        switch=switching_length(config),
+        stretched_from=dynamic.original_max_seq_len if isinstance(dynamic, DynamicRopeScaling) else None,
+    )
+    return layout, context
+
+
+def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSplit:
+    """What of the cache is split beside its heads: the rows, where nobody says and something can be split."""
+    if parts == 1:
+        if asked in ("batch", "sequence"):
+            raise MeshwrightError(
+                f"mesh {model.mesh_shape} splits nothing of the cache by {asked}; leave cache_split out"
+            )
+        return "heads"
+    return asked or "batch"
+
+
+def _context(model: LoadedModel, settings: EngineSettings) -> int:
+    """The most tokens of a text."""
+    learned = learned_positions(model.config)
+    most = min(model.seq_len or CONTEXT, learned or model.seq_len or CONTEXT)
+    if settings.context is None:
+        return min(most, CONTEXT)
+    if learned is not None and settings.context > learned:
+        raise MeshwrightError(
+            f"context is {settings.context}, more than the {learned} positions that {model.config.name} has learned"
+        )
+    return settings.context
+
+
+def _chunks(tokens: int, context: int) -> tuple[tuple[int, int], ...]:
+    """The shapes that prompts are read in: rows by tokens, few long ones to many short ones."""
+    longest = min(tokens, 1 << (context - 1).bit_length())
+    lengths = sorted({max(1, longest >> shift) for shift in (0, 3)}, reverse=True)
+    return tuple((max(1, tokens // length), length) for length in lengths)
+
+
+def _affordable_pages(
+    model: LoadedModel,
+    context: ShardingContext,
+    settings: EngineSettings,
+    one: int,
+    of_window: tuple[int, ...],
+) -> int:
+    """The pages of a group of devices, for layers without a window, that memory has room for."""
+    device, config = jax.local_devices()[0], model.config
+    itemsize = 1 if settings.kv_dtype == "int8" else np.dtype(DTYPES[model.dtype]).itemsize
+    latent = config.latent
+    heads = 1 if latent else config.num_kv_heads / model.mesh_shape.degree(context.axes("kv_heads"))
+    sizes = latent.kv_rank + latent.rope_head_dim if latent else 2 * config.head_dim
+    scales = 8 if settings.kv_dtype == "int8" else 0
+    slots = settings.page_size
+    if context.cache_split == "sequence":
+        slots /= model.mesh_shape.degree(split_axes(context, latent is not None))
+    per_layer = heads * slots * (sizes * itemsize + scales)
+    layers = layers_by_window(config)
+    page_bytes = sum(count * per_layer * own / one for count, own in zip(layers.values(), of_window, strict=True))
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = SHARE_OF_FREE * (stats["bytes_limit"] - stats["bytes_in_use"])
+    else:
+        free = SIMULATED_BYTES / jax.device_count()
+    fits = int(free / page_bytes)
+    if fits < one:
+        raise MeshwrightError(
+            f"a text of {one * settings.page_size} tokens keeps {show_bytes(one * page_bytes)} on a device, of which"
+            f" {show_bytes(free)} are free; use a smaller context, kv_dtype int8, or a mesh that splits more"
+        )
+    return fits

@@ -1,0 +1,323 @@
+"""The device programs of the engine: some tokens of some rows through the paged cache, and the token after the last.
+
+All rows are decoded by one program, a token each, or with drafts behind it. Prompts are read by others of the same
+form, in chunks. What a step does is one array of numbers, `Columns`, so that one transfer brings it to the devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.mesh import MeshShape
+from meshwright.models.ends import logits
+from meshwright.models.generation import decode_layout, through_cache
+from meshwright.models.norm import norm
+from meshwright.models.paged_cache import PagedCache, Pages
+from meshwright.models.sampling import Samplers, Written, choose, likeliest_of, with_chosen
+from meshwright.runtime import ShardingContext
+from meshwright.serving.request import MOST_LOGPROBS
+from meshwright.step import CacheSplit, ModelConfig
+from meshwright.step.blocks import program
+from meshwright.step.layer import Norm
+
+WORD = 32
+"""The tokens that one word of a mask allows or not, the first in its lowest bit."""
+
+FROM_LAST = -1
+"""In place of a token: the one that was chosen for the row before."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a step: rows of so many tokens each, and the table entries of each window.
+
+    num_chosen: the tokens that are chosen of each row at most: 1, or with drafts as many as tokens.
+    """
+
+    rows: int
+    length: int
+    entries: tuple[int, ...]
+    num_chosen: int = 1
+
+    @property
+    def columns(self) -> Columns:
+        """Where the numbers of a step are."""
+        return Columns(self)
+
+
+class Columns:
+    """Slices of a step's array of numbers [rows, width]; tables are behind the tokens, each behind its first page.
+
+    row: the number of a row in the engine, its number of rows where there is none. start: the position of its first
+    token. count: its tokens. is_chosen: whether a token is chosen after the last. read_length: of its text when it was
+    read, on which the frequencies of some models depend. drawn: the tokens that were chosen of it before.
+    """
+
+    row, start, count, is_chosen, read_length, drawn = range(6)
+
+    def __init__(self, shape: Shape) -> None:
+        self.tokens = slice(6, 6 + shape.length)
+        at, self.tables = self.tokens.stop, list[tuple[int, slice]]()
+        for count in shape.entries:
+            self.tables.append((at, slice(at + 1, at + 1 + count)))
+            at += 1 + count
+        self.width = at
+
+
+class RowState(NamedTuple):
+    """What the devices keep of each row for choosing: [rows, ...] each.
+
+    samplers: temperature, top-k, top-p, min-p and the penalties [rows, 7], seed: [rows]. bias: [rows, vocab].
+    """
+
+    samplers: Array
+    seed: Array
+    written: Written
+    bias: Array
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities [rows, n] of tokens, and of the likeliest ones in their places [rows, n, MOST_LOGPROBS]."""
+
+    own: Array
+    values: Array
+    tokens: Array
+
+
+@lru_cache(maxsize=256)
+def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
+    """The step where every row takes the likeliest token.
+
+    (params, pages, last, numbers) -> pages, last, made. last: the newest token of every row of the engine [rows]. made:
+    the tokens that were chosen [shape.rows, num_chosen], -1 for none. pages are donated.
+    """
+    layout = decode_layout(model, mesh, split)
+
+    def step(params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array) -> tuple[Any, Array, Array]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype)
+        seed = jnp.zeros(shape.rows, jnp.uint32)
+        scores = logits(params, x, table, model, layout)
+        chosen = [
+            jax.reshard(choose(own, likeliest_of(seed), Written(), read.drawn), P())
+            for own in jnp.unstack(scores, axis=1)
+        ]
+        made, last = _taken(read, jnp.stack(chosen, axis=1), last)
+        return pages, last, made
+
+    return jax.jit(step, donate_argnums=1)
+
+
+@lru_cache(maxsize=256)
+def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
+    """The step where each row has its own way to choose.
+
+    (params, pages, last, numbers, state, mask) -> pages, last, made, written, `Logprobs` of the tokens made. mask: bits
+    of the tokens that each row of the step may take [shape.rows, num_chosen, words]. pages and what is written are
+    donated.
+    """
+    layout = decode_layout(model, mesh, split)
+
+    def step(
+        params: Any,
+        pages: tuple[Pages, ...],
+        last: Array,
+        numbers: Array,
+        written: Written,
+        samplers: Array,
+        seed: Array,
+        bias: Array,
+        mask: Array,
+    ) -> tuple[Any, Array, Array, Written, Logprobs]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype)
+        whole = jax.reshard(logits(params, x, table, model, layout), P())
+        state = RowState(samplers, seed, written, bias)
+        chosen, written = _choose_each(whole, read, state, mask)
+        made, last = _taken(read, chosen, last)
+        return pages, last, made, written, _logprobs(whole, chosen)
+
+    return jax.jit(step, donate_argnums=(1, 4))
+
+
+@lru_cache(maxsize=64)
+def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
+    """The step that reads a chunk of a prompt for its log probabilities and its hidden states.
+
+    (params, pages, last, numbers, targets) -> pages, `Logprobs` of the targets [rows, s], and the sums over the tokens
+    of a chunk of the hidden states after the last norm [rows, d], in float32.
+    """
+    layout = decode_layout(model, mesh, split)
+
+    def step(
+        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, targets: Array
+    ) -> tuple[Any, Logprobs, Array]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, is_whole=True)
+        scores = jax.reshard(logits(params, x, table, model, layout), P())
+        final = program(model).logits[0]
+        assert isinstance(final, Norm)
+        hidden = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
+        kept = jax.reshard(read.is_token, layout.spec("batch", "sequence"))
+        sums = jnp.sum(jnp.where(kept[..., None], hidden.astype(jnp.float32), 0), axis=1)
+        return pages, _logprobs(scores, targets), jax.reshard(sums, P())
+
+    return jax.jit(step, donate_argnums=1)
+
+
+@lru_cache(maxsize=8)
+def row_program() -> Any:
+    """Sets what is kept of one row: (written, samplers, seed, bias, row, its seen, made, samplers, seed, bias)."""
+
+    def put(
+        written: Written, samplers: Array, seed: Array, bias: Array, row: Array, own: RowState
+    ) -> tuple[Written, Array, Array, Array]:
+        old = RowState(samplers, seed, written, bias)
+        new = jax.tree.map(lambda array, value: array.at[row].set(value), old, own)
+        return new.written, new.samplers, new.seed, new.bias
+
+    return jax.jit(put, donate_argnums=(0, 1, 2, 3))
+
+
+@lru_cache(maxsize=8)
+def copy_program(axes: tuple[str, ...]) -> Any:
+    """Copies pages of each device: (pages, window, sources [devices, n], targets [devices, n]); n as many as there are.
+
+    axes: those whose devices have pages of their own. A target that is no page copies nothing.
+    """
+
+    def copy(pages: Pages, sources: Array, targets: Array) -> Pages:
+        def local(stored: Array, sources: Array, targets: Array) -> Array:
+            found = stored.at[:, sources[0]].get(mode="clip")
+            return stored.at[:, targets[0]].set(found, mode="drop")
+
+        def moved(stored: Array) -> Array:
+            spec: Any = jax.typeof(stored).sharding.spec
+            own = P(axes or None, None)
+            return jax.shard_map(local, in_specs=(spec, own, own), out_specs=spec)(
+                stored, jax.reshard(sources, own), jax.reshard(targets, own)
+            )
+
+        return jax.tree.map(moved, pages)
+
+    return jax.jit(copy, donate_argnums=0)
+
+
+class _Read(NamedTuple):
+    """A step's numbers of each of its rows."""
+
+    row: Array
+    tokens: Array
+    count: Array
+    is_token: Array
+    is_chosen: Array
+    drawn: Array
+
+
+def _through(
+    params: Any,
+    pages: tuple[Pages, ...],
+    last: Array,
+    numbers: Array,
+    model: ModelConfig,
+    layout: ShardingContext,
+    shape: Shape,
+    dtype: Any,
+    *,
+    is_whole: bool = False,
+) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
+    """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
+    columns = shape.columns
+    row, start, count = (numbers[:, at] for at in (Columns.row, Columns.start, Columns.count))
+    tokens = numbers[:, columns.tokens]
+    tokens = jnp.where(tokens == FROM_LAST, last.at[row].get(mode="clip")[:, None], tokens)
+    places = jnp.arange(shape.length)[None]
+    is_token = places < count[:, None]
+    # What is no token reads as the last one does, so that its softmax has something to sum.
+    positions = start[:, None] + jnp.minimum(places, jnp.maximum(count[:, None] - 1, 0))
+    caches = tuple(
+        PagedCache(own, numbers[:, entries], numbers[:, first], is_token)
+        for own, (first, entries) in zip(pages, columns.tables, strict=True)
+    )
+    spec = layout.spec("batch", "sequence")
+    x, table, caches = through_cache(
+        params,
+        jax.reshard(tokens, spec),
+        jax.reshard(positions, spec),
+        caches,
+        model,
+        layout,
+        dtype,
+        lengths=jnp.maximum(positions + 1, numbers[:, Columns.read_length, None]),
+    )
+    if not is_whole and shape.num_chosen < shape.length:
+        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        is_last = jax.reshard(places == jnp.maximum(count[:, None] - 1, 0), spec)
+        x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
+    read = _Read(row, tokens, count, is_token, numbers[:, Columns.is_chosen] > 0, numbers[:, Columns.drawn])
+    return read, x, table, tuple(cache.pages for cache in caches)
+
+
+def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:
+    """The tokens after each place [rows, n], and what texts have with those that are taken."""
+    vocab = scores.shape[-1]
+    *limits, seeds = (*(state.samplers.at[read.row, at].get(mode="clip") for at in range(7)), state.seed)
+    samplers = Samplers(
+        temperature=limits[0],
+        top_k=limits[1].astype(jnp.int32),
+        top_p=limits[2],
+        min_p=limits[3],
+        repetition_penalty=limits[4],
+        presence_penalty=limits[5],
+        frequency_penalty=limits[6],
+        seed=seeds.at[read.row].get(mode="clip"),
+    )
+    bias, written = (
+        jax.tree.map(lambda array: array.at[read.row].get(mode="clip"), own) for own in (state.bias, state.written)
+    )
+    seen, made, kept = state.written.seen, state.written.made, list[Array]()
+    assert seen is not None
+    assert made is not None
+    is_taken = read.is_chosen
+    for place, own in enumerate(jnp.unstack(scores, axis=1)):
+        bits = (
+            jnp.repeat(mask[:, place], WORD, axis=-1)[:, :vocab] >> (jnp.arange(vocab, dtype=jnp.uint32) % WORD)[None]
+        )
+        allowed = jnp.where(bits & 1, own + bias, -jnp.inf)
+        chosen = jax.reshard(choose(allowed, samplers, written, read.drawn + place), P())
+        kept.append(chosen)
+        at = jnp.where(is_taken, read.row, seen.shape[0])
+        seen = seen.at[at, chosen].set(True, mode="drop")
+        made = made.at[at, chosen].add(1, mode="drop")
+        written = with_chosen(written, chosen)
+        if place + 1 < scores.shape[1]:
+            is_taken &= (read.tokens[:, place + 1] == chosen) & read.is_token[:, place + 1]
+    return jnp.stack(kept, axis=1), Written(seen, made)
+
+
+def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
+    """The tokens made [rows, n], -1 for none, and the newest token of every row of the engine.
+
+    Behind a draft that was not chosen there is nothing: what was chosen in its place ends the step.
+    """
+    num_chosen = chosen.shape[1]
+    if num_chosen == 1:
+        taken = jnp.ones_like(read.row)
+    else:
+        agrees = (read.tokens[:, 1:] == chosen[:, :-1]) & read.is_token[:, 1:]
+        taken = 1 + jnp.sum(jnp.cumprod(agrees.astype(jnp.int32), axis=1), axis=1)
+    is_made = (jnp.arange(num_chosen)[None] < taken[:, None]) & read.is_chosen[:, None]
+    newest = jnp.take_along_axis(chosen, taken[:, None] - 1, axis=1)[:, 0]
+    at = jnp.where(read.is_chosen, read.row, last.shape[0])
+    return jnp.where(is_made, chosen, -1), last.at[at].set(newest.astype(last.dtype), mode="drop")
+
+
+def _logprobs(scores: Array, tokens: Array) -> Logprobs:
+    """The log probabilities of tokens [rows, n] by logits [rows, n, vocab], and of the likeliest."""
+    every = jax.nn.log_softmax(scores, axis=-1)
+    own = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+    return Logprobs(own, *lax.top_k(every, min(MOST_LOGPROBS, scores.shape[-1])))

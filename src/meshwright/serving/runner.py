@@ -1,0 +1,229 @@
+"""Runs steps on the devices: the parameters, the pages, and the programs, all compiled before the first request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from meshwright.inference import LoadedModel
+from meshwright.models import GREEDY, Sampling
+from meshwright.models.generation import placed_params
+from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
+from meshwright.models.sampling import Written
+from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.serving.programs import (
+    WORD,
+    Logprobs,
+    RowState,
+    Shape,
+    copy_program,
+    greedy_program,
+    row_program,
+    sampling_program,
+    scoring_program,
+)
+from meshwright.serving.scheduler import PageCopy, Step
+from meshwright.serving.settings import EngineLayout, KvDtype
+
+COPIES = 8
+"""Pages of a shard that one program copies."""
+
+LIMITS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+)  # fmt: skip
+"""The fields of a `Sampling` in the order of `RowState.samplers`."""
+
+
+class RowChange(NamedTuple):
+    """How tokens of a row are chosen from now on: its text so far, and what is added to the logits of some tokens."""
+
+    row: int
+    sampling: Sampling
+    prompt: Sequence[int]
+    made: Sequence[int]
+    bias: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step in numbers, the same on every process.
+
+    Args:
+        kind: every row takes the likeliest token, each its own, or a prompt is scored.
+        numbers: see `Columns`. mask: bits of the tokens that rows may take, where some may not. targets: of scoring.
+    """
+
+    kind: str
+    shape: Shape
+    numbers: np.ndarray
+    mask: np.ndarray | None = None
+    targets: np.ndarray | None = None
+    copies: tuple[PageCopy, ...] = ()
+    changes: tuple[RowChange, ...] = ()
+
+
+class Result(NamedTuple):
+    """What a step leaves on the devices: tokens made [rows, n], -1 for none; log probabilities; hidden states."""
+
+    made: Array | None
+    logprobs: Logprobs | None
+    hidden: Array | None
+
+
+class Runner:
+    """The device side of an engine. Calls are to be in the same order on all processes."""
+
+    def __init__(
+        self, model: LoadedModel, layout: EngineLayout, context: ShardingContext, kv_dtype: KvDtype | None
+    ) -> None:
+        self._config, self._mesh, self._dtype = model.config, model.mesh, DTYPES[model.dtype]
+        self._layout, self._context = layout, context
+        assert context.cache_split is not None
+        self._split = context.cache_split
+        self._rows = layout.shards * layout.rows
+        stored = jnp.int8 if kv_dtype == "int8" else self._dtype
+        with jax.set_mesh(self._mesh):
+            self._params = placed_params(model.params, model.config, context)
+            pages = abstract_pages(model.config, context, layout.pages, layout.page_size, stored)
+            self._pages: tuple[Pages, ...] = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), pages
+            )
+            self._last = jnp.zeros(self._rows, jnp.int32)
+            vocab = model.config.vocab
+            self._state = RowState(
+                jnp.tile(jnp.asarray(_limits(GREEDY))[None], (self._rows, 1)),
+                jnp.zeros(self._rows, jnp.uint32),
+                Written(jnp.zeros((self._rows, vocab), bool), jnp.zeros((self._rows, vocab), jnp.int32)),
+                jnp.zeros((self._rows, vocab), jnp.float32),
+            )
+        self._free_masks = dict[tuple[int, int], Any]()
+        self._compiled = dict[tuple[str, Shape], Any]()
+
+    @property
+    def words(self) -> int:
+        """The words of a mask."""
+        return -(-self._config.vocab // WORD)
+
+    def shape_of(self, step: Step) -> Shape:
+        """The shape of a step's program."""
+        entries = self._layout.entries(step.width, step.length)
+        return Shape(self._layout.shards * step.rows, step.length, entries, 1 if step.is_chunk else step.length)
+
+    @cached_property
+    def programs(self) -> tuple[tuple[str, Shape], ...]:
+        """Every kind and shape of step that there can be."""
+        layout = self._layout
+        steps = [
+            *(
+                Step([], False, rows, width, 1 + layout.num_drafts)
+                for rows in layout.decoded
+                for width in layout.widths
+            ),
+            *(Step([], True, rows, width, length) for rows, length in layout.chunks for width in layout.widths),
+        ]
+        found = [(kind, self.shape_of(step)) for step in steps for kind in ("greedy", "sampling")]
+        rows, length = layout.chunks[0]
+        return (*dict.fromkeys(found), ("scoring", self.shape_of(Step([], True, rows, layout.widths[-1], length))))
+
+    def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile every program, several at once. on_program: called with how many are compiled, of how many.
+
+        What was not compiled here cannot run: no request ever waits for the compiler.
+        """
+        with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+            compiling = {
+                pool.submit(self._lowered(kind, shape).compile): (kind, shape) for kind, shape in self.programs
+            }
+            for number, done in enumerate(as_completed(compiling), start=1):
+                self._compiled[compiling[done]] = done.result()
+                on_program(number, len(compiling))
+        # One change and one copy, after which all is as before.
+        self._change(RowChange(0, GREEDY, (), (), ()))
+        self._copy([PageCopy(0, window, 0, -1) for window in range(len(self._layout.windows))])
+        jax.block_until_ready((self._pages, self._state))
+
+    def _lowered(self, kind: str, shape: Shape) -> jax.stages.Lowered:
+        """A step, traced for the arrays that there are."""
+        program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
+        made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
+        numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
+        targets = np.zeros((shape.rows, shape.length), np.int32)
+        return made.lower(*self._arguments(Work(kind, shape, numbers, targets=targets)))
+
+    def _arguments(self, work: Work) -> tuple[Any, ...]:
+        state = (self._params, self._pages, self._last, work.numbers)
+        if work.kind == "greedy":
+            return state
+        if work.kind == "scoring":
+            return (*state, work.targets)
+        own, mask = self._state, work.mask if work.mask is not None else self._free_mask(work.shape)
+        return (*state, own.written, own.samplers, own.seed, own.bias, mask)
+
+    def run(self, work: Work) -> Result:
+        """Dispatch a step; its results are still to come."""
+        with jax.set_mesh(self._mesh):
+            for change in work.changes:
+                self._change(change)
+            if work.copies:
+                self._copy(work.copies)
+            made = self._compiled[work.kind, work.shape](*self._arguments(work))
+            if work.kind == "scoring":
+                self._pages, logprobs, hidden = made
+                return Result(None, logprobs, hidden)
+            self._pages, self._last, tokens, *rest = made
+            if not rest:
+                return Result(tokens, None, None)
+            self._state = self._state._replace(written=rest[0])
+            return Result(tokens, rest[1], None)
+
+    def _free_mask(self, shape: Shape) -> Array:
+        """A mask that allows all tokens, kept on the devices."""
+        size = (shape.rows, shape.num_chosen)
+        if size not in self._free_masks:
+            self._free_masks[size] = jnp.full((*size, self.words), 0xFFFFFFFF, jnp.uint32)
+        return self._free_masks[size]
+
+    def _change(self, change: RowChange) -> None:
+        vocab = self._config.vocab
+        seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
+        seen[list(change.prompt)] = True
+        seen[list(change.made)] = True
+        np.add.at(made, list(change.made), 1)
+        for token, value in change.bias:
+            bias[token] = value
+        own = RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
+        state = self._state
+        with jax.set_mesh(self._mesh):
+            written, samplers, seed, biases = row_program()(
+                state.written, state.samplers, state.seed, state.bias, np.int32(change.row), own
+            )
+        self._state = RowState(samplers, seed, written, biases)
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        axes, pages = page_axes(self._context, self._config), list(self._pages)
+        for window, count in enumerate(self._layout.pages):
+            own = [copy for copy in copies if copy.window == window]
+            by_shard = [[copy for copy in own if copy.shard == shard] for shard in range(self._layout.shards)]
+            for at in range(0, max(map(len, by_shard)), COPIES):
+                sources = np.zeros((self._layout.shards, COPIES), np.int32)
+                targets = np.full((self._layout.shards, COPIES), count, np.int32)
+                for shard, group in enumerate(by_shard):
+                    for place, copy in enumerate(group[at : at + COPIES]):
+                        sources[shard, place] = copy.source
+                        targets[shard, place] = count if copy.target < 0 else copy.target
+                with jax.set_mesh(self._mesh):
+                    pages[window] = copy_program(axes)(pages[window], sources, targets)
+        self._pages = tuple(pages)
+
+
+def _limits(sampling: Sampling) -> np.ndarray:
+    return np.array([getattr(sampling, name) for name in LIMITS], np.float32)

@@ -1,0 +1,77 @@
+"""Engines for tests, and what they make beside what the same prompts make alone."""
+
+import queue
+import random
+import time
+
+import jax
+
+from meshwright.families import PRESETS
+from meshwright.hardware import parse_system
+from meshwright.inference import LoadedModel
+from meshwright.mesh import MeshShape
+from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.serving.request import Request
+from meshwright.step import parameters
+from meshwright.text import byte_tokenizer
+
+ONE = MeshShape()
+
+
+def drawn_model(shape=ONE, config=None, dtype="f32", seed=0):
+    """A model of bytes with drawn parameters."""
+    config = config or PRESETS["tiny"]
+    devices = build_mesh(shape, jax.devices()[: shape.num_devices])
+    with jax.set_mesh(devices):
+        params = initialise(parameters(config), jax.random.key(seed), devices, ShardingContext(shape), dtype)
+    return LoadedModel(
+        config=config, params=params, mesh=devices, mesh_shape=shape, system=parse_system(f"cpu:{shape.num_devices}"),
+        dtype=dtype, stored_dtype=dtype, tokenizer=byte_tokenizer(), source={}, seq_len=512,
+    )  # fmt: skip
+
+
+def prompts_of(count, *, vocab, longest, seed=0):
+    """Prompts of many lengths; a third begin as one before does."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        rest = [draw.randrange(vocab) for _ in range(draw.randint(1, longest // 2))]
+        begin = draw.choice(made)[: draw.randint(1, longest // 2)] if made and draw.random() < 0.33 else []
+        made.append([*begin, *rest])
+    return made
+
+
+def answers(engine, requests, *, spread_seconds=0.0, seed=0):
+    """The outputs of each request, which come at random within some seconds."""
+    found, draw = queue.Queue(), random.Random(seed)
+    got = [[] for _ in requests]
+    for number, request in enumerate(requests):
+        engine.submit(request, lambda outputs, number=number: found.put((number, outputs)))
+        if spread_seconds:
+            time.sleep(draw.random() * 2 * spread_seconds / len(requests))
+    left = sum(request.num_texts for request in requests)
+    while left:
+        number, outputs = found.get(timeout=120)
+        got[number] += outputs
+        left -= sum(output.done is not None for output in outputs)
+    return got
+
+
+def tokens_of(outputs, text_number=0):
+    """The tokens of one text."""
+    return tuple(token for output in outputs if output.text_number == text_number for token in output.tokens)
+
+
+def alone(model, request, text_number=0):
+    """What `generate` makes of a request's prompt alone."""
+    from dataclasses import replace
+
+    sampling = replace(request.sampling, seed=request.sampling.seed + text_number)
+    options = {"max_tokens": request.max_tokens, "stop": request.stop, "stop_tokens": request.stop_tokens}
+    return model.generate([list(request.prompt)], sampling=sampling, **options)[0]
+
+
+def greedy_requests(prompts, *, most_tokens, seed=0):
+    """A request for each prompt, with a length of its own."""
+    draw = random.Random(seed)
+    return [Request(prompt=prompt, max_tokens=draw.randint(1, most_tokens)) for prompt in prompts]

@@ -1,0 +1,240 @@
+"""The engine: each request gets what its prompt alone gets, whatever is beside it, and nothing is left behind."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving_cases import alone, answers, drawn_model, greedy_requests, prompts_of, tokens_of
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError
+from meshwright.families import PRESETS
+from meshwright.models import Sampling
+from meshwright.serving.engine import Engine
+from meshwright.serving.request import Constraint, OverloadedError, Request
+from meshwright.serving.settings import EngineSettings
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+SMALL = replace(PRESETS["tiny"], num_layers=1)
+# Room for two texts of the longest kind, so that texts lose their pages to older ones.
+TIGHT = EngineSettings(rows=8, context=64, page_size=4, cache_tokens=144, chunk_tokens=16)
+
+
+def is_empty(engine):
+    """Whether no request holds a page or a row."""
+    scheduler = engine.scheduler
+    for prefix in scheduler.prefixes:
+        prefix.clear()
+    return scheduler.num_free_pages == scheduler.num_pages and not scheduler.running and not scheduler.waiting
+
+
+@pytest.fixture(scope="module")
+def engine():
+    found = Engine(drawn_model(config=SMALL), TIGHT)
+    found.start()
+    yield found
+    found.close()
+
+
+def test_many_requests_get_what_each_gets_alone(engine):
+    requests = greedy_requests(prompts_of(40, vocab=256, longest=40), most_tokens=24)
+    got = answers(engine, requests, spread_seconds=0.2)
+    wanted = [alone(engine.model, request) for request in requests]
+    assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
+    assert ["".join(output.text for output in outputs) for outputs in got] == [each.text for each in wanted]
+    counters = engine.scheduler.counters
+    assert counters.preempted > 0
+    assert counters.cached_tokens > 0
+    assert is_empty(engine)
+
+
+def test_what_is_sampled_with_a_seed_depends_on_nothing_else(engine):
+    how = Sampling(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.5)
+    prompts = prompts_of(12, vocab=256, longest=30, seed=1)
+    requests = [
+        Request(prompt=prompt, max_tokens=12, num_texts=2, sampling=replace(how, seed=number))
+        for number, prompt in enumerate(prompts)
+    ]
+    got = answers(engine, requests)
+    for request, outputs in zip(requests, got, strict=True):
+        for number in (0, 1):
+            assert tokens_of(outputs, number) == alone(engine.model, request, number).tokens
+    assert tokens_of(got[0], 0) != tokens_of(got[0], 1)
+
+
+def test_texts_that_stop_say_why(engine):
+    prompt = [1, 2, 3, 4, 5]
+    whole = alone(engine.model, Request(prompt=prompt, max_tokens=12))
+    third = whole.tokens[2]
+    ((*_, last),) = answers(engine, [Request(prompt=prompt, max_tokens=12, stop_tokens=(third,))])
+    assert last.done == "token"
+    outputs = answers(engine, [Request(prompt=prompt, max_tokens=12, stop_tokens=(third,), min_tokens=8)])[0]
+    assert third not in tokens_of(outputs)[:8]
+    assert len(tokens_of(outputs)) >= 8
+    text = whole.text
+    assert text is not None
+    (outputs,) = answers(engine, [Request(prompt=prompt, max_tokens=12, stop=(text[3:5],))])
+    assert "".join(output.text for output in outputs) == text[: text.find(text[3:5])]
+    assert (outputs[-1].done, outputs[-1].stop) == ("text", text[3:5])
+
+
+def test_log_probabilities_are_those_of_the_logits(engine):
+    prompt = [7, 9, 2, 200, 31, 8, 4, 77, 5, 3, 2, 1, 9, 30, 31, 32, 90, 91, 4, 4]
+    request = Request(prompt=prompt, max_tokens=3, logprobs=2, prompt_logprobs=1, pooled=True)
+    (outputs,) = answers(engine, [request])
+    made = tokens_of(outputs)
+    logits = np.asarray(engine.model.logits([[*prompt, *made]]), np.float64)[0]
+    wanted = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    found = [*outputs[0].prompt_logprobs, *(each for output in outputs for each in output.logprobs)]
+    assert [each.token for each in found] == [*prompt[1:], *made]
+    for row, each in zip(wanted, found, strict=False):
+        np.testing.assert_allclose(each.logprob, row[each.token], atol=1e-4)
+        assert each.likeliest[0][0] == row.argmax()
+        np.testing.assert_allclose(
+            [value for _, value in each.likeliest], np.sort(row)[::-1][: len(each.likeliest)], atol=1e-4
+        )
+    assert len(outputs[0].pooled) == engine.model.config.embed
+    assert sum(len(output.pooled) for output in outputs[1:]) == 0
+
+
+def test_some_tokens_can_be_ruled_out(engine):
+    prompt, rest = [1, 2, 3], range(128, 256)
+    (outputs,) = answers(
+        engine, [Request(prompt=prompt, max_tokens=10, logit_bias=tuple((token, -100.0) for token in rest))]
+    )
+    assert max(tokens_of(outputs)) < 128
+
+
+def test_an_aborted_request_frees_its_pages_and_rows(engine):
+    outputs = []
+    ids = [engine.submit(Request(prompt=[1, 2, 3], max_tokens=60), outputs.extend) for _ in range(12)]
+    for request_id in ids:
+        engine.abort(request_id)
+    answers(engine, [Request(prompt=[1], max_tokens=1)])
+    assert sorted(output.done for output in outputs if output.done) == ["aborted"] * 12
+    assert is_empty(engine)
+
+
+def test_a_late_request_is_ended(engine):
+    outputs = answers(engine, [Request(prompt=[1, 2], max_tokens=60, timeout_seconds=1e-6)])[0]
+    assert outputs[-1].done == "aborted"
+    assert "time" in outputs[-1].error
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Request(prompt=[], max_tokens=1), "no tokens"),
+        (Request(prompt=[256], max_tokens=1), "token 256"),
+        (Request(prompt=[1] * 64, max_tokens=1), "at most 64"),
+        (Request(prompt=[1], max_tokens=-1), "max_tokens is -1"),
+        (Request(prompt=[1], max_tokens=1, logprobs=21), "logprobs is 21"),
+        (Request(prompt=[1], max_tokens=1, num_texts=0), "num_texts is 0"),
+        (Request(prompt=[1], max_tokens=1, logit_bias=((999, 1.0),)), "logit_bias"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(engine, request_, said):
+    with pytest.raises(MeshwrightError, match=said):
+        engine.submit(request_, lambda outputs: None)
+
+
+def test_a_full_queue_says_when_to_come_back(engine):
+    with pytest.raises(OverloadedError) as found:
+        engine.submit(Request(prompt=[1], max_tokens=1, num_texts=TIGHT.max_queue + 1), lambda outputs: None)
+    assert found.value.retry_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (EngineSettings(context=64, cache_tokens=32), "room for 32"),
+        (EngineSettings(cache_split="sequence"), "splits nothing of the cache"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(engine, settings, said):
+    with pytest.raises(MeshwrightError, match=said):
+        Engine(engine.model, settings)
+
+
+CASES = [
+    ("llama", "1,1,4,2", "batch"),
+    ("gemma3_text", "1,2,2,2", "sequence"),
+    ("deepseek_v3", "2,2,2,1", "batch"),
+    ("qwen3_moe", "ep=2,fsdp=2,tp=2", "batch"),
+    ("gpt_oss", "2,2,2,1", "batch"),
+    ("phi3_longrope", "1,2,2,2", "batch"),
+    ("llama_dynamic", "2,1,4,1", "heads"),
+    ("gpt2", "2,2,2,1", "batch"),
+]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("family", "mesh", "split"), CASES)
+def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split):
+    model, golden = mw.load(GOLDENS / family, on="cpu:8", mesh=mesh), np.load(GOLDENS / family / "golden.npz")
+    prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]
+    wanted = [tuple(row) for row in golden["continuations"].tolist()]
+    others = prompts_of(60, vocab=model.config.vocab, longest=30)
+    engine = Engine(
+        model, EngineSettings(rows=16, context=48, page_size=8, cache_tokens=640, cache_split=split, chunk_tokens=16)
+    )
+    engine.start()
+    try:
+        requests = [Request(prompt=prompt, max_tokens=len(wanted[0])) for prompt in prompts]
+        requests += greedy_requests(others, most_tokens=16)
+        got = [tokens_of(outputs) for outputs in answers(engine, requests, spread_seconds=0.5)]
+        assert got[: len(wanted)] == wanted
+        assert got[len(wanted) :] == [alone(model, request).tokens for request in requests[len(wanted) :]]
+        assert is_empty(engine)
+    finally:
+        engine.close()
+
+
+def test_drafts_change_no_token():
+    model = drawn_model(config=SMALL)
+    engine = Engine(model, replace(TIGHT, num_drafts=3))
+    engine.start()
+    try:
+        # What repeats itself is guessed right.
+        prompts = [[*prompt, *prompt, *prompt][:40] for prompt in prompts_of(10, vocab=256, longest=20, seed=3)]
+        requests = greedy_requests(prompts, most_tokens=24)
+        requests += [
+            replace(request, sampling=Sampling(temperature=0.8, frequency_penalty=0.2, seed=number), num_texts=2)
+            for number, request in enumerate(requests[:4])
+        ]
+        got = answers(engine, requests, spread_seconds=0.1)
+        for request, outputs in zip(requests, got, strict=True):
+            for number in range(request.num_texts):
+                assert tokens_of(outputs, number) == alone(model, request, number).tokens
+        made = sum(len(output.tokens) for outputs in got for output in outputs)
+        assert max(len(output.tokens) for outputs in got for output in outputs) > 1
+        assert made == engine.stats().generated_tokens
+        assert is_empty(engine)
+    finally:
+        engine.close()
+
+
+def test_constrained_texts_match(engine):
+    requests = [
+        Request(
+            prompt=list(b"Name a number:"),
+            max_tokens=40,
+            sampling=Sampling(temperature=1.0, seed=seed),
+            constraint=Constraint("regex", "[0-9]{3}-(cat|dog)"),
+        )
+        for seed in range(4)
+    ]
+    requests.append(
+        Request(prompt=[1, 2], max_tokens=50, constraint=Constraint("json_schema", '{"type": "boolean"}'), num_texts=2)
+    )
+    requests += greedy_requests(prompts_of(4, vocab=256, longest=20), most_tokens=20)
+    got = answers(engine, requests)
+    texts = ["".join(output.text for output in outputs if output.text_number == 0) for outputs in got]
+    assert all(re.fullmatch("[0-9]{3}-(cat|dog)", text) for text in texts[:4])
+    assert len(set(texts[:4])) > 1
+    assert texts[4] in ("true", "false")
+    assert [tokens_of(outputs) for outputs in got[5:]] == [alone(engine.model, each).tokens for each in requests[5:]]
+    with pytest.raises(MeshwrightError, match="regular expression"):
+        engine.submit(Request(prompt=[1], max_tokens=4, constraint=Constraint("regex", "(")), lambda outputs: None)
