@@ -21,6 +21,8 @@ class Started:
     service: Service
     server: HttpServer
     thread: threading.Thread
+    errors: list[Exception]
+    """What the server ended with."""
 
     @property
     def engine(self) -> FakeEngine:
@@ -38,11 +40,19 @@ def serving(
     server = HttpServer(
         service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, start=start, announce=lambda line: ready.set()
     )
-    thread = threading.Thread(target=server.run, daemon=True)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert ready.wait(60)
     try:
-        yield Started(server.url, service, server, thread)
+        yield Started(server.url, service, server, thread, errors)
     finally:
         server.stop()
         thread.join(15)

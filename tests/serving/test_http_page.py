@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from started import started
 
 from meshwright.serving.http.app import ENDPOINTS
-from meshwright.serving.http.fields import MOST_LOGIT_BIASES
+from meshwright.serving.http.generation import MOST_LOGIT_BIASES
 from meshwright.serving.http.limits import Limits
 from meshwright.serving.request import MOST_LOGPROBS
 from meshwright.text import byte_tokenizer
