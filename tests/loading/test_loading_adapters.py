@@ -70,6 +70,17 @@ def test_an_adapter_that_is_written_is_the_one_that_was_read(name, tmp_path):
         assert all(np.array_equal(array, second[stack][path]) for path, array in arrays.items())
 
 
+def test_the_dropout_of_an_adapter_is_read_and_written(tmp_path):
+    shutil.copytree(GOLDENS / "adapters" / "llama", tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_dropout": 0.05}))
+    model = adapted("llama", path.parent)
+    assert model.lora.dropout == 0.05
+    (tmp_path / "again").mkdir()
+    write_adapter(tmp_path / "again", model, read_adapter(path.parent, model), base="llama")
+    assert adapted("llama", tmp_path / "again").lora == model.lora
+
+
 def test_peft_takes_every_adapter_that_we_write():
     said = (GOLDENS / "adapters.txt").read_text().splitlines()
     found = {line.split()[0]: float(line.split()[-1]) for line in said[3:]}
@@ -80,6 +91,7 @@ def test_peft_takes_every_adapter_that_we_write():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"lora_dropout": 1.5}, "lora_dropout=1.5; it is a share from 0 to below 1"),
         ({"use_dora": True}, "use_dora=True, which is not read here"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; 'LORA' is read"),
         ({"target_modules": ["lm_head"]}, "lora target 'lm_head' is no product of"),

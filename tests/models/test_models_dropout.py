@@ -9,7 +9,15 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.models.dropout import ATTENTION, MLP, DropoutRng, dropout, dropout_of_weights, token_numbers
+from meshwright.models.dropout import (
+    ATTENTION,
+    MLP,
+    DropoutRng,
+    dropout,
+    dropout_of_branch,
+    dropout_of_weights,
+    token_numbers,
+)
 from meshwright.models.pipelined import microbatches
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import DEFAULT, Strategy
@@ -43,10 +51,21 @@ def weights(layout):
     return dropout_of_weights(layout.place(jnp.ones((B, 2, 2, S, S)), *WEIGHTS), rng_of(layout))
 
 
+def columns_of_branch(layout, key=0):
+    """Ones [B, S, D] as a branch reads the stream."""
+    return dropout_of_branch(layout.place(jnp.ones((B, S, D)), *STREAM), rng_of(layout, key=key), 0.3, "query", layout)
+
+
+def rows_of_branch(layout):
+    """Ones [B, S, D] as a branch reads what tp splits."""
+    x = layout.place(jnp.ones((B, S, D)), "batch", "sequence", "mlp")
+    return dropout_of_branch(x, rng_of(layout), 0.3, "down", layout)
+
+
 SPLIT = [MeshShape(dp=2, fsdp=2, tp=2), MeshShape(dp=2, sp=2, tp=2), MeshShape(sp=4)]
 
 
-@pytest.mark.parametrize("make", [stream, weights])
+@pytest.mark.parametrize("make", [stream, weights, rows_of_branch, columns_of_branch])
 @pytest.mark.parametrize("shape", SPLIT, ids=str)
 def test_a_mesh_drops_what_one_device_does_and_sends_nothing(shape, make):
     found, program = on(shape, make)
@@ -102,3 +121,15 @@ def test_without_draws_nothing_is_dropped():
 def test_a_rate_that_is_no_share_is_told(rate):
     with pytest.raises(MeshwrightError, match=f"dropout is {rate}; it takes a share from 0 to below 1"):
         Strategy(dropout=rate)
+
+
+def test_each_branch_drops_its_share_and_another_one():
+    query, down = (on(MeshShape(), make)[0] for make in (columns_of_branch, rows_of_branch))
+    for found in (query, down):
+        assert set(np.unique(found)) == {0, np.float32(1 / 0.7)}
+        # 8,192 draws: the share has a standard deviation of 0.005.
+        assert (found == 0).mean() == pytest.approx(0.3, abs=0.02)
+        assert (found == 0).mean(axis=(0, 1)) == pytest.approx(0.3, abs=0.2)
+    assert ((query == 0) & (down == 0)).mean() == pytest.approx(0.09, abs=0.015)
+    of_next_step, _ = on(MeshShape(), lambda layout: columns_of_branch(layout, key=1))
+    assert ((query == 0) & (of_next_step == 0)).mean() == pytest.approx(0.09, abs=0.015)

@@ -350,10 +350,10 @@ FAMILIES = [
 """Families with other ops than Llama's."""
 
 
-def with_lora(model: ModelConfig, *targets: str) -> ModelConfig:
+def with_lora(model: ModelConfig, *targets: str, dropout: float = 0.0) -> ModelConfig:
     """The model with adapters beside some of its products; beside all that can have one where none are named."""
-    found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,))
-    return replace(found, name=f"{model.name} lora")
+    found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,), dropout=dropout)
+    return replace(found, name=f"{model.name} lora{' dropout' * (dropout > 0)}")
 
 
 LORA = with_lora(DENSE)
@@ -371,6 +371,10 @@ FINE_TUNING = [
     Row(LORA, MeshShape(pp=4), GPIPE, "matmuls"),
     Row(LORA, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
     Row(with_lora(DENSE, "q_proj", "v_proj"), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(DENSE, dropout=0.2), MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(with_lora(DENSE, dropout=0.2), MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(with_lora(DENSE, dropout=0.2), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(SHARED, dropout=0.2), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
     Row(with_lora(NEOX), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(GEMMA2), MeshShape(fsdp=2, sp=2, tp=2)),
     Row(with_lora(GPT2), MeshShape(fsdp=2, sp=2, tp=2)),

@@ -55,7 +55,7 @@ def run(row: Row) -> Ran:
         state = jax.tree.map(lambda array, to: jax.device_put(array, to.sharding), in_slots(drawn, layers), wanted)
         tokens = jax.sharding.NamedSharding(mesh, layout.spec("batch", "sequence"))
         batch = jax.device_put(text(row, layout), tokens)
-        if row.strategy.dropout:
+        if row.strategy.dropout or row.workload.lora_dropout:
             whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
             batch["draws"] = jax.device_put(np.array([0, 1], np.uint32), whole)
         if row.strategy.on_bad_step == "skip":

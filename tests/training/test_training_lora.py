@@ -129,6 +129,8 @@ def test_frozen_parameters_stay_as_they_were(folder, tmp_path):  # noqa: F811
     [
         ({"lora_rank": 4, "lora_targets": "q_porj"}, "'q_porj' is no product of llama; did you mean 'q_proj'?"),
         ({"lora_alpha": 4.0}, "lora_alpha is 4.0 of adapters without a rank; give lora_rank too, as 16"),
+        ({"lora_rank": 4, "lora_dropout": 1.0}, "lora dropout is 1; it is a share from 0 to below 1, as 0.05"),
+        ({"lora_dropout": 0.1}, "lora_dropout is 0.1 of adapters without a rank; give lora_rank too, as 16"),
         ({"lora_rank": 0}, "lora_rank is 0; it is a whole number from 1"),
         ({"freeze": ("embeding",)}, "'embeding', which names no parameter of the model; did you mean embedding?"),
         ({"freeze": ("*",)}, "leaves no parameter of llama to train"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from data_files import write_lines
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_run import CONFIG
 
@@ -22,6 +23,7 @@ from meshwright.training import read_metrics, run_steps
 from meshwright.training.data import DataConfig
 from meshwright.training.evaluating import Evaluating
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.settings import with_settings
 from meshwright.training.watch import Tasks
 
 QUESTIONS = 60
@@ -122,6 +124,17 @@ def test_several_processes_answer_as_one_does(tmp_path, capsys):
     assert done.stdout.count("words, after step 4: acc ") == 1
 
 
+@pytest.mark.matrix
+def test_a_run_on_preferences_answers_tasks_too(tmp_path, capsys):
+    """It has no held-out loss, and is evaluated by tasks alone."""
+    pairs = [{"prompt": f"{n}?", "chosen": f" {n}.", "rejected": f" {n + 1}."} for n in range(40)]
+    workload = replace(CONFIG.workload, objective="dpo")
+    data = DataConfig(sources=(str(write_lines(tmp_path / "pairs.jsonl", pairs)),))
+    run_steps(config_of(tmp_path, workload=workload, data=data), tmp_path / "run")
+    figures = read_metrics(tmp_path / "run")[-1]["eval_tasks"]["words"]
+    assert evaluated(tmp_path / "run", tmp_path / "words.jsonl", capsys) == figures
+
+
 def test_the_runs_parameters_are_not_copied(tmp_path, monkeypatch):
     config, params, seen = config_of(tmp_path), {"embedding": object()}, []
 
@@ -169,3 +182,11 @@ def test_tasks_need_an_interval_and_batches_need_text(tmp_path):
     config = config_of(tmp_path)
     with pytest.raises(MeshwrightError, match="--eval-batches needs text that is not trained on"):
         run_steps(replace(config, evaluating=replace(config.evaluating, batches=2)), tmp_path / "run")
+
+
+def test_options_of_an_evaluation_are_taken_in_any_order_and_end_with_it():
+    config = with_settings(CONFIG, {"eval_tasks": ("words.jsonl",), "eval_batches": 2, "eval_every": 3})
+    assert config.evaluating == Evaluating(every=3, batches=2, tasks=("words.jsonl",))
+    assert with_settings(config, {"eval_every": 0}).evaluating == Evaluating()
+    with pytest.raises(MeshwrightError, match="eval_tasks changes nothing without eval_every"):
+        with_settings(config, {"eval_every": 0, "eval_tasks": ("words.jsonl",)})

@@ -94,6 +94,8 @@ class WorkloadArgs:
     """What adapters add is times alpha / rank. Default: 2 * rank."""
     lora_targets: Annotated[str | None, option("NAMES")] = None
     """The products with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    lora_dropout: Annotated[float | None, option("SHARE")] = None
+    """The share of what adapters read that is dropped at random in training, as 0.05. Default: 0."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
     """Begin with these adapters, as PEFT writes them, which say rank, alpha and targets. Default: new ones."""
     freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()

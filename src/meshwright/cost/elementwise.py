@@ -79,8 +79,11 @@ DROPOUT = {
     # The mask, a byte: written forward with what is there, backward read, and a gradient of its own written.
     "residual": Pass(1, 5, 0, 1),
     "softmax": Pass(5, 5),
+    # Read, written and the mask; backward the gradient read and written, and the mask.
+    "low_rank": Pass(5, 5),
 }
-"""What dropout adds: on the way into the residual stream in its kernel, on attention's weights in one of its own."""
+"""What dropout adds: on the way into the residual stream in its kernel, on attention's weights and what adapters
+read in one of its own."""
 
 LOGITS_BYTES = (12, 12)
 """Of each logit in float32, forward and backward: written narrow or wide by the product, read for maximum and sum;
@@ -106,6 +109,8 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
     """What an elementwise op of a step moves for each element of its arrays (`step.ir.Elementwise`)."""
     if kind == "dropout":
         return DROPOUT["residual"]
+    if kind == "low_rank_dropout":
+        return DROPOUT["low_rank"]
     if kind in ("norm", "layer_norm"):
         return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
     return OF_IMAGES.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]

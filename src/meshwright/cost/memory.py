@@ -62,7 +62,7 @@ def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEF
     and the batch once more as its mesh has it.
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
-    scalars = 8 * (strategy.dropout > 0) + 4 * (strategy.on_bad_step == "skip")
+    scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
     own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + scalars
     return own + int(reference_bytes(workload, mesh, strategy, kind=kind))
 

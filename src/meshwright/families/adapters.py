@@ -33,7 +33,12 @@ UNKNOWN = (
 
 
 def with_adapters(
-    model: ModelConfig, *, rank: int, alpha: float | None = None, targets: Sequence[str] = (ALL_LINEAR,)
+    model: ModelConfig,
+    *,
+    rank: int,
+    alpha: float | None = None,
+    targets: Sequence[str] = (ALL_LINEAR,),
+    dropout: float = 0.0,
 ) -> ModelConfig:
     """The model with low-rank adapters beside some of its products.
 
@@ -41,8 +46,10 @@ def with_adapters(
         model: without adapters.
         rank, alpha: W x + alpha / rank * B A x; alpha is 2 rank where there is none, as torchtune's recipes have it.
         targets: `lora_targets`.
+        dropout: the share of what adapters read that a train step drops.
     """
-    lora = LoRA(rank=rank, alpha=float(2 * rank if alpha is None else alpha), targets=lora_targets(model, targets))
+    alpha = float(2 * rank if alpha is None else alpha)
+    lora = LoRA(rank=rank, alpha=alpha, targets=lora_targets(model, targets), dropout=dropout)
     return replace(model, lora=lora)
 
 
@@ -133,7 +140,9 @@ def read_adapter_config(directory: Path, model: ModelConfig) -> LoRA:
     if config.get("use_rslora"):  # It divides by the root of the rank (arXiv:2312.03732).
         alpha *= math.sqrt(rank)
     names = (targets,) if isinstance(targets, str) else tuple(targets or ())
-    lora = LoRA(rank=rank, alpha=float(alpha), targets=lora_targets(model, names))
+    if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
+        raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
+    lora = LoRA(rank=rank, alpha=float(alpha), targets=lora_targets(model, names), dropout=float(dropout))
     for module, own in (config.get("rank_pattern") or {}).items():
         # As `weights.peft` writes modules that hold several products: as many times the rank, at the same scale.
         held = [

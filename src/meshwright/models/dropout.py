@@ -6,6 +6,7 @@ draws masks for its own tokens, and draws them again in backward: nothing is com
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -53,7 +54,7 @@ def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Str
 
 def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Place) -> Array:
     """Dropout of x [b, s, d], which is added to the residual stream."""
-    if rng is None:
+    if rng is None or not rng.rate:
         return x
     tokens = layout.place(rng.tokens, "batch", "residual_sequence")
     keys = replace(rng.fold_in(place), tokens=tokens).keys
@@ -62,7 +63,7 @@ def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Pl
 
 def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
     """Dropout of attention weights [b, k, g, s, t]."""
-    if rng is None:
+    if rng is None or not rng.rate:
         return weights
     _, num_kv_heads, group, _, num_keys = weights.shape
     heads = jnp.arange(num_kv_heads * group, dtype=jnp.uint32).reshape(num_kv_heads, group)
@@ -74,6 +75,26 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
     # Mapped from the innermost dim out: queries, query heads, kv heads, sequences.
     of_row = jax.vmap(jax.vmap(jax.vmap(of_token, (0, None)), (None, 0)), (None, 0))
     return _drop(weights, jax.vmap(of_row, (0, None))(rng.fold_in(WEIGHTS).keys, heads), rng.rate)
+
+
+def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str, layout: ShardingContext) -> Array:
+    """Dropout of what the low-rank branch of the product `name` reads, x [b, s, n] or [b, s, d] as the stream lies.
+
+    Columns may be split over devices, each of which draws for its own: the bits of a column are its number hashed with
+    the token's key.
+    """
+    if rng is None or not rate:
+        return x
+    spec = jax.typeof(x).sharding.spec
+    columns = jax.reshard(jnp.arange(x.shape[-1], dtype=jnp.uint32), jax.P(spec.partitions[2]))
+    keys = jax.reshard(rng.fold_in(zlib.crc32(name.encode())).keys, jax.P(*spec.partitions[:2]))
+    limit = np.uint32(rate * 2**32)
+
+    def of_column(key: Array, column: Array) -> Array:
+        return jax.random.key_data(jax.random.fold_in(key, column))[0] >= limit
+
+    of_token = jax.vmap(of_column, (None, 0))
+    return _drop(x, jax.vmap(jax.vmap(of_token, (0, None)), (0, None))(keys, columns), rate)
 
 
 def _kept(key: Array, *, rate: float, size: int) -> Array:

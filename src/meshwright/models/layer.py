@@ -115,7 +115,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
         for each, product in zip(ops, products, strict=True):
             run.values[each.target] = _with_bias(product, _bias(run, each))
             if each.low_rank:
-                added = low_rank_columns(source, *_factors(run, each), each, layout)
+                added = low_rank_columns(source, *_factors(run, each), each, layout, run.context.rng)
                 run.values[each.target] = checkpoint_name(run.values[each.target] + added, PRODUCT)
     else:
         # A collective matmul includes the sum.
@@ -127,7 +127,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
         else:
             run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
         if op.low_rank:
-            branch = low_rank_rows(source, *_factors(run, op), op, layout)
+            branch = low_rank_rows(source, *_factors(run, op), op, layout, run.context.rng)
             if is_partial:
                 run.branches[op.target] = branch
             else:

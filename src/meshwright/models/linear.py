@@ -16,6 +16,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
+from meshwright.models.dropout import DropoutRng, dropout_of_branch
 from meshwright.models.product import product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter
@@ -89,13 +90,16 @@ def row_parallel_linear(
     return on_shards(local, layout, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(x, used)
 
 
-def low_rank_columns(h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext) -> Array:
+def low_rank_columns(
+    h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None
+) -> Array:
     """The low-rank branch [b, s, *outputs] beside a column-parallel product of the residual stream h [b, s, d].
 
     Its inner value [b, s, rank] is made where the stream lies, and gathered in place of the stream.
     """
     assert op.low_rank
     splits = op.outputs[0][0]
+    h = dropout_of_branch(h, rng, op.low_rank.dropout, op.name, layout)
     into = layout.weight(a, *RANK_OF_STREAM, dtype=h.dtype, along="residual_sequence")
     low = checkpoint_name(product("bsd,dr->bsr", h, into), PRODUCT) * jnp.asarray(op.low_rank.scale, h.dtype)
     out = layout.weight(_matrix(b, 1), "rank", splits, dtype=h.dtype)
@@ -103,7 +107,7 @@ def low_rank_columns(h: Array, a: Array, b: Array, op: Linear, layout: ShardingC
     return made.reshape(*h.shape[:2], *(size for _, size in op.outputs))
 
 
-def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext) -> Array:
+def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None) -> Array:
     """The low-rank branch [b, s, d], as the residual stream lies, beside a row-parallel product of x [b, s, *inputs].
 
     Its inner value [b, s, rank] is reduce-scattered, and not what is made of it.
@@ -112,7 +116,8 @@ def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingCont
     splits = op.inputs[0][0]
     into = layout.weight(_matrix(a, len(op.inputs)), splits, "rank", dtype=x.dtype)
     partial = layout.spec(*GATHERED, unreduced=layout.axes(splits))
-    low = product("bsn,nr->bsr", x.reshape(*x.shape[:2], -1), into, out_sharding=partial)
+    x = dropout_of_branch(x.reshape(*x.shape[:2], -1), rng, op.low_rank.dropout, op.name, layout)
+    low = product("bsn,nr->bsr", x, into, out_sharding=partial)
     low = checkpoint_name(layout.place(low, *RESIDUAL), PRODUCT) * jnp.asarray(op.low_rank.scale, x.dtype)
     out = layout.weight(b, *reversed(RANK_OF_STREAM), dtype=x.dtype, along="residual_sequence")
     return product("bsr,rd->bsd", low, out)

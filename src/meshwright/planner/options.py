@@ -87,10 +87,10 @@ class WorkloadOptions(TypedDict, total=False):
     first step (`precomputed`). packed: whether rows hold several documents, or padding. z_loss: the coefficient of
     what keeps the logits' normalizer near 1 (0). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
-    model's own. lora_rank, lora_alpha, lora_targets: adapters of low rank, which then are all that trains
-    (`families.adapters`); adapter: a directory of PEFT's that says these. freeze: patterns of the paths of parameters
-    that are not trained. hardware: a TOML file with a chip of your own. memory_headroom: the share that is added to a
-    predicted peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
+    model's own. lora_rank, lora_alpha, lora_targets, lora_dropout: adapters of low rank, which then are all that
+    trains (`families.adapters`); adapter: a directory of PEFT's that says these. freeze: patterns of the paths of
+    parameters that are not trained. hardware: a TOML file with a chip of your own. memory_headroom: the share that is
+    added to a predicted peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
     on: SystemLike
@@ -108,6 +108,7 @@ class WorkloadOptions(TypedDict, total=False):
     lora_rank: Count | None
     lora_alpha: float | None
     lora_targets: str | Sequence[str] | None
+    lora_dropout: float | None
     adapter: str | Path | None
     freeze: str | Sequence[str] | None
     hardware: str | Path | None
@@ -302,22 +303,27 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
     return workload, system
 
 
+LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
+"""The options that say what adapters a model has."""
+
+
 def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
     """The model with the low-rank adapters that options say, if any."""
     if "adapter" in options:
-        for name in ("lora_rank", "lora_alpha", "lora_targets"):
+        for name in LORA_OPTIONS:
             if name in options:
                 raise MeshwrightError(f"adapter {options['adapter']} says {name} itself; leave {name} out")
         return replace(model, lora=read_adapter_config(Path(options["adapter"]), model))
     if "lora_rank" not in options:
-        for name in ("lora_alpha", "lora_targets"):
+        for name in LORA_OPTIONS[1:]:
             if name in options:
                 raise MeshwrightError(
                     f"{name} is {options[name]!r} of adapters without a rank; give lora_rank too, as 16"
                 )
         return model
     rank, targets = read_count("lora_rank", options["lora_rank"]), read_names(options.get("lora_targets", ALL_LINEAR))
-    return with_adapters(model, rank=rank, alpha=options.get("lora_alpha"), targets=targets)
+    dropout = options.get("lora_dropout", 0.0)
+    return with_adapters(model, rank=rank, alpha=options.get("lora_alpha"), targets=targets, dropout=dropout)
 
 
 def read_names(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -50,11 +50,13 @@ class Norm:
 class LowRank:
     """A branch of low rank beside a product (LoRA, arXiv:2106.09685): scale * B A x is added to it.
 
-    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs].
+    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs]. dropout: the share of
+    what A reads that a train step drops at random.
     """
 
     rank: int
     scale: float
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

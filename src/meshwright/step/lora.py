@@ -23,12 +23,14 @@ class LoRA:
     """Which products have a low-rank branch, and of which rank: W x + alpha / rank * B A x.
 
     targets: the names of products in layers, as `query` or `down`; of names that PEFT's users know them are made by
-    `families.adapters.lora_targets`. What has no adapter is frozen (`step.trained`).
+    `families.adapters.lora_targets`. dropout: the share of a branch's input that a train step drops at random, each
+    branch another. What has no adapter is frozen (`step.trained`).
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...]
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -36,13 +38,15 @@ class LoRA:
             raise MeshwrightError(f"lora rank is {self.rank}; it is a whole number from 1 to {MAX_RANK:,}, as 16")
         if self.alpha <= 0:
             raise MeshwrightError(f"lora alpha is {self.alpha:g}; it is a number above 0, as 32")
+        if not 0 <= self.dropout < 1:
+            raise MeshwrightError(f"lora dropout is {self.dropout:g}; it is a share from 0 to below 1, as 0.05")
         if not self.targets:
             raise MeshwrightError("lora has no targets; name the products that get adapters, as query")
 
     @property
     def low_rank(self) -> LowRank:
         """The branch of each target."""
-        return LowRank(rank=self.rank, scale=self.alpha / self.rank)
+        return LowRank(rank=self.rank, scale=self.alpha / self.rank, dropout=self.dropout)
 
 
 def can_adapt(op: LayerOp) -> bool:

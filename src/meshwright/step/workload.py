@@ -103,6 +103,12 @@ class Workload:
         return self.batch * (2 if self.objective == "dpo" else 1)
 
     @property
+    def lora_dropout(self) -> float:
+        """The share of what adapters read that a train step drops; 0 without adapters."""
+        lora = self.model.lora if isinstance(self.model, ModelConfig) else None
+        return lora.dropout if lora else 0.0
+
+    @property
     def task(self) -> str:
         """What is done to the model, in words that follow its name on a screen: `train`, `train LoRA 16`."""
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None

@@ -50,7 +50,8 @@ def loss_and_gradients(
     """
     if strategy.gradient_dtype:
         layout = replace(layout, gradient_dtype=DTYPES[strategy.gradient_dtype])
-    if strategy.dropout:
+    draws = strategy.dropout > 0 or workload.lora_dropout > 0
+    if draws:
         key = jax.random.wrap_key_data(batch["draws"], impl="threefry2x32")
         batch = {name: array for name, array in batch.items() if name != "draws"}
         batch |= {"numbers": token_numbers(batch["tokens"].shape, layout, strategy)}
@@ -58,7 +59,7 @@ def loss_and_gradients(
     in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
 
     def loss_of(params: Any, batch: Batch) -> tuple[Array, Parts]:
-        rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if strategy.dropout else None
+        rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if draws else None
         text = {name: array for name, array in batch.items() if name != "numbers"}
         run: Callable[..., tuple[Array, Parts]] = partial(
             staged_loss_and_load if is_staged else loss_and_load, z_loss=workload.z_loss

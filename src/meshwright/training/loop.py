@@ -257,9 +257,8 @@ def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mes
     """The batches of a run of text or records."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(config.workload.seq_len, layout, config.strategy)
-    draws = config.strategy.dropout > 0
     shape = (config.workload.batch, config.workload.seq_len)
-    return Batches(data, sharding, shape, seed=config.seed, order=order, draws=draws)
+    return Batches(data, sharding, shape, seed=config.seed, order=order, draws=config.draws)
 
 
 def _held_out(

@@ -66,7 +66,7 @@ def begin_pairs(
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
     policy, more = (
         Place.of(mesh, layout, seq_len, config.strategy),
-        {"seed": config.seed, "draws": config.strategy.dropout > 0},
+        {"seed": config.seed, "draws": config.draws},
     )
     counts = {"pairs": len(data)} | data.counts
     if words := data.describe():

@@ -12,6 +12,7 @@ from meshwright.data import Rule
 from meshwright.planner import PlanOptions
 from meshwright.step import OnBadStep, RateSchedule
 from meshwright.training.data import RowKind
+from meshwright.training.evaluating import Evaluating
 from meshwright.training.run_directory.run import RunConfig
 
 
@@ -141,14 +142,16 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     Raises:
         MeshwrightError: where a value is none that its field takes.
     """
+    parts: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        config = _replaced(config, SETTINGS[name].path.split("."), value)
+        part, _, field = SETTINGS[name].path.rpartition(".")
+        parts.setdefault(part, {})[field] = value
+    if parts.get("evaluating", {}).get("every") == 0:
+        # A run that was evaluated is so no longer: what it was evaluated on goes with it.
+        config = replace(config, evaluating=Evaluating())
+    own = parts.pop("", {})
+    # The fields of a part all at once: some may only stand beside others.
+    config = replace(config, **own, **{part: replace(getattr(config, part), **of) for part, of in parts.items()})
     if config.data.rows is not None:  # The plan must know it too.
         config = replace(config, workload=replace(config.workload, packed=config.data.rows != "windows"))
     return config
-
-
-def _replaced(thing: Any, path: list[str], value: Any) -> Any:
-    """A dataclass with another value of the field at a path."""
-    name, *rest = path
-    return replace(thing, **{name: _replaced(getattr(thing, name), rest, value) if rest else value})

@@ -242,7 +242,7 @@ def abstract_batch(
         batch["weights"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         rows = NamedSharding(mesh, layout.spec("batch"))
         batch["reference"] = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
-    if strategy.dropout:
+    if strategy.dropout or workload.lora_dropout:
         batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
     if strategy.on_bad_step == "skip":
         batch[NORM_LIMIT] = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)

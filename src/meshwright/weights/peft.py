@@ -204,7 +204,7 @@ def _config(lora: LoRA, modules: list[_Module], base: str | None) -> dict[str, A
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": whole,
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "target_modules": sorted({module.path for module in modules}),
         "rank_pattern": {path: count * lora.rank for path, count in several.items()},
         "alpha_pattern": {path: count * whole for path, count in several.items()},

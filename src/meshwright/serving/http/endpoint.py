@@ -25,7 +25,11 @@ F = TypeVar("F", bound=BaseModel)
 Events = AsyncGenerator[list[BaseModel], None]
 """What has been made since the last time, each an event of a stream."""
 
-EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back.
+]
 
 SECONDS_TO_SEND = 10.0
 """How long after the time limit of a request its client may still read the answer."""

@@ -25,11 +25,11 @@ class Limits:
     Args:
         body_bytes: of its body. body_seconds: until that has come. head_bytes: of its first line and headers.
             head_seconds: until these have come.
-        seconds: until it is answered.
+        seconds: until it is answered. unread_seconds: in which its client reads nothing of its answer.
         prompts: in one request. prompts_at_once: of one request in the engine.
         texts: of one prompt (`n`). max_tokens: of each text; None for what the model's context leaves.
         stop_texts: that end a text. stop_characters: of each.
-        schema_characters: of a schema, regular expression or grammar.
+
     """
 
     body_bytes: int = 4 << 20
@@ -37,13 +37,13 @@ class Limits:
     head_bytes: int = 32 << 10
     head_seconds: float = 10.0
     seconds: float = 600.0
+    unread_seconds: float = 60.0
     prompts: int = 1024
     prompts_at_once: int = 128
     texts: int = 16
     max_tokens: int | None = None
     stop_texts: int = 16
     stop_characters: int = 256
-    schema_characters: int = 64 << 10
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,4 +1,7 @@
-"""Connections with limits that uvicorn does not have: of a request's head in bytes and seconds; errors as JSON."""
+"""Connections with limits that uvicorn does not have: of a request's head, and of a client that does not read.
+
+Errors that come before any app are JSON too.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,15 @@ from meshwright.serving.http.limits import Limits
 def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
     """The class of connections of a server with these limits."""
 
-    class LimitedProtocol(_LimitedProtocol):
-        """A connection with these limits."""
-
-        limits_of_head = limits
-
-    return LimitedProtocol
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits})
 
 
 class _LimitedProtocol(HttpToolsProtocol):
-    limits_of_head: Limits
+    limits: Limits
     _is_in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -36,15 +35,25 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_unread()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        # What waits to be read would keep a connection open even after it is closed.
+        self._unread_timer = self.loop.call_later(self.limits.unread_seconds, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_unread()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_head:
             self._head_bytes += len(data)
             self._start_timer()
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > self.limits_of_head.head_bytes and not self.transport.is_closing():
-            self._refuse(too_long_head(self.limits_of_head.head_bytes))
+        if self._is_in_head and self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
+            self._refuse(too_long_head(self.limits.head_bytes))
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -61,15 +70,20 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.limits_of_head.head_seconds, self._head_is_late)
+            self._head_timer = self.loop.call_later(self.limits.head_seconds, self._head_is_late)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _stop_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def _head_is_late(self) -> None:
-        seconds = self.limits_of_head.head_seconds
+        seconds = self.limits.head_seconds
         message = f"the request's first line and headers had not come after {seconds:g} s; send them faster"
         self._refuse(ApiError(message, status=408, headers=CLOSE))
 

@@ -13,12 +13,18 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
+import uvloop
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.app import make_app
+from meshwright.serving.http.errors import CLOSE, ApiError
 from meshwright.serving.http.gate import shutting_down
 from meshwright.serving.http.protocol import limited_protocol
 from meshwright.serving.http.service import Service
+
+SECONDS_IDLE = 60
+"""How long a connection is kept for a next request. OpenAI's clients forget theirs after 5; one that the server closes
+just as a request comes would be an error."""
 
 SECONDS_TO_CLOSE = 5
 """How long clients may take to read the ends of their answers when the server stops."""
@@ -45,7 +51,7 @@ def serve_http(
         announce: gets the line `ready on http://HOST:PORT` once requests are taken.
 
     Raises:
-        MeshwrightError: an address that cannot be listened on.
+        MeshwrightError: an address that cannot be listened on. What `Service.fail` was called with.
     """
     server = HttpServer(service, host=host, port=port, grace_seconds=grace_seconds, start=start, announce=announce)
     with _signals(server):
@@ -82,14 +88,15 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             http=limited_protocol(self._service.limits),
-            loop="uvloop",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=SECONDS_IDLE,
             timeout_graceful_shutdown=SECONDS_TO_CLOSE,
         )
+        self._service.on_failure = self.stop
         # What clients do wrong is their answer's to say.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         server = _Uvicorn(config)
@@ -105,11 +112,14 @@ class HttpServer:
                         while self._service.num_active:
                             await asyncio.sleep(0.02)
                 calls.fail(shutting_down())
+            except Exception as error:
+                calls.fail(ApiError(f"the engine failed: {error}", status=503, code="failed", headers=CLOSE))
+                raise
             finally:
                 server.should_exit = True
                 await serving
 
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
 
     def stop(self) -> None:
@@ -133,6 +143,8 @@ class HttpServer:
             self._service.is_ready = True
             self._announce(f"ready on {self.url}")
         await stopped
+        if self._service.failure is not None:
+            raise self._service.failure
 
     def _run_start(self, started: asyncio.Future[None]) -> None:
         error: BaseException | None = None

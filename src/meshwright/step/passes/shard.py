@@ -218,13 +218,16 @@ class _BlockSharder:
         is_column = op.inputs[0][0] == "embed"
         rows = (layout.residual_tokens, layout.tokens) if is_column else (layout.tokens, layout.residual_tokens)
         low, split = f"{op.target} in low rank", f"{op.target} in low rank as read"
-        into = self._factor(f"{op.name}{LORA_A}", rows[0], op.inputs, (rank,))
-        partial = tuple(axis for dim in into[1].inner for axis in dim.axes)
-        before = Array(low, (*rows[0], *into[1].columns), partial)
-        saved = (op.source,) if into[0].is_trained else ()
-        yield self._node(*into, reads=(op.source,), writes=low, saved=saved, tag=Tag.OTHER if partial else Tag.PRODUCT)
+        weight, product = self._factor(f"{op.name}{LORA_A}", rows[0], op.inputs, (rank,))
+        read = Array(op.source, (*rows[0], *product.inner))
+        dropped = (PassOver(kind="low_rank_dropout", arrays=(read,)),) if branch.dropout else ()
+        partial = tuple(axis for dim in product.inner for axis in dim.axes)
+        before = Array(low, (*rows[0], *product.columns), partial)
+        saved = (op.source,) if weight.is_trained else ()
+        tagged = Tag.OTHER if partial else Tag.PRODUCT
+        yield self._node(*dropped, weight, product, reads=(op.source,), writes=low, saved=saved, tag=tagged)
         pending = tuple(axis for dim in layout.used(op.outputs) for axis in dim.axes)
-        after = Array(low, (*rows[1], *into[1].columns))
+        after = Array(low, (*rows[1], *product.columns))
         move = Move(name=f"{self.name} low rank", before=before, after=after, pending=pending)
         yield self._node(move, reads=(low,), writes=split, tag=Tag.READ if is_column else Tag.PRODUCT)
         out = self._factor(f"{op.name}{LORA_B}", rows[1], (rank,), op.outputs)

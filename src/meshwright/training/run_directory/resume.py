@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.models import merge_adapters
 from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, read_system
-from meshwright.planner.options import STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
+from meshwright.planner.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
 from meshwright.training import preference
@@ -30,7 +30,7 @@ from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, wi
 SHAPES = ("num_layers", *OF_KIND)
 """What decides the arrays of a checkpoint."""
 
-FROZEN = ("lora_rank", "lora_alpha", "lora_targets", "freeze")
+FROZEN = (*LORA_OPTIONS, "freeze")
 """What decides which arrays a checkpoint has, by the options' names."""
 
 REFERENCES = ("objective", "reference")
@@ -173,7 +173,7 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
     if (tokens := counts.get("batch_tokens", batch * each)) % each:
         raise MeshwrightError(f"batch_tokens is {tokens}, not a multiple of {each}")
     model = replace(before.config, num_layers=counts["num_layers"]) if "num_layers" in counts else before.config
-    if adapters := {name: said[name] for name in FROZEN[:3] if name in said}:
+    if adapters := {name: said[name] for name in LORA_OPTIONS if name in said}:
         own = {f"lora_{name}": value for name, value in vars(model.lora).items()} if model.lora else {}
         model = read_adapters(replace(model, lora=None), own | adapters)
     return replace(

@@ -91,6 +91,11 @@ class RunConfig:
         system = parse_system(self.hardware, hardware_file=self.hardware_file)
         return replace(system, memory_headroom=self.memory_headroom)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws at random: dropout, of the layers or of what adapters read."""
+        return self.strategy.dropout > 0 or self.workload.lora_dropout > 0
+
     def to_json(self) -> dict[str, Any]:
         """The config as plain data, as `config.json` has it."""
         return json.loads(json.dumps(asdict(self)))
