@@ -52,6 +52,8 @@ class Args(ModelArgs):
     """What fsdp and sp split of the cache, beside the heads that tp splits. Default: batch, its texts."""
     kv_dtype: Annotated[str | None, option("int8")] = None
     """Keep keys and values in int8, with a scale of each token and head. Default: the dtype of products."""
+    weight_dtype: Annotated[str | None, option("int8")] = None
+    """Keep the weights of layers in int8, with a scale of each column. Default: the dtype of products."""
     chunk: Annotated[int, option("N")] = 256
     """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
     no_prefix_cache: Annotated[bool, option()] = False
@@ -74,8 +76,9 @@ def run(args: Args) -> int:
     """Serve until a signal."""
     if not 0 <= args.port < 1 << 16:
         raise MeshwrightError(f"--port is {args.port}; it is 0 to 65535, where 0 picks a free one")
-    if args.kv_dtype not in (None, "int8"):
-        raise MeshwrightError(f"--kv-dtype is {args.kv_dtype!r}; it is int8, or left out")
+    for name in ("kv_dtype", "weight_dtype"):
+        if getattr(args, name) not in (None, "int8"):
+            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it is int8, or left out")
     for name in ("timeout", "grace"):
         if not 0 < getattr(args, name) < float("inf"):
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it is a number of seconds above 0")
@@ -95,6 +98,7 @@ def run(args: Args) -> int:
         cache_tokens=args.cache_tokens,
         cache_split=args.cache,
         kv_dtype="int8" if args.kv_dtype else None,
+        weight_dtype="int8" if args.weight_dtype else None,
         chunk_tokens=args.chunk,
         prefix_cache=not args.no_prefix_cache,
         num_drafts=args.drafts,

@@ -76,7 +76,10 @@ class Engine:
     def __init__(self, model: LoadedModel, settings: EngineSettings = EngineSettings()) -> None:  # noqa: B008
         self.model, self.settings = model, settings
         self.layout, self.context = engine_layout(model, settings)
-        self.runner = Runner(model, self.layout, self.context, settings.kv_dtype)
+        self.runner = Runner(model, self.layout, self.context, settings)
+        if settings.weight_dtype is not None:
+            # The runner has its own; those that were loaded are not kept for it.
+            self.model = replace(model, params={})
         self.scheduler = Scheduler(self.layout, on_admitted=self._admitted)
         self._changes = list[RowChange]()
         self._special_rows = set[int]()

@@ -17,6 +17,7 @@ from jax import Array
 from meshwright.inference import LoadedModel
 from meshwright.models import GREEDY, Sampling
 from meshwright.models.generation import placed_params
+from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.models.sampling import Written
 from meshwright.runtime import DTYPES, ShardingContext
@@ -32,7 +33,7 @@ from meshwright.serving.programs import (
     scoring_program,
 )
 from meshwright.serving.scheduler import PageCopy, Step
-from meshwright.serving.settings import EngineLayout, KvDtype
+from meshwright.serving.settings import EngineLayout, EngineSettings
 
 COPIES = 8
 """Pages of a shard that one program copies."""
@@ -83,16 +84,18 @@ class Runner:
     """The device side of an engine. Calls are to be in the same order on all processes."""
 
     def __init__(
-        self, model: LoadedModel, layout: EngineLayout, context: ShardingContext, kv_dtype: KvDtype | None
+        self, model: LoadedModel, layout: EngineLayout, context: ShardingContext, settings: EngineSettings
     ) -> None:
         self._config, self._mesh, self._dtype = model.config, model.mesh, DTYPES[model.dtype]
         self._layout, self._context = layout, context
         assert context.cache_split is not None
         self._split = context.cache_split
         self._rows = layout.shards * layout.rows
-        stored = jnp.int8 if kv_dtype == "int8" else self._dtype
+        stored = jnp.int8 if settings.kv_dtype == "int8" else self._dtype
         with jax.set_mesh(self._mesh):
             self._params = placed_params(model.params, model.config, context)
+            if settings.weight_dtype == "int8":
+                self._params = in_int8(self._params, model.config)
             pages = abstract_pages(model.config, context, layout.pages, layout.page_size, stored)
             self._pages: tuple[Pages, ...] = jax.tree.map(
                 lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), pages
