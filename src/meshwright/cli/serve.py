@@ -58,8 +58,10 @@ class Args(ModelArgs):
     """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
     no_prefix_cache: Annotated[bool, option()] = False
     """Do not keep the pages of prompts for others that begin alike."""
-    drafts: Annotated[int, option("N")] = 0
-    """Guess N tokens in each step from what the text had before, and check them. Default: 0."""
+    drafts: Annotated[int | None, option("N")] = None
+    """Guess N tokens in each step, from what the text had before, and check them. Default: 0; 4 by a model."""
+    draft_model: Annotated[Path | None, option("DIR|RUN")] = None
+    """A smaller model with the same vocabulary that makes these guesses. Default: none."""
     max_queue: Annotated[int, option("N")] = 1024
     """The requests that wait at most; others get 429. Default: 1024."""
     timeout: Annotated[float, option("SECONDS")] = 600.0
@@ -101,16 +103,19 @@ def run(args: Args) -> int:
         weight_dtype="int8" if args.weight_dtype else None,
         chunk_tokens=args.chunk,
         prefix_cache=not args.no_prefix_cache,
-        num_drafts=args.drafts,
+        num_drafts=(4 if args.draft_model else 0) if args.drafts is None else args.drafts,
         max_queue=args.max_queue,
     )
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     name = args.name or args.model.resolve().name
     host, port, grace, cors = args.host, args.port, args.grace, args.cors
+    guesser = None
+    if args.draft_model is not None:
+        guesser = find_model(args.draft_model, on=str(found.system), mesh=str(found.mesh), dtype=args.dtype)
     limits = Limits(seconds=args.timeout)
     check_all_read(args, "here")
     model = load_with_bar(found)
-    engine = Engine(model, settings)
+    engine = Engine(model, settings, load_with_bar(guesser) if guesser else None)
     _say_layout(engine)
     service = Service(
         engine=engine,

@@ -129,7 +129,8 @@ def read_pages(
 ) -> tuple[Array, Array, Array]:
     """On one device: keys and values [b, k, t, h] of each row's pages, and how long before the queries [b, s, t].
 
-    slots: the axes that split the slots of a page. dtype: of keys and values that are kept in int8. Keys after a query have a negative distance.
+    slots: the axes that split the slots of a page. dtype: of keys and values that are kept in int8. Keys after a query
+    have a negative distance.
     """
 
     def gathered(stored: Array, scale: Array | None) -> Array:

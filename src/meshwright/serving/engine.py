@@ -21,7 +21,8 @@ from meshwright.inference import LoadedModel
 from meshwright.inference.stream import GrowingText
 from meshwright.models import GREEDY
 from meshwright.serving.constraints import ConstraintCompiler, Matcher
-from meshwright.serving.drafts import NgramDrafts
+from meshwright.serving.draft_programs import why_not_draft
+from meshwright.serving.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.layout import engine_layout
 from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
 from meshwright.serving.request import (
@@ -70,13 +71,24 @@ class Engine:
     """Answers requests from one model; see `meshwright.serving.request`.
 
     Args:
-        model: whose mesh it runs on. settings: how.
+        model: whose mesh it runs on. settings: how. draft: a model on the same mesh that guesses `num_drafts` tokens a
+            step, in place of what the text had before.
     """
 
-    def __init__(self, model: LoadedModel, settings: EngineSettings = EngineSettings()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: EngineSettings = EngineSettings(),  # noqa: B008
+        draft: LoadedModel | None = None,
+    ) -> None:
         self.model, self.settings = model, settings
+        if draft is not None and (reason := why_not_draft(draft.config, model.config)):
+            raise MeshwrightError(f"{draft.config.name} cannot guess for {model.config.name}: {reason}")
+        if draft is not None and not settings.num_drafts:
+            raise MeshwrightError(f"{draft.config.name} is to guess, and num_drafts is 0; use 1 to 16")
+        self._has_draft_model = draft is not None
         self.layout, self.context = engine_layout(model, settings)
-        self.runner = Runner(model, self.layout, self.context, settings)
+        self.runner = Runner(model, self.layout, self.context, settings, draft)
         if settings.weight_dtype is not None:
             # The runner has its own; those that were loaded are not kept for it.
             self.model = replace(model, params={})
@@ -249,7 +261,7 @@ class Engine:
                 text.matcher = asked.matchers[number]
                 self._constrain(asked, text)
             elif self.settings.num_drafts:
-                text.drafts = NgramDrafts(request.prompt)
+                text.drafts = ModelDrafts() if self._has_draft_model else NgramDrafts(request.prompt)
             if text.done is None:
                 self.scheduler.add(text)
 
