@@ -121,7 +121,11 @@ class TrainScreen:
         if self.is_quiet:
             return
         after, lines = f"after step {row['step'] + 1}", list[str]()
-        if "eval_loss" in row:
+        if "eval_pairs" in row:
+            means = f"loss {row['eval_loss']:.3f}, margin {row['eval_reward_margin']:.3g}"
+            accuracy = f"accuracy {show_percent(row['eval_reward_accuracy'])}"
+            lines.append(f"held out, {after}: {means}, {accuracy}, {row['eval_pairs']:,} pairs")
+        elif "eval_loss" in row:
             loss = f"loss {row['eval_loss']:.3f}, perplexity {row['eval_perplexity']:.4g}"
             lines.append(f"held out, {after}: {loss}, {row['eval_tokens']:,} tokens")
         for name, figures in row.get("eval_tasks", {}).items():
@@ -135,6 +139,7 @@ class TrainScreen:
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
+            *_of_pairs(row),
             show_rate(row["tokens_per_second"], "tok/s"),
             f"MFU {show_percent(row['mfu'])}",
             show_seconds(row["step_seconds"]),
@@ -197,6 +202,13 @@ class _Line(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return self._screen.bar(task)
+
+
+def _of_pairs(row: dict[str, Any]) -> list[str]:
+    """What a step on pairs adds to the words about it."""
+    if "reward_margin" not in row:
+        return []
+    return [f"margin {row['reward_margin']:.3g}", f"accuracy {show_percent(row['reward_accuracy'])}"]
 
 
 def loss_chart(losses: list[float], *, width: int) -> list[str]:
