@@ -174,6 +174,21 @@ CALLS = """
 2 | eval run --task none.jsonl                                                               | no model_type
 2 | eval run --data plan.yaml --stride x                                                     | whole number
 2 | eval good --data --on cpu:8                                                              | --data needs a value
+2 | bench-serve                                                                              | URL is missing
+2 | bench-serve 127.0.0.1:8000                                                               | write it as http://127.0.0.1:8000
+2 | bench-serve http://127.0.0.1:9                                                           | no server answers at http://127.0.0.1:9
+2 | bench-serve http://127.0.0.1:9 --rate 1 --concurrency 2                                  | leave one out
+2 | bench-serve http://127.0.0.1:9 --rate 0                                                  | above 0
+2 | bench-serve http://127.0.0.1:9 --rate 1,                                                 | is not a number
+2 | bench-serve http://127.0.0.1:9 --concurrency 0                                           | whole number from 1
+2 | bench-serve http://127.0.0.1:9 --num-requests x                                          | whole number
+2 | bench-serve http://127.0.0.1:9 --slo speed=1                                             | as ttft=0.5,tpot=0.05
+2 | bench-serve http://127.0.0.1:9 --timeout 0                                               | number of seconds above 0
+2 | bench-serve http://127.0.0.1:9 --prompts none                                            | cannot read none
+2 | bench-serve http://127.0.0.1:9 --prompts plan.yaml                                       | line 1 is not JSON
+2 | bench-serve http://127.0.0.1:9 --prompt-len 2048                                         | --max-len is 2,048
+2 | bench-serve http://127.0.0.1:9 --plan plan.yaml                                          | is not a serving plan
+2 | bench-serve http://127.0.0.1:9 --plot load.gif                                           | .png, .svg, .pdf
 2 | demo extra                                                                               | no place for 'extra'
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=４ --dims I=8,J=8,K=8 --on v5e:2x2                  | no sign of the notation
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4.0 --dims I=8,J=8,K=8 --on v5e:2x2                | the end expected

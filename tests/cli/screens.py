@@ -59,6 +59,8 @@ SCREENS = {
     "export": ["export", "runs/tiny", "my runs/exported"],
     "eval": ["eval", "runs/tiny", "--data", "text.txt", "my runs"],
     "eval task": ["eval", "runs/tiny", "--task", "task.jsonl"],
+    "bench-serve": ["bench-serve", "http://127.0.0.1:9", "--rate", "1,16", "--slo", "ttft=0.5,tpot=0.05", "--plan",
+                    "my plans/serve.yaml", "-o", "my runs/load.json"],
     "matmul": MATMUL,
     "matmul run": ["matmul", "A[I_X, J] @ B[J, K] -> C[I, K]", "--mesh", "X=4", "--dims", "I=64,J=64,K=64", "--on",
                    "v5e:2x2", "--run"],
@@ -162,7 +164,7 @@ def _on_screen(text):
 
 def make_folder(folder):
     """Where the commands run: with a run, a text and folders whose names have a space."""
-    from meshwright.planner import plan_to_run
+    from meshwright.planner import best_serving_plan, plan_to_run, write_serving_plan
     from meshwright.training import new_run
 
     for name in ("my plans", "my runs", "runs", "runs/tiny", "home"):
@@ -173,6 +175,8 @@ def make_folder(folder):
     with chdir(folder):
         plan = plan_to_run("tiny", {"on": "cpu:8", "mesh": "2,2,2,1", "batch": 16, "seq_len": 64})
         plan.write("my plans/tiny.yaml")
+        serving = best_serving_plan("tiny", "decode", {"on": "cpu:8"}, mesh="tp=2,dp=4")
+        write_serving_plan(serving, Path("my plans/serve.yaml"))
         settings = {"data": ("text.txt",), "learning_rate": None, "seed": None}
         run = Path("runs/tiny")
         begin_run(run, new_run("tiny", plan, run, steps=20, settings=settings), 0)
@@ -199,6 +203,8 @@ def _replace_work(patch, name, folder):
     )
     patch.setattr("meshwright.inference.LoadedModel.save", _saved)
     patch.setattr("meshwright.inference.LoadedModel.losses", _losses)
+    patch.setattr("meshwright.serving.load.drive.find_model", lambda *_: "llama3-8b")
+    patch.setattr("meshwright.serving.load.drive.drive", _answered)
     patch.setattr("meshwright.cli.generate.perf_counter", itertools.count().__next__)
     patch.setattr("meshwright.cli.demo.subprocess.run", lambda *_, **__: Done())
 
@@ -221,6 +227,18 @@ def _loaded(found, **_):
 def _losses(model, texts):
     """Losses that fall along each text."""
     return [np.linspace(5.5, 1.25, len(model.encode(text)) - 1) for text in texts]
+
+
+def _answered(target, requests, load, *, seed):
+    """An answer to each request, of which a few failed and some were sent late."""
+    from meshwright.serving.load.drive import Answer
+
+    return [
+        Answer(begin=at, end=at + 3.5 + at / 10, arrivals=(at + 0.2 + at / 100, at + 1.5, at + 3.4 + at / 10),
+               prompt_tokens=120, output_tokens=150, late_seconds=at / 50,
+               error={7: "status 429", 9: "connection lost"}.get(at % 50, ""))
+        for at in range(len(requests))
+    ]  # fmt: skip
 
 
 def _saved(model, directory, **_):

@@ -49,6 +49,7 @@ WORK = {
     "serve": ["meshwright.loading.Found.load"],
     "export": ["meshwright.loading.Found.load"],
     "eval": ["meshwright.loading.Found.load"],
+    "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
     "inspect": ["meshwright.inspection.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
@@ -73,6 +74,7 @@ CALLS = {
     "serve": (None, ["serve", "runs/begun"]),
     "export": (None, ["export", "runs/begun", "exported"]),
     "eval": (None, ["eval", "runs/begun", "--data", "runs/begun/metrics.txt"]),
+    "bench-serve": (None, ["bench-serve", "http://127.0.0.1:9"]),
     "inspect": (None, ["inspect", "program:make", "--mesh", "dp=2"]),
     "matmul": (None, ["matmul", "A[I_X, J] @ B[J, K]", "--mesh", "X=4", "--dims", "I=8,J=8,K=8", "--on", "v5e:2x2"]),
     "collective": (None, ["collective", "all-gather", "--mesh", "X=4", "--axis", "X", "--on", "v5e:2x2",
@@ -115,6 +117,8 @@ VALUES = {
     "--weight-decay": "0", "--no-decay": "layers", "--b1": "0.8", "--b2": "0.99", "--eps": "1e-6", "--momentum": "0.9",
     "--config": "none.yaml", "--first-rate": "0", "--decay-steps": "8", "--clip-norm": "0", "--on-bad-step": "skip",
     "--spike-factor": "5", "--max-bad-steps": "4",
+    "--concurrency": "4", "--num-requests": "20", "--model": "small", "--max-len": "512", "--slo": "ttft=1",
+    "--plan": "none.yaml",
     "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",
     "--drafts": "3", "--max-queue": "9", "--timeout": "5", "--grace": "5", "--api-keys": "runs/begun/metrics.txt",
     "--cors": "*",
@@ -122,7 +126,7 @@ VALUES = {
 }  # fmt: skip
 
 
-OTHER_VALUES = {("show", "--dims"): "I=16", ("serve", "--rows"): "8"} | {
+OTHER_VALUES = {("show", "--dims"): "I=16", ("bench-serve", "--rate"): "2", ("serve", "--rows"): "8"} | {
     (name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fake_engine import FakeEngine
@@ -19,27 +19,51 @@ class Started:
 
     url: str
     service: Service
-    engine: FakeEngine
     server: HttpServer
     thread: threading.Thread
+    errors: list[Exception]
+    """What the server ended with."""
+
+    @property
+    def engine(self) -> FakeEngine:
+        """The engine of `started`."""
+        assert isinstance(self.service.engine, FakeEngine)
+        return self.service.engine
 
 
 @contextlib.contextmanager
-def started(engine: FakeEngine, *, grace_seconds: float = 5.0, context: int = 512, **options) -> Iterator[Started]:
-    """A server over an engine; stopped at the end."""
-    service = Service(
-        engine=engine, model="fake/model", context=context, tokenizer=engine.tokenizer, stats=engine.stats, **options
-    )
+def serving(
+    service: Service, *, grace_seconds: float = 5.0, start: Callable[[], None] = lambda: None
+) -> Iterator[Started]:
+    """A server of a service; stopped at the end."""
     ready = threading.Event()
     server = HttpServer(
-        service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, announce=lambda line: ready.set()
+        service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, start=start, announce=lambda line: ready.set()
     )
-    thread = threading.Thread(target=server.run, daemon=True)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
-        yield Started(server.url, service, engine, server, thread)
+        yield Started(server.url, service, server, thread, errors)
     finally:
         server.stop()
         thread.join(15)
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def started(engine: FakeEngine, *, grace_seconds: float = 5.0, context: int = 512, **options) -> Iterator[Started]:
+    """A server over a fake engine; stopped at the end."""
+    service = Service(
+        engine=engine, model="fake/model", context=context, tokenizer=engine.tokenizer, stats=engine.stats, **options
+    )
+    with serving(service, grace_seconds=grace_seconds) as found:
+        yield found

@@ -85,6 +85,8 @@ def test_mistakes_are_the_clients_exceptions(server, client):
     assert error.value.body["param"] == "temprature"
     with pytest.raises(openai.NotFoundError, match="there is no model 'other' here; it is 'fake/model'"):
         client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 0, with which there is no text"):
+        client.completions.create(model="fake/model", prompt="a", n=2, max_tokens=0)
     server.engine.queue = 0
     try:
         with pytest.raises(openai.RateLimitError) as error:

@@ -8,7 +8,7 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import ANSWER, FakeEngine, token_logprob
 from started import started
 
-from meshwright.serving.http.easylm import windows
+from meshwright.serving.http.scoring import windows
 from meshwright.text import byte_tokenizer
 
 CONTEXT = 32

@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from started import started
 
 from meshwright.serving.http.app import ENDPOINTS
-from meshwright.serving.http.fields import MOST_LOGIT_BIASES
+from meshwright.serving.http.generation import MOST_LOGIT_BIASES
 from meshwright.serving.http.limits import Limits
 from meshwright.serving.request import MOST_LOGPROBS
 from meshwright.text import byte_tokenizer
@@ -50,7 +50,6 @@ def test_the_document_names_every_path_field_and_limit():
         "prompts": f"{limits.prompts:,}",
         "prompts_at_once": f"of which {limits.prompts_at_once} are in the engine at once", "texts": limits.texts,
         "stop_texts": limits.stop_texts, "stop_characters": f"of {limits.stop_characters} characters",
-        "schema_characters": f"{limits.schema_characters:,} characters",
     }  # fmt: skip
     for name, value in said.items():
         assert f"{value} (`{name}`)" in DOCUMENT, name

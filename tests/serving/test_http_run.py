@@ -87,11 +87,13 @@ def test_a_fault_of_the_engine_is_an_error_for_its_client(stream):
         with pytest.raises(openai.APIError, match="the engine failed: the table is broken") as error:
             list(client.completions.create(model="fake/model", **LONG, stream=stream))
         assert isinstance(error.value, openai.InternalServerError) != stream
-        # The engine takes no more.
+        # The engine takes no more, and its server ends.
         engine.is_closed = True
         with pytest.raises(openai.InternalServerError) as error:
             client.completions.create(model="fake/model", **LONG)
         assert error.value.status_code == 503
+        server.thread.join(10)
+        assert [str(each) for each in server.errors] == ["the engine is closed"]
 
 
 def test_api_keys_are_asked_for():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from data_files import write_lines
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_run import CONFIG
 
@@ -121,6 +122,17 @@ def test_several_processes_answer_as_one_does(tmp_path, capsys):
     figures = read_metrics(tmp_path / "run")[-1]["eval_tasks"]["words"]
     assert evaluated(tmp_path / "run", task, capsys) == figures
     assert done.stdout.count("words, after step 4: acc ") == 1
+
+
+@pytest.mark.matrix
+def test_a_run_on_preferences_answers_tasks_too(tmp_path, capsys):
+    """It has no held-out loss, and is evaluated by tasks alone."""
+    pairs = [{"prompt": f"{n}?", "chosen": f" {n}.", "rejected": f" {n + 1}."} for n in range(40)]
+    workload = replace(CONFIG.workload, objective="dpo")
+    data = DataConfig(sources=(str(write_lines(tmp_path / "pairs.jsonl", pairs)),))
+    run_steps(config_of(tmp_path, workload=workload, data=data), tmp_path / "run")
+    figures = read_metrics(tmp_path / "run")[-1]["eval_tasks"]["words"]
+    assert evaluated(tmp_path / "run", tmp_path / "words.jsonl", capsys) == figures
 
 
 def test_the_runs_parameters_are_not_copied(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": "answer requests over HTTP from a model, many at once, as OpenAI's API has them",
     "export": "write a run as a Hugging Face directory that transformers loads, or such a directory in another dtype",
     "eval": "score a model: loss and perplexity of texts, or the accuracy of its answers to multiple choice",
+    "bench-serve": "put load on a server that speaks OpenAI's API: latencies, throughput, goodput, beside a plan",
     "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
     "collective": "what one collective takes on a fabric, and what it does to real numbers",
     "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",
@@ -174,7 +175,7 @@ def _main(words: list[str]) -> int:
 
 def command_module(name: str) -> ModuleType:
     """The module of a command, one of `COMMANDS`: it has `EXAMPLES`, `Args` and `run`."""
-    return importlib.import_module(f"meshwright.cli.{name.replace(' ', '.')}")
+    return importlib.import_module(f"meshwright.cli.{name.replace(' ', '.').replace('-', '_')}")
 
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:

@@ -17,7 +17,7 @@ from meshwright.viz.colours import INK, RULE, WRONG, named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure, SubFigure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 """The file formats of a chart."""
@@ -96,6 +96,11 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
     axes.set_xlabel("parts of the step, %" if scale else "step, s")
     _draw_memory(memory, bars, limits.usable_bytes)
     _draw_roofline(roof, bars, limits.flops_per_second)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all; the file's suffix sets the format."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     write_file(path, drawn.getvalue())
@@ -143,7 +148,7 @@ def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
     below.set_xlabel(scale)
     for axes in (above, below):
         axes.minorticks_off()
-        _plain(axes)
+        plain(axes)
 
 
 def _draw_bars(
@@ -162,7 +167,7 @@ def _draw_bars(
     axes.set_yticks(rows, [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(starts, default=1.0))
-    _plain(axes)
+    plain(axes)
     if len(names) > 1:
         figure.legend(loc="outside upper left", ncols=4, frameon=False)
     return axes
@@ -208,7 +213,7 @@ def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
     axes.yaxis.set_major_formatter(lambda rate, _: show_rate(rate, "flop/s"))
     axes.minorticks_off()
     axes.set_xlabel("flops a byte sent on the network")
-    _plain(axes)
+    plain(axes)
     if points:
         _draw_points(axes, [(bar.label.split()[0], point) for bar, point in points])
 
@@ -257,6 +262,6 @@ def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: flo
     axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
     """No lines around the axes but those with numbers."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from meshwright.serving.http.call import Calls
 from meshwright.serving.http.chat import CHAT
 from meshwright.serving.http.completions import COMPLETIONS
-from meshwright.serving.http.easylm import GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, ROLLING, TURN
+from meshwright.serving.http.easylm import GENERATE, GREEDY_UNTIL, TURN
 from meshwright.serving.http.embeddings import EMBEDDINGS
 from meshwright.serving.http.endpoint import Endpoint, Handler, Host
 from meshwright.serving.http.errors import CLOSE, ApiError, respond_to_error
@@ -24,6 +24,7 @@ from meshwright.serving.http.gate import Gate
 from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.openapi import document
 from meshwright.serving.http.page import chat_page
+from meshwright.serving.http.scoring import LOGLIKELIHOOD, ROLLING
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.texts import TokenTexts
 
@@ -52,7 +53,7 @@ class ModelList(BaseModel):
 def make_app(service: Service) -> tuple[ASGIApp, Calls]:
     """The app of a service, and the calls that it has open."""
     metrics = Metrics(service.stats)
-    calls = Calls(service.engine, metrics)
+    calls = Calls(service.engine, metrics, on_closed=service.fail)
     host = Host(service=service, calls=calls, token_texts=TokenTexts(service.tokenizer))
     routes: list[BaseRoute] = [
         *(Route(endpoint.path, Handler(endpoint, host), methods=["POST"]) for endpoint in ENDPOINTS),

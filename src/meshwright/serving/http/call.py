@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError, from_engine
 from meshwright.serving.http.limits import Limits
 from meshwright.serving.http.metrics import Metrics
-from meshwright.serving.request import Deliver, Output, OverloadedError, Request, Serves
+from meshwright.serving.request import ClosedError, Deliver, Output, OverloadedError, Request, Serves
 
 
 class Piece(NamedTuple):
@@ -26,11 +26,16 @@ class Piece(NamedTuple):
 
 
 class Calls:
-    """All calls of a server. The engine's thread wakes the event loop once for the outputs of a whole step."""
+    """All calls of a server. The engine's thread wakes the event loop once for the outputs of a whole step.
 
-    def __init__(self, engine: Serves, metrics: Metrics) -> None:
+    Args:
+        on_closed: called with what an engine says that takes no more requests.
+    """
+
+    def __init__(self, engine: Serves, metrics: Metrics, on_closed: Callable[[ClosedError], None]) -> None:
         self.engine = engine
         self.metrics = metrics
+        self.on_closed = on_closed
         self.open: set[Call] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: deque[Call] = deque()
@@ -154,6 +159,8 @@ class Call:
                 await asyncio.sleep(error.retry_seconds)
                 continue
             except MeshwrightError as error:
+                if isinstance(error, ClosedError):
+                    self._calls.on_closed(error)
                 raise from_engine(error) from None
             self._num_sent += 1
             for text in range(self._requests[number].num_texts):

@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from meshwright.serving.http.call import Call, Piece
 from meshwright.serving.http.endpoint import Endpoint, Events, Host
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.fields import Generation, Texts, Tokens, checked_logprobs, engine_request
+from meshwright.serving.http.fields import Texts, Tokens
+from meshwright.serving.http.generation import Generation, checked_logprobs, engine_request
 from meshwright.serving.http.service import Service
 from meshwright.serving.http.texts import CompletionLogprobs, CompletionTokens
 from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason

@@ -12,7 +12,8 @@ from meshwright.serving.http.call import Call
 from meshwright.serving.http.completions import Prompts, prompt_tokens
 from meshwright.serving.http.endpoint import Endpoint, Host
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.fields import Ignored, checked_max_tokens
+from meshwright.serving.http.fields import Ignored
+from meshwright.serving.http.generation import checked_max_tokens
 from meshwright.serving.http.usage import UsageCount
 from meshwright.serving.request import Request
 

@@ -29,7 +29,7 @@ class Limits:
         prompts: in one request. prompts_at_once: of one request in the engine.
         texts: of one prompt (`n`). max_tokens: of each text; None for what the model's context leaves.
         stop_texts: that end a text. stop_characters: of each.
-        schema_characters: of a schema, regular expression or grammar.
+
     """
 
     body_bytes: int = 4 << 20
@@ -44,7 +44,6 @@ class Limits:
     max_tokens: int | None = None
     stop_texts: int = 16
     stop_characters: int = 256
-    schema_characters: int = 64 << 10
 
     def __post_init__(self) -> None:
         check_fields(self)

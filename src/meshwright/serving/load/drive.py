@@ -1,0 +1,186 @@
+"""Requests to a server as clients send them, and when each part of an answer came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import httpx
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.load.requests import LoadRequest
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server. model: what it is asked for. timeout_seconds: the longest wait for the next part of an answer."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+    timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests come: `rate` a second at random (a Poisson process), or always `concurrency` at once."""
+
+    rate: float | None = None
+    concurrency: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} a second" if self.rate is not None else f"{self.concurrency} at once"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request took.
+
+    Args:
+        begin: when it was sent, in seconds from the first one. late_seconds: how much later than its rate has it.
+        end: when its last part came. arrivals: when each part with text did.
+        prompt_tokens, output_tokens: as the server counts them; where it does not, of the output its parts.
+        error: the kind of failure; empty for a whole answer.
+    """
+
+    begin: float
+    end: float
+    arrivals: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+    late_seconds: float = 0.0
+
+
+def find_model(url: str, api_key: str | None, timeout_seconds: float) -> str:
+    """The first model that a server has.
+
+    Raises:
+        MeshwrightError: nobody answers, or no server of this kind.
+    """
+    try:
+        response = httpx.get(f"{url}/v1/models", headers=_headers(api_key), timeout=timeout_seconds)
+        response.raise_for_status()
+        return response.json()["data"][0]["id"]
+    except httpx.HTTPStatusError as error:
+        hint = "; set OPENAI_API_KEY to a key of it" if error.response.status_code == 401 else ""
+        raise MeshwrightError(f"{url}/v1/models answers with status {error.response.status_code}{hint}") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise MeshwrightError(f"no server answers at {url}: {error or type(error).__name__}") from None
+    except (ValueError, LookupError, TypeError):
+        raise MeshwrightError(f"{url}/v1/models has no list of models; --model NAME says which to ask for") from None
+
+
+def drive(
+    target: Target,
+    requests: Sequence[LoadRequest],
+    load: Load,
+    *,
+    seed: int,
+) -> list[Answer]:
+    """Send all requests, at times from a seed, and wait for their answers; answers are in the order of their ends."""
+    return asyncio.run(_drive(target, requests, load, seed))
+
+
+async def _drive(target: Target, requests: Sequence[LoadRequest], load: Load, seed: int) -> list[Answer]:
+    answers: list[Answer] = []
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        timeout=httpx.Timeout(target.timeout_seconds), limits=limits, headers=_headers(target.api_key)
+    ) as client:
+        start = time.perf_counter()
+
+        async def answer(request: LoadRequest, due: float | None = None) -> None:
+            answers.append(await _answer(client, target, request, start, due))
+
+        if load.rate is not None:
+            async with asyncio.TaskGroup() as group:
+                for request, due in zip(requests, _arrivals(load.rate, seed), strict=False):
+                    await asyncio.sleep(due - (time.perf_counter() - start))
+                    group.create_task(answer(request, due))
+        else:
+            waiting = iter(requests)
+
+            async def one_after_the_other() -> None:
+                for request in waiting:
+                    await answer(request)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(load.concurrency or 1):
+                    group.create_task(one_after_the_other())
+    return answers
+
+
+def _arrivals(rate: float, seed: int) -> Iterator[float]:
+    """When requests come: the gaps of a Poisson process are exponential."""
+    rng, at = Random(seed), 0.0
+    while True:
+        yield at
+        at += rng.expovariate(rate)
+
+
+async def _answer(
+    client: httpx.AsyncClient, target: Target, request: LoadRequest, start: float, due: float | None
+) -> Answer:
+    """Send a request and read its stream; a failure is an answer too."""
+    body: dict[str, Any] = {
+        "model": target.model,
+        "prompt": request.prompt,
+        "max_tokens": request.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.is_drawn:
+        body["ignore_eos"] = True  # Not OpenAI's; vLLM, SGLang and meshwright have it.
+    begin = time.perf_counter() - start
+    arrivals: list[float] = []
+    usage = Counter[str]()
+    error = "cut off"
+    try:
+        async with client.stream("POST", f"{target.url}/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                error = f"status {response.status_code}"
+                raise httpx.HTTPStatusError("", request=response.request, response=response)
+            async for line in response.aiter_lines():
+                if not line.startswith("data:"):
+                    continue
+                if (text := line[5:].strip()) == "[DONE]":
+                    error = ""
+                    break
+                data = json.loads(text)
+                if "error" in data:
+                    error = "error in the stream"
+                    break
+                usage.update({name: count for name, count in (data.get("usage") or {}).items() if type(count) is int})
+                if any(choice.get("text") for choice in data.get("choices", ())):
+                    arrivals.append(time.perf_counter() - start)
+    except httpx.HTTPStatusError:
+        pass
+    except httpx.TimeoutException:
+        error = "timeout"
+    except httpx.ConnectError:
+        error = "no connection"
+    except httpx.TransportError:
+        error = "connection lost"
+    except (ValueError, AttributeError, TypeError):
+        error = "no stream of completions"
+    return Answer(
+        begin=begin,
+        end=time.perf_counter() - start,
+        arrivals=tuple(arrivals),
+        prompt_tokens=usage["prompt_tokens"],
+        output_tokens=usage["completion_tokens"] or len(arrivals),
+        error=error,
+        late_seconds=0.0 if due is None else begin - due,
+    )
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
