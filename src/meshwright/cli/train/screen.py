@@ -122,9 +122,8 @@ class TrainScreen:
             return
         after, lines = f"after step {row['step'] + 1}", list[str]()
         if "eval_pairs" in row:
-            means = f"loss {row['eval_loss']:.3f}, margin {row['eval_reward_margin']:.3g}"
-            accuracy = f"accuracy {show_percent(row['eval_reward_accuracy'])}"
-            lines.append(f"held out, {after}: {means}, {accuracy}, {row['eval_pairs']:,} pairs")
+            words = (f"loss {row['eval_loss']:.3f}", *_of_pairs(row, "eval_"), f"{row['eval_pairs']:,} pairs")
+            lines.append(f"held out, {after}: {', '.join(words)}")
         elif "eval_loss" in row:
             loss = f"loss {row['eval_loss']:.3f}, perplexity {row['eval_perplexity']:.4g}"
             lines.append(f"held out, {after}: {loss}, {row['eval_tokens']:,} tokens")
@@ -204,11 +203,13 @@ class _Line(ProgressColumn):
         return self._screen.bar(task)
 
 
-def _of_pairs(row: dict[str, Any]) -> list[str]:
-    """What a step on pairs adds to the words about it."""
-    if "reward_margin" not in row:
+def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
+    """What pairs add to the words about a step; prefix: of the names of an evaluation."""
+    if f"{prefix}reward_margin" not in row:
         return []
-    return [f"margin {row['reward_margin']:.3g}", f"accuracy {show_percent(row['reward_accuracy'])}"]
+    margin, accuracy = row[f"{prefix}reward_margin"], row[f"{prefix}reward_accuracy"]
+    # A margin that rounds to zero has no sign.
+    return [f"margin {round(margin, 3) + 0.0:.3f}", f"accuracy {show_percent(accuracy)}"]
 
 
 def loss_chart(losses: list[float], *, width: int) -> list[str]:
