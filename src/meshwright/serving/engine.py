@@ -41,6 +41,10 @@ from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
 from meshwright.text import TokenStream
 
+PAUSE_SECONDS, MOST_SECONDS = 0.002, 0.008
+"""An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
+come together are read together."""
+
 AHEAD = 1
 """Rounds of steps that are dispatched before the oldest is read."""
 
@@ -201,8 +205,12 @@ class Engine:
     def _take_news(self) -> bool:
         """Take in new requests, and end those that are aborted or late; False once the engine closes."""
         with self._news:
-            while not (self._inbox or self._rounds or self._asked or self._is_closing):
-                self._news.wait()
+            if not (self._rounds or self._asked):
+                self._news.wait_for(lambda: self._inbox or self._is_closing)
+                latest, seen = monotonic() + MOST_SECONDS, 0
+                while seen < len(self._inbox) and monotonic() < latest:
+                    seen = len(self._inbox)
+                    self._news.wait_for(lambda: len(self._inbox) > seen or self._is_closing, PAUSE_SECONDS)  # noqa: B023
             if self._is_closing:
                 return False
             news, self._inbox = self._inbox, deque()

@@ -63,6 +63,7 @@ class EngineLayout:
         widths: the entries of page tables that programs are compiled for, ascending; the last has room for `context`.
         decoded: the rows of each shard that decoding is compiled for, ascending; the last has all.
         chunks: the shapes that prompts are read in: rows of each shard, and tokens of each.
+        chunk_overhead: the tokens of a shard that take as long as reading the weights once.
         switch: the length from which all frequencies of a text are others (LongRoPE); None where there is none.
         stretched_from: the length of prompts from which frequencies depend on it (dynamic scaling); None likewise.
     """
@@ -76,6 +77,7 @@ class EngineLayout:
     widths: tuple[int, ...]
     decoded: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]
+    chunk_overhead: float = 0.0
     num_drafts: int = 0
     prefix_cache: bool = True
     switch: int | None = None
