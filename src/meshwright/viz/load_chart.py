@@ -52,13 +52,14 @@ def write_load_chart(
         seconds, rates = zip(*predicted, strict=True)
         each.plot(rates, seconds, "D-", color=RULE, label="predicted, a step")
     _draw(each, points, "tpot", "time a token")
-    # A frontier's batches span powers of ten.
-    each.loglog()
-    for axis in (each.xaxis, each.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    each.minorticks_off()
-    each.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
-    each.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
+    if predicted or any("tpot" in point.latencies for point in points):
+        # A frontier's batches span powers of ten.
+        each.loglog()
+        for axis in (each.xaxis, each.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        each.minorticks_off()
+        each.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+        each.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
     save_figure(figure, path)
 
 
