@@ -40,7 +40,8 @@ def engine():
 
 def test_many_requests_get_what_each_gets_alone(engine):
     requests = greedy_requests(prompts_of(40, vocab=256, longest=40), most_tokens=24)
-    got = answers(engine, requests, spread_seconds=0.2)
+    # All are there before the first is answered, so that pages run out.
+    got = answers(engine, requests)
     wanted = [alone(engine.model, request) for request in requests]
     assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
     assert ["".join(output.text for output in outputs) for outputs in got] == [each.text for each in wanted]
