@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from meshwright.cli.arguments import option
+from meshwright.cli.engine_start import start_with_bar
 from meshwright.cli.loading import ModelArgs, load_with_bar, note
-from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -130,7 +128,7 @@ def run(args: Args) -> int:
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         note(f"anybody who reaches {host} can ask; --api-keys FILE lets in those with a key")
     try:
-        serve_http(service, host=host, port=port, grace_seconds=grace, start=lambda: _start(engine))
+        serve_http(service, host=host, port=port, grace_seconds=grace, start=lambda: start_with_bar(engine))
     finally:
         engine.close()
     stats = engine.stats()
@@ -161,15 +159,3 @@ def _say_layout(engine: Engine) -> None:
         f" a cache of {room} tokens in pages of {layout.page_size}",
         file=sys.stderr,
     )
-
-
-def _start(engine: Engine) -> None:
-    """Compile, with a bar on a terminal."""
-    if not sys.stderr.isatty():
-        with waiting("compiling"):
-            engine.start()
-        return
-    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        engine.start(lambda done, total: bar.update(task, completed=done, total=total))
