@@ -67,9 +67,19 @@ class Engine:
 
     Args:
         model: whose mesh it runs on. settings: how.
+        on_work: called with each step before it is dispatched, as others have to dispatch it too.
+        on_failure: called, in the engine's thread, while the exception is handled that ends it.
     """
 
-    def __init__(self, model: LoadedModel, settings: EngineSettings = EngineSettings()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: EngineSettings = EngineSettings(),  # noqa: B008
+        *,
+        on_work: Callable[[Work], None] = lambda work: None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_work, self._on_failure = on_work, on_failure
         self.model, self.settings = model, settings
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings.kv_dtype)
@@ -192,6 +202,7 @@ class Engine:
                 self._round()
                 self._deliver()
         except BaseException as error:
+            self._on_failure()
             with self._news:
                 self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
             self._end_all("failed", self._failure)
@@ -271,7 +282,7 @@ class Engine:
 
     def _round(self) -> None:
         """Dispatch the next steps, and read the oldest that are on their way."""
-        steps = [(step, self.runner.run(self._work(step))) for step in self.scheduler.steps()]
+        steps = [(step, self._dispatch(self._work(step))) for step in self.scheduler.steps()]
         for _, result in steps:
             for array in (result.made, result.logprobs if self._wants_logprobs(steps) else None, result.hidden):
                 for leaf in () if array is None else (array if isinstance(array, tuple) else (array,)):
@@ -282,6 +293,10 @@ class Engine:
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
             for step, result in self._rounds.popleft():
                 self._read(step, result)
+
+    def _dispatch(self, work: Work) -> Result:
+        self._on_work(work)
+        return self.runner.run(work)
 
     @staticmethod
     def _wants_logprobs(steps: Sequence[tuple[Step, Result]]) -> bool:
