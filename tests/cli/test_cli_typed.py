@@ -120,7 +120,8 @@ VALUES = {
     "--concurrency": "4", "--num-requests": "20", "--model": "small", "--max-len": "512", "--slo": "ttft=1",
     "--plan": "none.yaml",
     "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",
-    "--drafts": "3", "--max-queue": "9", "--timeout": "5", "--grace": "5", "--api-keys": "runs/begun/metrics.txt",
+    "--drafts": "3", "--draft-model": "runs/begun", "--max-queue": "9", "--timeout": "5", "--grace": "5",
+    "--api-keys": "runs/begun/metrics.txt",
     "--cors": "*",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, Row
+from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row
 
 from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
@@ -163,7 +163,7 @@ alone = cache(run)
 
 PARAMS = [
     pytest.param(row, marks=[] if row.core else [pytest.mark.matrix])
-    for row in (*ROWS, *REPEATED, *FAMILIES, *FINE_TUNING)
+    for row in (*ROWS, *WITHOUT_DROPOUT, *REPEATED, *FAMILIES, *FINE_TUNING)
 ]
 
 
@@ -179,7 +179,7 @@ def test_the_core_rows_have_everything_that_any_row_has():
             found |= {("microbatches", row.strategy.num_microbatches > 1, row.mesh.pp > 1)}
         return found
 
-    assert parts([row for row in ROWS if row.core]) == parts(ROWS)
+    assert parts([row for row in (*ROWS, *WITHOUT_DROPOUT) if row.core]) == parts(ROWS)
 
 
 @pytest.fixture(scope="module", params=PARAMS, ids=str)

@@ -40,7 +40,8 @@ def engine():
 
 def test_many_requests_get_what_each_gets_alone(engine):
     requests = greedy_requests(prompts_of(40, vocab=256, longest=40), most_tokens=24)
-    got = answers(engine, requests, spread_seconds=0.2)
+    # All are there before the first is answered, so that pages run out.
+    got = answers(engine, requests)
     wanted = [alone(engine.model, request) for request in requests]
     assert [tokens_of(outputs) for outputs in got] == [each.tokens for each in wanted]
     assert ["".join(output.text for output in outputs) for outputs in got] == [each.text for each in wanted]
@@ -192,28 +193,53 @@ def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split
         engine.close()
 
 
-def test_drafts_change_no_token():
+@pytest.mark.parametrize(
+    "guesser",
+    ["before", pytest.param("itself", marks=pytest.mark.matrix), pytest.param("other", marks=pytest.mark.matrix)],
+)
+def test_drafts_change_no_token(guesser):
     model = drawn_model(config=SMALL)
-    engine = Engine(model, replace(TIGHT, num_drafts=3))
+    drafts = {"before": None, "itself": model, "other": drawn_model(config=SMALL, seed=1)}
+    engine = Engine(model, replace(TIGHT, num_drafts=3), drafts[guesser])
     engine.start()
     try:
         # What repeats itself is guessed right.
         prompts = [[*prompt, *prompt, *prompt][:40] for prompt in prompts_of(10, vocab=256, longest=20, seed=3)]
         requests = greedy_requests(prompts, most_tokens=24)
         requests += [
-            replace(request, sampling=Sampling(temperature=0.8, frequency_penalty=0.2, seed=number), num_texts=2)
+            replace(request, sampling=Sampling(temperature=0.8, top_k=20, seed=number), num_texts=2)
             for number, request in enumerate(requests[:4])
         ]
         got = answers(engine, requests, spread_seconds=0.1)
         for request, outputs in zip(requests, got, strict=True):
             for number in range(request.num_texts):
                 assert tokens_of(outputs, number) == alone(model, request, number).tokens
-        made = sum(len(output.tokens) for outputs in got for output in outputs)
-        assert max(len(output.tokens) for outputs in got for output in outputs) > 1
-        assert made == engine.stats().generated_tokens
+        made = [len(output.tokens) for outputs in got for output in outputs]
+        assert sum(made) == engine.stats().generated_tokens
+        if guesser == "itself":
+            # Every guess is right, sampled ones too: texts end, or have four tokens a step behind the prompt's first.
+            behind = [
+                len(each.tokens) for outputs in got for each in outputs[request_texts(outputs) :] if not each.done
+            ]
+            assert set(behind) == {4}
+        elif guesser == "before":
+            assert max(made) > 1
         assert is_empty(engine)
     finally:
         engine.close()
+
+
+def request_texts(outputs):
+    """How many texts the outputs are of."""
+    return len({output.text_number for output in outputs})
+
+
+def test_a_model_of_other_tokens_cannot_guess(engine):
+    other = replace(engine.model, config=replace(SMALL, vocab=128, name="narrow"))
+    with pytest.raises(MeshwrightError, match="vocabulary of 128"):
+        Engine(engine.model, replace(TIGHT, num_drafts=3), other)
+    with pytest.raises(MeshwrightError, match="num_drafts is 0"):
+        Engine(engine.model, TIGHT, engine.model)
 
 
 def test_constrained_texts_match(engine):

@@ -25,6 +25,7 @@ from meshwright.serving.load.requests import (
     draw_requests,
     read_requests,
 )
+from meshwright.viz.load_chart import LoadPoint, write_load_chart
 
 SEEN = []
 """The bodies of all requests, and how many were being answered when each came."""
@@ -191,6 +192,7 @@ def test_failures_are_counted_by_kind(url):
     figures = load_figures(load, answers, {})
     assert figures.errors == {kind: 1 + (kind == "cut off") for kind in FAILURES.values()}
     assert (figures.num_answered, figures.output_tokens) == (1, 3)
+    assert figures.reasons == {"status 429": "full", "error in the stream": "broken"}
     assert "ignore_eos" not in SEEN[0][0]
 
 
@@ -243,14 +245,31 @@ def test_the_command_writes_figures_and_a_chart_beside_the_plan(url, tmp_path, m
     assert len(data["predicted"]) >= 2
     prompts = [json.dumps(body["prompt"]) for body, *_ in SEEN]
     assert len(set(prompts)) == 16
-    picture = (tmp_path / "load.svg").read_text()
-    assert "time a token" in picture or "</svg>" in picture
+    assert (tmp_path / "load.svg").read_text().endswith("</svg>\n")
     assert main([*words.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "small"
+
+
+def test_a_chart_has_every_load_and_step(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("meshwright.viz.load_chart.save_figure", lambda figure, path: drawn.append(figure))
+    latencies = {"ttft": {"p50": 0.1, "p90": 0.2, "p99": 0.3}, "tpot": {"p50": 0.01, "p90": 0.02, "p99": 0.03}}
+    points = [LoadPoint("1 at once", 10.0, latencies), LoadPoint("8 at once", 50.0, latencies), LoadPoint("9", 0.0, {})]
+    write_load_chart(points, [(0.005, 40.0), (0.01, 90.0)], tmp_path / "load.svg", title="loads")
+    first, each = drawn[0].axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in each.lines}
+    assert lines["p99"] == [[10.0, 0.03], [50.0, 0.03]]
+    assert lines["predicted, a step"] == [[40.0, 0.005], [90.0, 0.01]]
+    assert {line.get_label() for line in first.lines} == {"p50", "p90", "p99"}
+    assert [text.get_text() for text in each.texts] == ["1 at once", "8 at once"]
 
 
 def test_the_command_fails_where_nothing_was_answered(url, tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "refuse"}')
-    assert main(["bench-serve", url, "--num-requests", "3", "--prompts", str(path)]) == 1
-    assert "3 status 429" in capsys.readouterr().out
+    plot = tmp_path / "load.svg"
+    assert main(["bench-serve", url, "--num-requests", "3", "--prompts", str(path), "--plot", str(plot)]) == 1
+    assert plot.exists()
+    screen = capsys.readouterr().out
+    assert "3 status 429" in screen
+    assert "note: status 429: full" in screen

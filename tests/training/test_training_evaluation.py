@@ -16,7 +16,7 @@ from meshwright.training import Optimizer, RunConfig, abstract_state, initial_st
 from meshwright.training.compiler import compiler_options
 from meshwright.training.data import DataConfig
 from meshwright.training.evaluating import Evaluating
-from meshwright.training.gradients import loss_and_gradients, mean_cross_entropy
+from meshwright.training.gradients import evaluated_means, loss_and_gradients
 from meshwright.training.watch import Evaluator
 
 WORKLOAD = Workload(
@@ -39,7 +39,7 @@ def loss_on(shape, strategy=DEFAULT, workload=WORKLOAD):
     mesh, layout, batch = placed(shape, strategy)
     with jax.set_mesh(mesh):
         state = initial_state(workload, layout, Optimizer(), mesh, strategy, seed=0)
-        found = jax.jit(lambda p, b: mean_cross_entropy(p, b, workload, layout, strategy))
+        found = jax.jit(lambda p, b: evaluated_means(p, b, workload, layout, strategy)[0])
         return float(found(state["params"], batch))
 
 
@@ -71,7 +71,7 @@ def test_dropout_is_left_out_and_so_is_what_experts_add(alone):
         params = initial_state(workload, layout, Optimizer(), mesh, seed=0)["params"]
         value, parts = loss_and_gradients(params, batch, workload, layout, DEFAULT)[0]
         added = moe.experts.balance_weight * float(parts.load.balance_loss)
-        plain = mean_cross_entropy(params, batch, workload, layout, DEFAULT)
+        plain = evaluated_means(params, batch, workload, layout, DEFAULT)[0]
         assert added > 0
         assert float(plain) == pytest.approx(float(value) - added, rel=1e-5)
 
@@ -84,7 +84,7 @@ def test_an_evaluation_needs_less_memory_than_a_step():
         state = abstract_state(WORKLOAD, layout, Optimizer(), mesh)
         step = train_step(WORKLOAD, layout, Optimizer()).lower(state, batch).compile().memory_analysis()
         found = jax.jit(
-            lambda p, b: mean_cross_entropy(p, b, WORKLOAD, layout, DEFAULT), compiler_options=compiler_options()
+            lambda p, b: evaluated_means(p, b, WORKLOAD, layout, DEFAULT)[0], compiler_options=compiler_options()
         )
         evaluation = found.lower(state["params"], batch).compile().memory_analysis()
     assert evaluation.temp_size_in_bytes < step.temp_size_in_bytes
@@ -115,7 +115,7 @@ def test_batches_count_by_their_tokens():
     )  # fmt: skip
     with jax.set_mesh(mesh):
         params = initial_state(WORKLOAD, layout, Optimizer(), mesh, seed=0)["params"]
-        each = [float(mean_cross_entropy(params, Two(batch)[n], WORKLOAD, layout, DEFAULT)) for n in (0, 1)]
+        each = [float(evaluated_means(params, Two(batch)[n], WORKLOAD, layout, DEFAULT)[0]) for n in (0, 1)]
         found = Evaluator(config, layout, Two(batch))(params)
         one = Evaluator(replace(config, evaluating=Evaluating(every=1, batches=1)), layout, Two(batch))(params)
     assert each[0] != pytest.approx(each[1], rel=1e-4)

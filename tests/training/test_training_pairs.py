@@ -72,6 +72,14 @@ def test_what_is_no_pair_or_too_little_is_one_line(records, message, tmp_path):
         load_pairs(written(tmp_path / "p.jsonl", *records), None, WORKLOAD)
 
 
+def test_bad_records_are_left_out_and_counted_where_asked(tmp_path):
+    sources = written(tmp_path / "p.jsonl", pair("a"), {"prompt": "b", "chosen": "c"}, pair("", "", ""), pair("d"))
+    found = load_pairs(sources, None, WORKLOAD, "skip")
+    assert len(found) == 2
+    assert {name: found.counts[name] for name in ("missing_field", "empty")} == {"missing_field": 1, "empty": 1}
+    assert "1 records without a field" in found.describe()
+
+
 def test_pairs_have_no_text_that_is_taken_where_none_is_given():
     with pytest.raises(MeshwrightError, match="needs --data"):
         load_pairs((), None, WORKLOAD)

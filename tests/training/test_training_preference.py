@@ -23,6 +23,8 @@ from meshwright.step import DEFAULT, Experts, Strategy, Workload, parameters, re
 from meshwright.training import Optimizer, RunConfig, initial_state, read_metrics, train, train_step
 from meshwright.training.data.config import DataConfig
 from meshwright.training.data.pair_batches import Place
+from meshwright.training.data.pairs import open_pairs
+from meshwright.training.evaluating import Evaluating
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.preference import MEANS, Preference, pair_means
 from meshwright.training.reference import reference_step
@@ -218,6 +220,35 @@ def test_margins_grow_on_pairs_from_a_policy_that_begins_as_its_reference(pairs,
     assert rows[-1]["reward_margin"] > 0.1
     assert rows[-1]["reward_accuracy"] == 1.0
     assert (rows[0]["pairs"], rows[0]["prompt_cut"]) == (24, 0)
+
+
+@pytest.mark.slow
+def test_held_out_pairs_are_evaluated_as_a_step_measures_them(pairs, tmp_path):
+    """By a live reference and by one that was run before; and what is evaluated changes no step."""
+    every = replace(CONFIG, evaluating=Evaluating(every=3, data=(str(pairs),)))
+    train(with_data(pairs, every), tmp_path / "live")
+    before = replace(every, workload=replace(every.workload, reference="precomputed"), strategy=DEFAULT)
+    train(with_data(pairs, before), tmp_path / "before")
+    rows = read_metrics(tmp_path / "live")
+    plain = with_data(pairs, replace(CONFIG, evaluating=Evaluating()))
+    train(plain, tmp_path / "plain")
+    assert same(rows, read_metrics(tmp_path / "plain"))
+    found = [row for row in rows if "eval_loss" in row]
+    assert [(row["step"], row["eval_pairs"]) for row in found] == [(2, 24), (5, 24)]
+    assert found[-1]["eval_reward_accuracy"] == 1.0
+    assert found[-1]["eval_loss"] < found[0]["eval_loss"] < np.log(2)
+    for row, other in zip(found, (row for row in read_metrics(tmp_path / "before") if "eval_loss" in row), strict=True):
+        for name in MEANS:
+            assert row[f"eval_{name}"] == pytest.approx(other[f"eval_{name}"], rel=1e-4, abs=1e-5)
+
+
+def test_pairs_that_are_held_out_are_in_no_step(pairs):
+    config = DataConfig(sources=(str(pairs),), held_out=0.4)
+    found = open_pairs(config, (), None, replace(CONFIG.workload, batch=4))
+    assert sorted([*found.training, *found.held_out]) == list(range(24))
+    assert 4 <= len(found.held_out) < len(found.training)
+    with pytest.raises(MeshwrightError, match="are held out, and a batch has 8; give more pairs, another --held-out"):
+        open_pairs(replace(config, held_out=0.1), (), None, replace(CONFIG.workload, batch=8))
 
 
 @pytest.mark.matrix

@@ -205,6 +205,8 @@ def _print_loads(found: Sequence[LoadFigures]) -> None:
     if lines:
         print()
         show(console(), table(columns, lines, left=(0, 1), folds=1))
+    for kind, reason in {kind: reason for figures in found for kind, reason in figures.reasons.items()}.items():
+        print(folded(f"note: {kind}: {reason}"))
     if (late := max(figures.late_seconds for figures in found)) > MOST_LATE:
         print(
             folded(f"note: requests were sent up to {show_seconds(late)} late: the client is the limit, not the server")

@@ -57,12 +57,16 @@ class Args(ModelArgs):
     """What fsdp and sp split of the cache, beside the heads that tp splits. Default: batch, its texts."""
     kv_dtype: Annotated[str | None, option("int8")] = None
     """Keep keys and values in int8, with a scale of each token and head. Default: the dtype of products."""
+    weight_dtype: Annotated[str | None, option("int8")] = None
+    """Keep the weights of layers in int8, with a scale of each column. Default: the dtype of products."""
     chunk: Annotated[int, option("N")] = 256
     """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
     no_prefix_cache: Annotated[bool, option()] = False
     """Do not keep the pages of prompts for others that begin alike."""
-    drafts: Annotated[int, option("N")] = 0
-    """Guess N tokens in each step from what the text had before, and check them. Default: 0."""
+    drafts: Annotated[int | None, option("N")] = None
+    """Guess N tokens in each step, from what the text had before, and check them. Default: 0; 4 by a model."""
+    draft_model: Annotated[Path | None, option("DIR|RUN")] = None
+    """A smaller model with the same vocabulary that makes these guesses. Default: none."""
     max_queue: Annotated[int, option("N")] = 1024
     """The requests that wait at most; others get 429. Default: 1024."""
     timeout: Annotated[float, option("SECONDS")] = 600.0
@@ -80,8 +84,9 @@ def run(args: Args) -> int:
     """Serve until a signal."""
     if not 0 <= args.port < 1 << 16:
         raise MeshwrightError(f"--port is {args.port}; it is 0 to 65535, where 0 picks a free one")
-    if args.kv_dtype not in (None, "int8"):
-        raise MeshwrightError(f"--kv-dtype is {args.kv_dtype!r}; it is int8, or left out")
+    for name in ("kv_dtype", "weight_dtype"):
+        if getattr(args, name) not in (None, "int8"):
+            raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it is int8, or left out")
     for name in ("timeout", "grace"):
         if not 0 < getattr(args, name) < float("inf"):
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it is a number of seconds above 0")
@@ -101,26 +106,33 @@ def run(args: Args) -> int:
         cache_tokens=args.cache_tokens,
         cache_split=args.cache,
         kv_dtype="int8" if args.kv_dtype else None,
+        weight_dtype="int8" if args.weight_dtype else None,
         chunk_tokens=args.chunk,
         prefix_cache=not args.no_prefix_cache,
-        num_drafts=args.drafts,
+        num_drafts=(4 if args.draft_model else 0) if args.drafts is None else args.drafts,
         max_queue=args.max_queue,
     )
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     address = _Address(args.host, args.port, args.grace, args.name or args.model.resolve().name, keys, args.cors)
+    guesser = None
+    if args.draft_model is not None:
+        guesser = find_model(args.draft_model, on=str(found.system), mesh=str(found.mesh), dtype=args.dtype)
     limits = Limits(seconds=args.timeout)
     processes = args.process.processes
     check_all_read(args, "here")
     facts = {"model": asdict(found.model), "mesh": str(found.mesh), "dtype": found.dtype, "engine": asdict(settings)}
+    facts["draft model"] = asdict(guesser.model) if guesser else None
     with waiting(f"starting {found.system}"):
         several = claim_devices(found.system, processes, facts)
     is_first = is_first_process()
     with telling_others(several, ClosedError):
-        model = read_with_bar(found, note if is_first else lambda line: None)
+        on_note = note if is_first else lambda line: None
+        model = read_with_bar(found, on_note)
+        draft = read_with_bar(guesser, on_note) if guesser else None
         if is_first:
-            _serve(model, settings, limits, address, several)
+            _serve(model, draft, settings, limits, address, several)
         else:
-            _follow(model, settings)
+            _follow(model, draft, settings)
     return 0
 
 
@@ -136,7 +148,12 @@ class _Address(NamedTuple):
 
 
 def _serve(
-    model: LoadedModel, settings: EngineSettings, limits: Limits, address: _Address, several: Member | None
+    model: LoadedModel,
+    draft: LoadedModel | None,
+    settings: EngineSettings,
+    limits: Limits,
+    address: _Address,
+    several: Member | None,
 ) -> None:
     """Serve until a signal; with several processes as their first."""
     import jax
@@ -147,13 +164,11 @@ def _serve(
     from meshwright.serving.http.service import Service
 
     leader = Leader(several.host if several else None) if jax.process_count() > 1 else None
-    engine = Engine(
-        model,
-        settings,
-        on_work=leader.send if leader else lambda work: None,
-        # Where another process is lost, who hosts the meeting says so, and ends this one too.
-        on_failure=several.crash if several else lambda: None,
-    )
+    engine = Engine(model, settings, draft)
+    if leader:
+        engine.runner.before_run = leader.send
+    if several:  # Where another process is lost, who hosts the meeting says so, and ends this one too.
+        engine.on_failure = several.crash
     _say_layout(engine)
     service = Service(
         engine=engine,
@@ -183,14 +198,14 @@ def _serve(
     print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps", file=sys.stderr)
 
 
-def _follow(model: LoadedModel, settings: EngineSettings) -> None:
+def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings) -> None:
     """Run the steps that the first process sends, until it ends."""
     from meshwright.serving.followers import connect, follow, signals_passed_on
     from meshwright.serving.layout import engine_layout
     from meshwright.serving.runner import Runner
 
     with connect() as connection, signals_passed_on(connection):
-        runner = Runner(model, *engine_layout(model, settings), settings.kv_dtype)
+        runner = Runner(model, *engine_layout(model, settings), settings, draft)
         runner.compile()
         follow(connection, runner.run)
 

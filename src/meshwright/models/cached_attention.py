@@ -52,7 +52,7 @@ def write_and_attend(
             jax.tree.map(lambda array: jax.typeof(array).sharding.spec, cache.pages),
             *(P(), P(rows, None), P(rows)),
         )
-        read = partial(_read_pages, slots=parts, window=window)
+        read = partial(_read_pages, slots=parts, window=window, dtype=query.dtype)
     else:
         cache = with_tokens(cache, new, layer, positions)
         arrays = tuple(lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
@@ -103,9 +103,10 @@ def _read_pages(
     *,
     slots: tuple[str, ...],
     window: int | None,
+    dtype: Any,
 ) -> tuple[Array, Array, Array]:
     """As `_read_slots`, of pages."""
-    key, value, distance = read_pages(pages, layer, table, first, positions, slots)
+    key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
     visible = distance >= 0
     return key, value, visible if window is None else visible & (distance < window)
 

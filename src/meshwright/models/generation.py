@@ -23,6 +23,7 @@ from meshwright.mesh import MeshShape
 from meshwright.models.cache import Cache, Caches, abstract_caches, empty_caches, split_axes, with_prompts
 from meshwright.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
 from meshwright.models.ends import embed, logits, table_in_use
+from meshwright.models.int8_weights import layer_weights
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, Written, choose, samplers_of, with_chosen, written_before
 from meshwright.models.stationary import attention_layout, head_rows
@@ -314,10 +315,7 @@ def _through_layers(
             x, caches = carry
             for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
                 index = number * len(members) + place
-                weights = jax.tree.map(
-                    lambda whole, index=index: jax.lax.dynamic_index_in_dim(whole, index, 0, keepdims=False),
-                    params[stack.name],
-                )
+                weights = layer_weights(params[stack.name], index, x.dtype)
                 cache_layer = first[own] + number * caches_of.count(own) + caches_of[:place].count(own)
                 x, cache = layer(member, x, weights, caches[own], cache_layer)
                 caches = (*caches[:own], cache, *caches[own + 1 :])

@@ -125,17 +125,19 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
 
 
 def read_pages(
-    pages: Pages, layer: Array, table: Array, first: Array, positions: Array, slots: tuple[str, ...]
+    pages: Pages, layer: Array, table: Array, first: Array, positions: Array, slots: tuple[str, ...], dtype: Any
 ) -> tuple[Array, Array, Array]:
     """On one device: keys and values [b, k, t, h] of each row's pages, and how long before the queries [b, s, t].
 
-    slots: the axes that split the slots of a page. Keys after a query have a negative distance.
+    slots: the axes that split the slots of a page. dtype: of keys and values that are kept in int8. Keys after a query
+    have a negative distance.
     """
 
     def gathered(stored: Array, scale: Array | None) -> Array:
         found = stored.at[layer, table].get(mode="clip")  # [b, entries, k, slots, h]
         if scale is not None:
-            found = found * scale.at[layer, table].get(mode="clip")[..., None]
+            own = scale.at[layer, table].get(mode="clip")[..., None]
+            found = (found.astype(jnp.float32) * own).astype(dtype)
         return jnp.moveaxis(found, 2, 1).reshape(table.shape[0], stored.shape[2], -1, stored.shape[4])
 
     num_slots = pages.key.shape[3]

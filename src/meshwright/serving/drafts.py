@@ -45,3 +45,14 @@ class NgramDrafts:
             if begin is not None:
                 return [self._tokens[begin + at % (length - begin)] for at in range(most)]
         return []
+
+
+class ModelDrafts:
+    """The place of drafts that a model makes on the devices."""
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens to the text, which the model has read."""
+
+    def draft(self, most: int) -> list[int]:
+        """As many tokens as there may be drafts, in whose places the devices put them."""
+        return [0] * most

@@ -21,7 +21,8 @@ from meshwright.inference import LoadedModel
 from meshwright.inference.stream import GrowingText
 from meshwright.models import GREEDY
 from meshwright.serving.constraints import ConstraintCompiler, Matcher
-from meshwright.serving.drafts import NgramDrafts
+from meshwright.serving.draft_programs import why_not_draft
+from meshwright.serving.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.layout import engine_layout
 from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
 from meshwright.serving.request import (
@@ -40,6 +41,10 @@ from meshwright.serving.settings import EngineSettings
 from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
 from meshwright.text import TokenStream
+
+PAUSE_SECONDS, MOST_SECONDS = 0.002, 0.008
+"""An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
+come together are read together."""
 
 AHEAD = 1
 """Rounds of steps that are dispatched before the oldest is read."""
@@ -66,24 +71,31 @@ class Engine:
     """Answers requests from one model; see `meshwright.serving.request`.
 
     Args:
-        model: whose mesh it runs on. settings: how.
-        on_work: called with each step before it is dispatched, as others have to dispatch it too.
-        on_failure: called, in the engine's thread, while the exception is handled that ends it.
+        model: whose mesh it runs on. settings: how. draft: a model on the same mesh that guesses `num_drafts` tokens a
+            step, in place of what the text had before.
+
+    on_failure: called, in the engine's thread, while the exception is handled that ends it.
     """
 
     def __init__(
         self,
         model: LoadedModel,
         settings: EngineSettings = EngineSettings(),  # noqa: B008
-        *,
-        on_work: Callable[[Work], None] = lambda work: None,
-        on_failure: Callable[[], None] = lambda: None,
+        draft: LoadedModel | None = None,
     ) -> None:
-        self._on_work, self._on_failure = on_work, on_failure
         self.model, self.settings = model, settings
+        if draft is not None and (reason := why_not_draft(draft.config, model.config)):
+            raise MeshwrightError(f"{draft.config.name} cannot guess for {model.config.name}: {reason}")
+        if draft is not None and not settings.num_drafts:
+            raise MeshwrightError(f"{draft.config.name} is to guess, and num_drafts is 0; use 1 to 16")
+        self._has_draft_model = draft is not None
         self.layout, self.context = engine_layout(model, settings)
-        self.runner = Runner(model, self.layout, self.context, settings.kv_dtype)
+        self.runner = Runner(model, self.layout, self.context, settings, draft)
+        if settings.weight_dtype is not None:
+            # The runner has its own; those that were loaded are not kept for it.
+            self.model = replace(model, params={})
         self.scheduler = Scheduler(self.layout, on_admitted=self._admitted)
+        self.on_failure: Callable[[], None] = lambda: None
         self._changes = list[RowChange]()
         self._special_rows = set[int]()
         """Rows whose tokens are not chosen as the likeliest ones are."""
@@ -202,7 +214,7 @@ class Engine:
                 self._round()
                 self._deliver()
         except BaseException as error:
-            self._on_failure()
+            self.on_failure()
             with self._news:
                 self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
             self._end_all("failed", self._failure)
@@ -212,8 +224,12 @@ class Engine:
     def _take_news(self) -> bool:
         """Take in new requests, and end those that are aborted or late; False once the engine closes."""
         with self._news:
-            while not (self._inbox or self._rounds or self._asked or self._is_closing):
-                self._news.wait()
+            if not (self._rounds or self._asked):
+                self._news.wait_for(lambda: self._inbox or self._is_closing)
+                latest, seen = monotonic() + MOST_SECONDS, 0
+                while seen < len(self._inbox) and monotonic() < latest:
+                    seen = len(self._inbox)
+                    self._news.wait_for(lambda: len(self._inbox) > seen or self._is_closing, PAUSE_SECONDS)  # noqa: B023
             if self._is_closing:
                 return False
             news, self._inbox = self._inbox, deque()
@@ -249,7 +265,7 @@ class Engine:
                 text.matcher = asked.matchers[number]
                 self._constrain(asked, text)
             elif self.settings.num_drafts:
-                text.drafts = NgramDrafts(request.prompt)
+                text.drafts = ModelDrafts() if self._has_draft_model else NgramDrafts(request.prompt)
             if text.done is None:
                 self.scheduler.add(text)
 
@@ -282,7 +298,7 @@ class Engine:
 
     def _round(self) -> None:
         """Dispatch the next steps, and read the oldest that are on their way."""
-        steps = [(step, self._dispatch(self._work(step))) for step in self.scheduler.steps()]
+        steps = [(step, self.runner.run(self._work(step))) for step in self.scheduler.steps()]
         for _, result in steps:
             for array in (result.made, result.logprobs if self._wants_logprobs(steps) else None, result.hidden):
                 for leaf in () if array is None else (array if isinstance(array, tuple) else (array,)):
@@ -293,10 +309,6 @@ class Engine:
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
             for step, result in self._rounds.popleft():
                 self._read(step, result)
-
-    def _dispatch(self, work: Work) -> Result:
-        self._on_work(work)
-        return self.runner.run(work)
 
     @staticmethod
     def _wants_logprobs(steps: Sequence[tuple[Step, Result]]) -> bool:

@@ -36,6 +36,9 @@ HALVINGS = 3
 LEAST_WIDTH = 128
 """Tokens: narrower page tables save less time than a program takes to compile."""
 
+LEAST_CHUNK = 16
+"""Tokens: shorter chunks of prompts take hardly less time."""
+
 SHARE_OF_FREE = 0.85
 """Of the memory that is free beside the parameters, the share that the pages get; the rest is for activations."""
 
@@ -61,7 +64,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     if context.cache_split == "sequence" and page % parts:
         raise MeshwrightError(f"page_size is {page}, which mesh {mesh} splits in {parts}; use a multiple of {parts}")
     longest, unit = _context(model, settings), settings.page_size
-    chunks = _chunks(settings.chunk_tokens, longest)
+    chunks = _chunks(settings.chunk_tokens, longest, shards)
     one = math.ceil(longest / unit)
     """The pages of the longest text."""
     ahead = max(length for _, length in chunks)
@@ -97,6 +100,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         widths=tuple(widths),
         decoded=tuple(sorted({max(1, math.ceil(rows / 2**n)) for n in range(HALVINGS + 1)})),
         chunks=chunks,
+        chunk_overhead=_ridge(model) * mesh.degree(context.rules["batch"]) / shards,
         num_drafts=settings.num_drafts,
         prefix_cache=settings.prefix_cache,
         switch=switching_length(config),
@@ -129,11 +133,21 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
     return settings.context
 
 
-def _chunks(tokens: int, context: int) -> tuple[tuple[int, int], ...]:
-    """The shapes that prompts are read in: rows by tokens, few long ones to many short ones."""
-    longest = min(tokens, 1 << (context - 1).bit_length())
-    lengths = sorted({max(1, longest >> shift) for shift in (0, 3)}, reverse=True)
-    return tuple((max(1, tokens // length), length) for length in lengths)
+def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
+    """The shapes that prompts are read in: rows of each shard by tokens, from one long prompt to many short ones.
+
+    Of each length there is one for as many rows as `tokens` allow, and one for a row alone.
+    """
+    each = max(1, tokens // shards)
+    longest = min(each, 1 << (context - 1).bit_length())
+    lengths = [longest >> shift for shift in (0, 2, 4) if longest >> shift >= min(longest, LEAST_CHUNK)]
+    return tuple(dict.fromkeys((rows, length) for length in lengths for rows in (max(1, each // length), 1)))
+
+
+def _ridge(model: LoadedModel) -> float:
+    """The tokens whose products take as long as the weights are read: 2 flops a parameter and token."""
+    itemsize = np.dtype(DTYPES[model.dtype]).itemsize
+    return model.system.peak(model.dtype) * itemsize / (2 * model.system.hbm_bytes_per_second)
 
 
 def _affordable_pages(

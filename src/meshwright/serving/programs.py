@@ -95,13 +95,16 @@ class Logprobs(NamedTuple):
 def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """The step where every row takes the likeliest token.
 
-    (params, pages, last, numbers) -> pages, last, made. last: the newest token of every row of the engine [rows]. made:
-    the tokens that were chosen [shape.rows, num_chosen], -1 for none. pages are donated.
+    (params, pages, last, numbers, drafts) -> pages, last, made. last: the newest token of every row of the engine
+    [rows]. drafts: guesses that are on the devices [shape.rows, num_chosen - 1], or None. made: the tokens that were
+    chosen [shape.rows, num_chosen], -1 for none. pages are donated.
     """
     layout = decode_layout(model, mesh, split)
 
-    def step(params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array) -> tuple[Any, Array, Array]:
-        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype)
+    def step(
+        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, drafts: Array | None
+    ) -> tuple[Any, Array, Array]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
         seed = jnp.zeros(shape.rows, jnp.uint32)
         scores = logits(params, x, table, model, layout)
         chosen = [
@@ -118,9 +121,9 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
 def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """The step where each row has its own way to choose.
 
-    (params, pages, last, numbers, state, mask) -> pages, last, made, written, `Logprobs` of the tokens made. mask: bits
-    of the tokens that each row of the step may take [shape.rows, num_chosen, words]. pages and what is written are
-    donated.
+    (params, pages, last, numbers, drafts, what is kept of rows, mask) -> pages, last, made, written, `Logprobs` of the
+    tokens made. mask: bits of the tokens that each row of the step may take [shape.rows, num_chosen, words]. pages and
+    what is written are donated.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -129,20 +132,21 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
         pages: tuple[Pages, ...],
         last: Array,
         numbers: Array,
+        drafts: Array | None,
         written: Written,
         samplers: Array,
         seed: Array,
         bias: Array,
         mask: Array,
     ) -> tuple[Any, Array, Array, Written, Logprobs]:
-        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype)
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
         whole = jax.reshard(logits(params, x, table, model, layout), P())
         state = RowState(samplers, seed, written, bias)
         chosen, written = _choose_each(whole, read, state, mask)
         made, last = _taken(read, chosen, last)
         return pages, last, made, written, _logprobs(whole, chosen)
 
-    return jax.jit(step, donate_argnums=(1, 4))
+    return jax.jit(step, donate_argnums=(1, 5))
 
 
 @lru_cache(maxsize=64)
@@ -228,6 +232,7 @@ def _through(
     shape: Shape,
     dtype: Any,
     *,
+    drafts: Array | None = None,
     is_whole: bool = False,
 ) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
     """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
@@ -235,6 +240,8 @@ def _through(
     row, start, count = (numbers[:, at] for at in (Columns.row, Columns.start, Columns.count))
     tokens = numbers[:, columns.tokens]
     tokens = jnp.where(tokens == FROM_LAST, last.at[row].get(mode="clip")[:, None], tokens)
+    if drafts is not None:
+        tokens = jnp.concatenate([tokens[:, :1], drafts], axis=1)
     places = jnp.arange(shape.length)[None]
     is_token = places < count[:, None]
     # What is no token reads as the last one does, so that its softmax has something to sum.
@@ -265,17 +272,7 @@ def _through(
 def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:
     """The tokens after each place [rows, n], and what texts have with those that are taken."""
     vocab = scores.shape[-1]
-    *limits, seeds = (*(state.samplers.at[read.row, at].get(mode="clip") for at in range(7)), state.seed)
-    samplers = Samplers(
-        temperature=limits[0],
-        top_k=limits[1].astype(jnp.int32),
-        top_p=limits[2],
-        min_p=limits[3],
-        repetition_penalty=limits[4],
-        presence_penalty=limits[5],
-        frequency_penalty=limits[6],
-        seed=seeds.at[read.row].get(mode="clip"),
-    )
+    samplers = samplers_at(state.samplers, state.seed, read.row)
     bias, written = (
         jax.tree.map(lambda array: array.at[read.row].get(mode="clip"), own) for own in (state.bias, state.written)
     )
@@ -297,6 +294,21 @@ def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tu
         if place + 1 < scores.shape[1]:
             is_taken &= (read.tokens[:, place + 1] == chosen) & read.is_token[:, place + 1]
     return jnp.stack(kept, axis=1), Written(seen, made)
+
+
+def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
+    """The samplers of some rows, from those of all; see `RowState`."""
+    own = [limits.at[row, at].get(mode="clip") for at in range(limits.shape[1])]
+    return Samplers(
+        temperature=own[0],
+        top_k=own[1].astype(jnp.int32),
+        top_p=own[2],
+        min_p=own[3],
+        repetition_penalty=own[4],
+        presence_penalty=own[5],
+        frequency_penalty=own[6],
+        seed=seed.at[row].get(mode="clip"),
+    )
 
 
 def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +16,12 @@ from jax import Array
 
 from meshwright.inference import LoadedModel
 from meshwright.models import GREEDY, Sampling
-from meshwright.models.generation import placed_params
+from meshwright.models.generation import decode_layout, placed_params
+from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.models.sampling import Written
 from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.serving.draft_programs import guess_program, read_program
 from meshwright.serving.programs import (
     WORD,
     Logprobs,
@@ -32,7 +34,9 @@ from meshwright.serving.programs import (
     scoring_program,
 )
 from meshwright.serving.scheduler import PageCopy, Step
-from meshwright.serving.settings import EngineLayout, KvDtype
+from meshwright.serving.settings import EngineLayout, EngineSettings
+from meshwright.step import ModelConfig
+from meshwright.step.serve import layers_by_window
 
 COPIES = 8
 """Pages of a shard that one program copies."""
@@ -79,24 +83,55 @@ class Result(NamedTuple):
     hidden: Array | None
 
 
+@dataclass
+class _Draft:
+    """A model that guesses, and its pages. group: of the served model's page tables, the one that it uses."""
+
+    config: ModelConfig
+    params: Any
+    pages: tuple[Pages, ...]
+    group: int
+    dtype: Any
+
+
 class Runner:
-    """The device side of an engine. Calls are to be in the same order on all processes."""
+    """The device side of an engine. Calls are to be in the same order on all processes.
+
+    before_run: called with each step before it is dispatched, as other processes have to dispatch it too.
+    """
 
     def __init__(
-        self, model: LoadedModel, layout: EngineLayout, context: ShardingContext, kv_dtype: KvDtype | None
+        self,
+        model: LoadedModel,
+        layout: EngineLayout,
+        context: ShardingContext,
+        settings: EngineSettings,
+        draft: LoadedModel | None = None,
     ) -> None:
         self._config, self._mesh, self._dtype = model.config, model.mesh, DTYPES[model.dtype]
         self._layout, self._context = layout, context
         assert context.cache_split is not None
         self._split = context.cache_split
         self._rows = layout.shards * layout.rows
-        stored = jnp.int8 if kv_dtype == "int8" else self._dtype
+        stored = jnp.int8 if settings.kv_dtype == "int8" else self._dtype
         with jax.set_mesh(self._mesh):
             self._params = placed_params(model.params, model.config, context)
-            pages = abstract_pages(model.config, context, layout.pages, layout.page_size, stored)
-            self._pages: tuple[Pages, ...] = jax.tree.map(
-                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), pages
-            )
+            if settings.weight_dtype == "int8":
+                self._params = in_int8(self._params, model.config)
+            self._pages = _empty_pages(model.config, context, layout.pages, layout.page_size, stored)
+            self._draft = None
+            if draft is not None:
+                # Under the numbers of the pages that have all tokens of a text.
+                group = layout.windows.index(None)
+                of = decode_layout(draft.config, context.mesh, self._split)
+                counts = (layout.pages[group],) * len(layers_by_window(draft.config))
+                self._draft = _Draft(
+                    draft.config,
+                    placed_params(draft.params, draft.config, of),
+                    _empty_pages(draft.config, of, counts, layout.page_size, DTYPES[draft.dtype]),
+                    group,
+                    DTYPES[draft.dtype],
+                )
             self._last = jnp.zeros(self._rows, jnp.int32)
             vocab = model.config.vocab
             self._state = RowState(
@@ -105,6 +140,7 @@ class Runner:
                 Written(jnp.zeros((self._rows, vocab), bool), jnp.zeros((self._rows, vocab), jnp.int32)),
                 jnp.zeros((self._rows, vocab), jnp.float32),
             )
+        self.before_run: Callable[[Work], None] = lambda work: None
         self._free_masks = dict[tuple[int, int], Any]()
         self._compiled = dict[tuple[str, Shape], Any]()
 
@@ -140,9 +176,10 @@ class Runner:
         What was not compiled here cannot run: no request ever waits for the compiler.
         """
         with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-            compiling = {
-                pool.submit(self._lowered(kind, shape).compile): (kind, shape) for kind, shape in self.programs
+            lowered = {
+                (name, shape): step for kind, shape in self.programs for name, step in self._lowered(kind, shape)
             }
+            compiling = {pool.submit(step.compile): key for key, step in lowered.items()}
             for number, done in enumerate(as_completed(compiling), start=1):
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
@@ -151,31 +188,58 @@ class Runner:
         self._copy([PageCopy(0, window, 0, -1) for window in range(len(self._layout.windows))])
         jax.block_until_ready((self._pages, self._state))
 
-    def _lowered(self, kind: str, shape: Shape) -> jax.stages.Lowered:
-        """A step, traced for the arrays that there are."""
+    def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
+        """A step and, where there is a draft model, what this does beside it: traced for the arrays that there are."""
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
         numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
-        targets = np.zeros((shape.rows, shape.length), np.int32)
-        return made.lower(*self._arguments(Work(kind, shape, numbers, targets=targets)))
+        work, drafts = Work(kind, shape, numbers, targets=np.zeros((shape.rows, shape.length), np.int32)), None
+        if self._draft is not None:
+            beside = self._beside(work)
+            own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
+            yield (
+                beside,
+                (read_program if beside == "read" else guess_program)(*own).lower(*self._draft_arguments(work)),
+            )
+            if beside != "read":
+                drafts = jnp.zeros((shape.rows, shape.length - 1), jnp.int32)
+        yield kind, made.lower(*self._arguments(work, drafts))
 
-    def _arguments(self, work: Work) -> tuple[Any, ...]:
+    @staticmethod
+    def _beside(work: Work) -> str:
+        """What the draft model does beside a step: read the same, or guess what the step checks."""
+        return "read" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"guess, {work.kind}"
+
+    def _draft_arguments(self, work: Work) -> tuple[Any, ...]:
+        assert self._draft is not None
+        if self._beside(work) == "read":
+            return (self._draft.params, self._draft.pages, work.numbers)
+        own = (self._state.samplers, self._state.seed) if work.kind == "sampling" else (None, None)
+        return (self._draft.params, self._draft.pages, self._last, work.numbers, *own)
+
+    def _arguments(self, work: Work, drafts: Array | None) -> tuple[Any, ...]:
         state = (self._params, self._pages, self._last, work.numbers)
-        if work.kind == "greedy":
-            return state
         if work.kind == "scoring":
             return (*state, work.targets)
+        if work.kind == "greedy":
+            return (*state, drafts)
         own, mask = self._state, work.mask if work.mask is not None else self._free_mask(work.shape)
-        return (*state, own.written, own.samplers, own.seed, own.bias, mask)
+        return (*state, drafts, own.written, own.samplers, own.seed, own.bias, mask)
 
     def run(self, work: Work) -> Result:
         """Dispatch a step; its results are still to come."""
+        self.before_run(work)
         with jax.set_mesh(self._mesh):
             for change in work.changes:
                 self._change(change)
             if work.copies:
                 self._copy(work.copies)
-            made = self._compiled[work.kind, work.shape](*self._arguments(work))
+            drafts = None
+            if self._draft is not None:
+                beside = self._beside(work)
+                made = self._compiled[beside, work.shape](*self._draft_arguments(work))
+                self._draft.pages, drafts = (made, None) if beside == "read" else made
+            made = self._compiled[work.kind, work.shape](*self._arguments(work, drafts))
             if work.kind == "scoring":
                 self._pages, logprobs, hidden = made
                 return Result(None, logprobs, hidden)
@@ -222,7 +286,21 @@ class Runner:
                         targets[shard, place] = count if copy.target < 0 else copy.target
                 with jax.set_mesh(self._mesh):
                     pages[window] = copy_program(axes)(pages[window], sources, targets)
+                    if self._draft is not None and self._draft.group == window:
+                        self._draft.pages = tuple(
+                            copy_program(page_axes(self._context, self._draft.config))(each, sources, targets)
+                            for each in self._draft.pages
+                        )
         self._pages = tuple(pages)
+
+
+def _empty_pages(
+    model: ModelConfig, context: ShardingContext, counts: tuple[int, ...], page_size: int, dtype: Any
+) -> tuple[Pages, ...]:
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec),
+        abstract_pages(model, context, counts, page_size, dtype),
+    )
 
 
 def _limits(sampling: Sampling) -> np.ndarray:

@@ -184,7 +184,7 @@ class Scheduler:
         return Step(placed, False, rows, self._width(end), length, copies=self._taken_copies())
 
     def _chunk(self) -> Step | None:
-        """As many tokens of prompts as the best of the chunk shapes takes."""
+        """Tokens of prompts, in the chunk shape that does most in its time."""
         self._admit()
         by_shard: list[list[Text]] = [[] for _ in range(self.layout.shards)]
         is_scored = None
@@ -198,13 +198,15 @@ class Scheduler:
         if is_scored is None:
             return None
 
-        def taken(chunk: tuple[int, int]) -> int:
+        def taken(chunk: tuple[int, int]) -> float:
+            """The tokens of prompts that it takes, for each that it takes the time of."""
             rows, length = chunk
-            return sum(min(length, len(text.tokens) - text.computed) for texts in by_shard for text in texts[:rows])
+            count = sum(min(length, len(text.tokens) - text.computed) for texts in by_shard for text in texts[:rows])
+            return count / (self.layout.chunk_overhead + rows * length)
 
         # There is one program for scoring.
         chunks = self.layout.chunks[:1] if is_scored else self.layout.chunks
-        rows, length = max(chunks, key=lambda chunk: (taken(chunk), -chunk[1]))
+        rows, length = max(chunks, key=taken)
         slices = list[Slice]()
         for shard, texts in enumerate(by_shard):
             for place, text in enumerate(texts[:rows]):
@@ -275,14 +277,11 @@ class Scheduler:
         return text.computed >= len(text.request.prompt) or text.done is not None
 
     def _seat(self, text: Text, shards: list[int]) -> bool:
-        """Give a text a row where most of it is cached, or else most pages are free; False where pages are missing."""
+        """Give a text a row, and the pages that are cached of it; False where pages are missing."""
         layout, length = self.layout, len(text.tokens)
         text.read_length = length if layout.switch is not None else len(text.request.prompt)
         limit = 0 if text.is_scored or not layout.prefix_cache else length - 1
-        shard = shards[0]
-        if len(shards) > 1:
-            known = {number: self.prefixes[number].longest(text.tokens, limit, self._salt(text)) for number in shards}
-            shard = max(shards, key=lambda number: (known[number], self.pools[number][0].num_free))
+        shard = max(shards, key=lambda number: self._worth(text, number, limit))
         hit = self.prefixes[shard].match(text.tokens, limit=limit, salt=self._salt(text)) if limit else None
         text.pages = [list(pages) for pages in hit.pages] if hit else [[] for _ in layout.windows]
         text.freed = [0] * len(layout.windows)
@@ -311,6 +310,13 @@ class Scheduler:
             text.cached = text.computed
             self.counters.cached_tokens += text.computed
         return True
+
+    def _worth(self, text: Text, shard: int, limit: int) -> float:
+        """How good a shard is for a text: the share of it that is cached, less the share of the rows that are taken."""
+        if self.layout.shards == 1:
+            return 0.0
+        known = self.prefixes[shard].longest(text.tokens, limit, self._salt(text)) if limit else 0
+        return known / len(text.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _salt(self, text: Text) -> object:
         """What tells prompts apart whose equal tokens have other keys, as frequencies depend on a text's length."""

@@ -9,7 +9,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.step import CacheSplit
 
-KvDtype = Literal["int8"]
+Int8 = Literal["int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class EngineSettings:
         cache_tokens: the tokens that the pages of layers without a window have room for, over all devices.
         cache_split: what of the cache is split beside its heads.
         kv_dtype: of keys and values: int8 with a scale of each token and head; None for the dtype of products.
+        weight_dtype: of the products of layers: int8 with a scale of each column; None for as they were loaded.
         chunk_tokens: the most tokens of prompts that are read between two steps of decoding.
         prefix_cache: whether pages of texts that ended are kept for prompts that begin alike.
         num_drafts: tokens that are guessed in each step from what the text had before, and checked; 0 for none.
@@ -34,7 +35,8 @@ class EngineSettings:
     page_size: int = 16
     cache_tokens: int | None = None
     cache_split: CacheSplit | None = None
-    kv_dtype: KvDtype | None = None
+    kv_dtype: Int8 | None = None
+    weight_dtype: Int8 | None = None
     chunk_tokens: int = 256
     prefix_cache: bool = True
     num_drafts: int = 0
@@ -63,6 +65,7 @@ class EngineLayout:
         widths: the entries of page tables that programs are compiled for, ascending; the last has room for `context`.
         decoded: the rows of each shard that decoding is compiled for, ascending; the last has all.
         chunks: the shapes that prompts are read in: rows of each shard, and tokens of each.
+        chunk_overhead: the tokens of a shard that take as long as reading the weights once.
         switch: the length from which all frequencies of a text are others (LongRoPE); None where there is none.
         stretched_from: the length of prompts from which frequencies depend on it (dynamic scaling); None likewise.
     """
@@ -76,6 +79,7 @@ class EngineLayout:
     widths: tuple[int, ...]
     decoded: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]
+    chunk_overhead: float = 0.0
     num_drafts: int = 0
     prefix_cache: bool = True
     switch: int | None = None

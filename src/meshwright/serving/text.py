@@ -8,7 +8,7 @@ from time import monotonic
 import numpy as np
 
 from meshwright.serving.constraints import Matcher
-from meshwright.serving.drafts import NgramDrafts
+from meshwright.serving.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.request import Ending, Request
 
 
@@ -50,7 +50,7 @@ class Text:
     done: Ending | None = None
     num_preempted: int = 0
     submitted: float = field(default_factory=monotonic)
-    drafts: NgramDrafts | None = None
+    drafts: NgramDrafts | ModelDrafts | None = None
     """Guesses of the next tokens; None where none are made."""
     matcher: Matcher | None = None
     """The state of its constraint; None where it has none."""

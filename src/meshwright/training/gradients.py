@@ -77,25 +77,36 @@ def loss_and_gradients(
     return _in_parts(loss_of, params, batch, workload, layout, strategy)
 
 
-def mean_cross_entropy(
-    params: Any, batch: Batch, workload: Workload, layout: ShardingContext, strategy: Strategy
+def evaluated_means(
+    params: Any,
+    batch: Batch,
+    workload: Workload,
+    layout: ShardingContext,
+    strategy: Strategy,
+    preference: Preference = DPO,
 ) -> Array:
-    """The mean cross-entropy of a batch in nats: the forward pass, without dropout, z-loss and what experts add."""
+    """The means of a batch by the forward pass, without dropout, z-loss and what experts add.
+
+    The first is the cross-entropy in nats; of pairs they are those of `training.preference.MEANS`, by `preference`.
+    """
     dtype = DTYPES[workload.compute_dtype]
-    run = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
+    run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
+    if workload.objective == "dpo":
+        run = partial(pair_loss, preference=preference)
+    together = 2 if workload.objective == "dpo" else 1
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
 
     def part(batch: Batch) -> Array:
         _, parts = run(
             params, batch, workload.config, layout, dtype=dtype, remat=workload.remat, strategy=strategy, rng=None
         )
-        return parts.means[0]
+        return parts.means
 
     if count == 1:
         return part(batch)
     # One part after the other, as in the train step: logits of a whole batch would be larger than all of its memory.
-    batches = {name: microbatches(array, count, layout) for name, array in batch.items()}
-    return jax.lax.map(part, batches).mean()
+    batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
+    return jax.lax.map(part, batches).mean(axis=0)
 
 
 def _in_parts(

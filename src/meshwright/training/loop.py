@@ -30,7 +30,7 @@ from meshwright.text import Tokenizer
 from meshwright.training.after_step import AfterStep
 from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
 from meshwright.training.data.pair_batches import PairBatches
-from meshwright.training.data.pairs import PairData, load_pairs
+from meshwright.training.data.pairs import RunPairs, open_pairs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
 from meshwright.training.program import StepProgram
@@ -56,6 +56,7 @@ from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches
 from meshwright.training.watch import (
     Evaluator,
+    HeldOutPairs,
     Profiler,
     RunLog,
     Shortfall,
@@ -125,10 +126,10 @@ def run_steps(
             lock.release()
 
 
-def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | PairData:
+def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | RunPairs:
     """The data of a run, or its pairs."""
     if config.workload.objective == "dpo":
-        return load_pairs(config.data.sources, tokenizer, config.workload)
+        return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
     return open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
 
 
@@ -177,7 +178,7 @@ def _run(
         check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
         before = [row for row in read_metrics(directory) if row["step"] < start]
         bad_steps = BadSteps(config.optimizer.spike_factor, before)
-        if isinstance(data, PairData):
+        if isinstance(data, RunPairs):
             # Before the state, so that what a precomputed reference took is free again.
             pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
             batches, prepare = pairs.batches, pairs.prepare
@@ -193,7 +194,10 @@ def _run(
         program = StepProgram(step_of, on_note, prepare)
         evaluate = None
         if config.evaluating.every:
-            held_out = _held_out(config, batches, tokenizer, on_note)
+            if isinstance(batches, PairBatches):
+                held_out = HeldOutPairs(batches.num_held_out, lambda number: prepare(batches.held_out(number)))
+            else:
+                held_out = _held_out(config, batches, tokenizer, on_note)
             evaluate = Evaluator(config, layout, held_out, tasks)
         profiler = None
         if is_first_process():
@@ -261,17 +265,8 @@ def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mes
     return Batches(data, sharding, shape, seed=config.seed, order=order, draws=config.draws)
 
 
-def _held_out(
-    config: RunConfig, batches: Batches | PairBatches, tokenizer: Tokenizer | None, on_note: Note
-) -> HeldOut | None:
-    """What a run's loss is evaluated on: rows of other files, or those that its own data holds out.
-
-    None where it learns from pairs and is evaluated by tasks alone.
-    """
-    if not isinstance(batches, Batches):
-        if config.evaluating.tasks and config.evaluating.batches is None and not config.evaluating.data:
-            return None
-        raise MeshwrightError("eval_every is of runs that learn from text; --objective dpo has none yet, leave it out")
+def _held_out(config: RunConfig, batches: Batches, tokenizer: Tokenizer | None, on_note: Note) -> HeldOut:
+    """What a run's loss is evaluated on: rows of other files, or those that its own data holds out."""
     if not config.evaluating.data:
         return batches.held_out
     other = replace(config.data, sources=config.evaluating.data, held_out=0.0)

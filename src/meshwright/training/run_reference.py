@@ -25,7 +25,7 @@ from meshwright.runtime import DTYPES, ShardingContext, build_mesh
 from meshwright.step import reference_pass, rules_of
 from meshwright.step.reference import ReferencePass
 from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
-from meshwright.training.data.pairs import PairData
+from meshwright.training.data.pairs import PairData, RunPairs
 from meshwright.training.reference import abstract_reference, reference_step, text_batch
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.run import RunConfig
@@ -50,7 +50,7 @@ class PairRun(NamedTuple):
 def begin_pairs(
     config: RunConfig,
     directory: Path,
-    data: PairData,
+    pairs: RunPairs,
     mesh: Mesh,
     start: int,
     on_note: Note,
@@ -68,7 +68,8 @@ def begin_pairs(
         Place.of(mesh, layout, seq_len, config.strategy),
         {"seed": config.seed, "draws": config.draws},
     )
-    counts = {"pairs": len(data)} | data.counts
+    data = pairs.data
+    counts = {"pairs": len(pairs.training)} | data.counts
     if words := data.describe():
         on_note(words)
     # What is computed before the first step is computed as a live one would be, on the policy's mesh.
@@ -76,7 +77,7 @@ def begin_pairs(
     assert own is not None
     if config.workload.reference == "precomputed":
         found = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
-        batches = PairBatches(data, config.workload, policy, None, log_probabilities=found, **more)
+        batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=found, **more)
         return PairRun(batches, dict, lambda: _write(directory, found, data), counts)
     there = build_mesh(own.mesh)
     params = _restored(directory, own, there) if start else _first(config, own, there, on_bytes)
@@ -89,7 +90,7 @@ def begin_pairs(
         return text | {"reference": jax.device_put(made, rows)}
 
     place = Place.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
-    batches = PairBatches(data, config.workload, policy, place, **more)
+    batches = PairBatches(pairs, config.workload, policy, place, **more)
     return PairRun(batches, prepare, lambda: _save(directory, config, params), counts)
 
 

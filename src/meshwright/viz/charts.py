@@ -26,7 +26,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
 """Entries of a record's memory that are sums of others, or lie in memory that others already count."""
 
-_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 """The ground of a text that a line may cross."""
 
 
@@ -163,7 +163,7 @@ def _draw_bars(
         axes.barh(rows, widths, left=starts, label=name, color=named(name), edgecolor="white", linewidth=0.5)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     for row, end, total in zip(rows, starts, totals, strict=True):
-        axes.annotate(total, (end, row), (4, 0), textcoords="offset points", va="center", bbox=_ON_WHITE)
+        axes.annotate(total, (end, row), (4, 0), textcoords="offset points", va="center", bbox=ON_WHITE)
     axes.set_yticks(rows, [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(starts, default=1.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.units import show_seconds
-from meshwright.viz.charts import check_chart_file, plain, save_figure
+from meshwright.viz.charts import ON_WHITE, check_chart_file, plain, save_figure
 from meshwright.viz.colours import INK, RULE
 from meshwright.viz.curves import RUN_COLOURS
 
@@ -37,6 +37,7 @@ def write_load_chart(
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(12, 5))
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
@@ -44,10 +45,21 @@ def write_load_chart(
     figure.suptitle(title, fontsize="x-large")
     first, each = figure.subplots(1, 2)
     _draw(first, points, "ttft", "time to the first token")
+    first.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
+    first.set_xlim(left=0)
+    first.set_ylim(bottom=0)
     if predicted:
         seconds, rates = zip(*predicted, strict=True)
         each.plot(rates, seconds, "D-", color=RULE, label="predicted, a step")
     _draw(each, points, "tpot", "time a token")
+    if predicted or any("tpot" in point.latencies for point in points):
+        # A frontier's batches span powers of ten.
+        each.loglog()
+        for axis in (each.xaxis, each.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        each.minorticks_off()
+        each.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+        each.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
     save_figure(figure, path)
 
 
@@ -60,12 +72,9 @@ def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> N
         axes.plot(rates, seconds, style, color=colour, label=percentile)
     for point, rate in zip(with_it, rates, strict=True):
         place = (rate, point.latencies[measure]["p50"])
-        axes.annotate(point.label, place, (0, -14), textcoords="offset points", ha="center", color=INK)
+        axes.annotate(point.label, place, (6, -12), textcoords="offset points", color=INK, bbox=ON_WHITE)
     axes.set_title(name, fontsize="medium", loc="left")
     axes.set_xlabel("output tokens a second")
-    axes.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.margins(0.1)
+    axes.margins(0.15)
     axes.legend(frameon=False)
     plain(axes)

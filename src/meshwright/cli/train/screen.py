@@ -121,7 +121,10 @@ class TrainScreen:
         if self.is_quiet:
             return
         after, lines = f"after step {row['step'] + 1}", list[str]()
-        if "eval_loss" in row:
+        if "eval_pairs" in row:
+            words = (f"loss {row['eval_loss']:.3f}", *_of_pairs(row, "eval_"), f"{row['eval_pairs']:,} pairs")
+            lines.append(f"held out, {after}: {', '.join(words)}")
+        elif "eval_loss" in row:
             loss = f"loss {row['eval_loss']:.3f}, perplexity {row['eval_perplexity']:.4g}"
             lines.append(f"held out, {after}: {loss}, {row['eval_tokens']:,} tokens")
         for name, figures in row.get("eval_tasks", {}).items():
@@ -135,6 +138,7 @@ class TrainScreen:
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
+            *_of_pairs(row),
             show_rate(row["tokens_per_second"], "tok/s"),
             f"MFU {show_percent(row['mfu'])}",
             show_seconds(row["step_seconds"]),
@@ -197,6 +201,15 @@ class _Line(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return self._screen.bar(task)
+
+
+def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
+    """What pairs add to the words about a step; prefix: of the names of an evaluation."""
+    if f"{prefix}reward_margin" not in row:
+        return []
+    margin, accuracy = row[f"{prefix}reward_margin"], row[f"{prefix}reward_accuracy"]
+    # A margin that rounds to zero has no sign.
+    return [f"margin {round(margin, 3) + 0.0:.3f}", f"accuracy {show_percent(accuracy)}"]
 
 
 def loss_chart(losses: list[float], *, width: int) -> list[str]:

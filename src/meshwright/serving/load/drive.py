@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -15,6 +16,9 @@ import httpx
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.load.requests import LoadRequest
+
+MOST_REASON = 300
+"""The characters of a server's reason that are kept."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,9 @@ class Answer:
 
     Args:
         begin: when it was sent, in seconds from the first one. late_seconds: how much later than its rate has it.
-        end: when its last part came. arrivals: when each part with text did.
+        end: when its last part came. arrivals: when each part with tokens did.
         prompt_tokens, output_tokens: as the server counts them; where it does not, of the output its parts.
-        error: the kind of failure; empty for a whole answer.
+        error: the kind of failure; empty for a whole answer. reason: what the server says of it.
     """
 
     begin: float
@@ -55,6 +59,7 @@ class Answer:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
+    reason: str = ""
     late_seconds: float = 0.0
 
 
@@ -142,11 +147,11 @@ async def _answer(
     begin = time.perf_counter() - start
     arrivals: list[float] = []
     usage = Counter[str]()
-    error = "cut off"
+    error, reason = "cut off", ""
     try:
         async with client.stream("POST", f"{target.url}/v1/completions", json=body) as response:
             if response.status_code != 200:
-                error = f"status {response.status_code}"
+                error, reason = f"status {response.status_code}", (await response.aread()).decode(errors="replace")
                 raise httpx.HTTPStatusError("", request=response.request, response=response)
             async for line in response.aiter_lines():
                 if not line.startswith("data:"):
@@ -156,10 +161,11 @@ async def _answer(
                     break
                 data = json.loads(text)
                 if "error" in data:
-                    error = "error in the stream"
+                    error, reason = "error in the stream", text
                     break
                 usage.update({name: count for name, count in (data.get("usage") or {}).items() if type(count) is int})
-                if any(choice.get("text") for choice in data.get("choices", ())):
+                # Tokens may have no text, as special ones; a last part may have no token.
+                if any(choice.get("text") or not choice.get("finish_reason") for choice in data.get("choices", ())):
                     arrivals.append(time.perf_counter() - start)
     except httpx.HTTPStatusError:
         pass
@@ -178,8 +184,16 @@ async def _answer(
         prompt_tokens=usage["prompt_tokens"],
         output_tokens=usage["completion_tokens"] or len(arrivals),
         error=error,
+        reason=_message(reason),
         late_seconds=0.0 if due is None else begin - due,
     )
+
+
+def _message(text: str) -> str:
+    """The message in an error of OpenAI's form, else its text, in one line."""
+    with suppress(ValueError, LookupError, TypeError):
+        text = str(json.loads(text)["error"]["message"])
+    return " ".join(text.split())[:MOST_REASON]
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ class LoadFigures:
 
     Args:
         seconds: from the first request to the end of the last answer.
-        errors: how often each kind of failure came.
+        errors: how often each kind of failure came. reasons: what the server said of the first of each kind, if it did.
         latencies: for each of `MEASURES` its mean and percentiles, as {"mean": …, "p50": …}; empty without answers.
         goodput: the answers a second within every limit of `slo`, seconds by measure; None without limits.
         late_seconds: the 99th percentile of how much later than their rate requests were sent: if it is much, the
@@ -36,6 +36,7 @@ class LoadFigures:
     num_requests: int
     num_answered: int
     errors: dict[str, int]
+    reasons: dict[str, str]
     seconds: float
     prompt_tokens: int
     output_tokens: int
@@ -73,6 +74,7 @@ def load_figures(load: Load, answers: Sequence[Answer], slo: Mapping[str, float]
         num_requests=len(answers),
         num_answered=len(whole),
         errors=dict(Counter(answer.error for answer in answers if answer.error).most_common()),
+        reasons={answer.error: answer.reason for answer in reversed(answers) if answer.reason},
         seconds=seconds,
         prompt_tokens=sum(answer.prompt_tokens for answer in whole),
         output_tokens=sum(answer.output_tokens for answer in whole),

@@ -19,9 +19,9 @@ SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
 """Tokens of a prompt and of an answer at least, of a prompt and of both together at most: what is drawn beyond is drawn
 anew, as vLLM's benchmark leaves such conversations out."""
 
-PROMPT_TOKENS = range(32, 127)
-"""The tokens that prompts are drawn from: every vocabulary has them, and none of a tokenizer that ends texts with the
-numbers below them. Of a vocabulary of bytes they are ASCII's characters."""
+PROMPT_TOKENS = range(32, 96)
+"""The tokens that prompts are drawn from: any vocabulary has them, its special tokens mostly below or far above. As
+bytes they are ASCII's digits, capitals and signs."""
 
 
 class LoadRequest(NamedTuple):

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.runtime import ShardingContext, token_order
 from meshwright.step import Strategy, Workload
-from meshwright.training.data.pairs import PairData
+from meshwright.training.data.pairs import PairData, RunPairs
 
 LIVE = "of_reference"
 """What of a batch is for a reference that runs in the step: the same text as its mesh has it."""
@@ -53,7 +53,7 @@ class PairBatches:
     """The batch of any step: pairs in a shuffled order that only the seed decides, both rows of each in succession.
 
     Args:
-        data: the pairs.
+        pairs: those for training and those held out.
         policy, reference: where their rows lie; reference is None where it was run before the first step.
         log_probabilities: what it made of all rows then, [pairs, 2].
         seed: decides the order. draws: whether a part of the batch is the key of what a step draws at random.
@@ -61,7 +61,7 @@ class PairBatches:
 
     def __init__(
         self,
-        data: PairData,
+        pairs: RunPairs,
         workload: Workload,
         policy: Place,
         reference: Place | None,
@@ -70,22 +70,40 @@ class PairBatches:
         seed: int,
         draws: bool,
     ) -> None:
-        numbers = grain.MapDataset.range(len(data)).seed(seed).shuffle().repeat()
-        self._numbers = numbers.batch(workload.batch)
-        self._data, self._policy, self._reference = data, policy, reference
+        numbers = grain.MapDataset.range(len(pairs.training)).seed(seed).shuffle().repeat()
+        self._numbers, self._size = numbers.batch(workload.batch), workload.batch
+        self._training, self._held_out = pairs.training, pairs.held_out
+        self._data: PairData = pairs.data
+        self._policy, self._reference = policy, reference
         self._log_probabilities = log_probabilities
         self._seed = seed if draws else None
 
     def items(self, step: int) -> dict[str, list[int]]:
         """The numbers of a step's pairs, in the order of the batch."""
-        return {"pairs": np.asarray(self._numbers[step]).tolist()}
+        return {"pairs": self._training[np.asarray(self._numbers[step])].tolist()}
 
     def __getitem__(self, step: int) -> Mapping[str, Any]:
         """The batch of a step, as `training.step.abstract_batch` has it.
 
         Without `log_probabilities` it has what `LIVE` names in the place of `reference`.
         """
-        numbers = np.asarray(self._numbers[step])
+        batch = self._of(self._training[np.asarray(self._numbers[step])])
+        if self._seed is not None:
+            draws = np.array([self._seed % 2**32, step], np.uint32)
+            batch["draws"] = placed(draws, NamedSharding(self._policy.mesh, PartitionSpec()))
+        return batch
+
+    @property
+    def num_held_out(self) -> int:
+        """The batches of pairs that are held out; pairs that fill no batch are left out."""
+        return len(self._held_out) // self._size
+
+    def held_out(self, number: int) -> dict[str, Any]:
+        """A batch of the pairs that are held out, in their order."""
+        return self._of(self._held_out[number * self._size : (number + 1) * self._size])
+
+    def _of(self, numbers: np.ndarray) -> dict[str, Any]:
+        """The batch of some pairs."""
         tokens, weights = (
             array[numbers].reshape(-1, array.shape[-1]) for array in (self._data.tokens, self._data.weights)
         )
@@ -96,7 +114,4 @@ class PairBatches:
         if self._log_probabilities is not None:
             rows = self._log_probabilities[numbers].reshape(-1)
             batch["reference"] = placed(rows, NamedSharding(mesh, layout.spec("batch")))
-        if self._seed is not None:
-            draws = np.array([self._seed % 2**32, step], np.uint32)
-            batch["draws"] = placed(draws, NamedSharding(mesh, PartitionSpec()))
         return batch

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.data import PreferencePairs, TokenStore, describe_bad, find_encoder, find_source
+from meshwright.data import PreferencePairs, Rule, TokenStore, describe_bad, find_encoder, find_source
 from meshwright.data.bad_data import BadData, BadRecordError
 from meshwright.data.document import Document, Pair
 from meshwright.data.records import ranges, read_records
@@ -20,6 +21,8 @@ from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
 from meshwright.step import Workload
 from meshwright.text import Tokenizer
+from meshwright.training.data.config import DataConfig
+from meshwright.training.data.held_out import split
 
 KINDS = {
     "prompt_cut": "prompts cut at their beginning",
@@ -58,10 +61,52 @@ class PairData:
         return f"of {len(self):,} pairs: {', '.join(words)}" if words else ""
 
 
-def load_pairs(sources: Sequence[str], tokenizer: Tokenizer | None, workload: Workload) -> PairData:
+class RunPairs(NamedTuple):
+    """The pairs of a run: all of them, and the numbers of those for training and of those held out.
+
+    fingerprint: a checksum of the pairs of the run's own sources.
+    """
+
+    data: PairData
+    training: np.ndarray
+    held_out: np.ndarray
+    fingerprint: str
+
+
+def open_pairs(
+    config: DataConfig, evaluated: Sequence[str], tokenizer: Tokenizer | None, workload: Workload
+) -> RunPairs:
+    """The pairs of a run. evaluated: other sources, whose pairs are all held out; else the share that `config` says.
+
+    Raises:
+        MeshwrightError: as `load_pairs`, or fewer pairs for training or held out than a batch has.
+    """
+    data = load_pairs(config.sources, tokenizer, workload, config.bad_data)
+    own, training = data.fingerprint, np.arange(len(data))
+    if evaluated:
+        other = load_pairs(evaluated, tokenizer, workload, config.bad_data)
+        tokens, weights = (
+            np.concatenate(both) for both in ((data.tokens, other.tokens), (data.weights, other.weights))
+        )
+        held = np.arange(len(data), len(tokens))
+        return RunPairs(PairData(tokens, weights, data.counts), training, held, own)
+    part, rest = split(len(data), config.held_out, ", ".join(config.sources))
+    training, held = (np.concatenate([*each.blocks()]) if each else np.zeros(0, int) for each in (part, rest))
+    if len(training) < workload.batch or 0 < len(held) < workload.batch:
+        raise MeshwrightError(
+            f"of {len(data):,} pairs {len(held):,} are held out, and a batch has {workload.batch}; give more pairs,"
+            " another --held-out or a smaller --batch"
+        )
+    return RunPairs(data, training, held, own)
+
+
+def load_pairs(
+    sources: Sequence[str], tokenizer: Tokenizer | None, workload: Workload, rule: Rule = "error"
+) -> PairData:
     """The pairs of JSON lines, Parquet, Arrow or stores of tokens, as rows of a workload.
 
-    Records have `prompt`, `chosen` and `rejected`, text or messages of a chat. Without a tokenizer text is bytes.
+    Records have `prompt`, `chosen` and `rejected`, text or messages of a chat. Without a tokenizer text is bytes. rule:
+    what is done with records that are no pairs.
 
     Raises:
         MeshwrightError: no sources, a record that is no pair, a token outside the vocabulary, fewer pairs than a batch.
@@ -70,7 +115,7 @@ def load_pairs(sources: Sequence[str], tokenizer: Tokenizer | None, workload: Wo
         raise MeshwrightError(
             "objective='dpo' needs --data: JSON lines, Parquet or a store with prompt, chosen and rejected"
         )
-    bad = BadData("error")
+    bad = BadData(rule)
     rows, counts = _rows(_pairs(sources, tokenizer, workload.config.vocab, bad), workload.seq_len)
     if len(rows) < workload.batch:
         raise MeshwrightError(

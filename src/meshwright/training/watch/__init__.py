@@ -1,6 +1,6 @@
 """What people see of a run: rows, curves elsewhere, where its time went, profiles, how it stands beside its plan."""
 
-from meshwright.training.watch.evaluation import Evaluator
+from meshwright.training.watch.evaluation import Evaluator, HeldOutPairs
 from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts
 from meshwright.training.watch.log import RunLog, read_compiled
 from meshwright.training.watch.profile import Profile, Profiler, parse_profile, profiled_collectives, read_profile
@@ -11,6 +11,7 @@ from meshwright.training.watch.weights_and_biases import load_wandb
 __all__ = [
     "ACCOUNTS",
     "Evaluator",
+    "HeldOutPairs",
     "Profile",
     "Profiler",
     "RunLog",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax import Array
@@ -18,7 +18,8 @@ from jax import Array
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.compiler import compiler_options
-from meshwright.training.gradients import mean_cross_entropy
+from meshwright.training.gradients import evaluated_means
+from meshwright.training.preference import MEANS
 from meshwright.training.run_directory.run import Row, RunConfig
 from meshwright.training.watch.tasks import Tasks
 
@@ -35,6 +36,13 @@ class HeldOutBatches(Protocol):
         ...
 
 
+class HeldOutPairs(NamedTuple):
+    """Batches of pairs to evaluate on, each with what the reference makes of it. count: how many there are."""
+
+    count: int
+    batch: Callable[[int], Mapping[str, Array]]
+
+
 class Evaluator:
     """Evaluates parameters on the same batches and tasks each time.
 
@@ -48,9 +56,14 @@ class Evaluator:
     """
 
     def __init__(
-        self, config: RunConfig, layout: ShardingContext, batches: HeldOutBatches | None, tasks: Tasks | None = None
+        self,
+        config: RunConfig,
+        layout: ShardingContext,
+        batches: HeldOutBatches | HeldOutPairs | None,
+        tasks: Tasks | None = None,
     ) -> None:
-        self._count = min(len(batches), config.evaluating.batches or len(batches)) if batches else 0
+        there = batches.count if isinstance(batches, HeldOutPairs) else len(batches or ())
+        self._count = min(there, config.evaluating.batches or there)
         if not self._count and (tasks is None or config.evaluating.batches is not None):
             asked = "--eval-every" if tasks is None else "--eval-batches"
             raise MeshwrightError(
@@ -58,16 +71,20 @@ class Evaluator:
             )
         self._batches, self._tasks = batches, tasks
 
-        def loss(params: Any, batch: Mapping[str, Array]) -> Array:
-            return mean_cross_entropy(params, batch, config.workload, layout, config.strategy)
+        self._pairs_of_batch = config.workload.batch
 
-        self._loss = jax.jit(loss, compiler_options=compiler_options())
+        def means(params: Any, batch: Mapping[str, Array]) -> Array:
+            return evaluated_means(params, batch, config.workload, layout, config.strategy, config.preference)
+
+        self._means = jax.jit(means, compiler_options=compiler_options())
 
     def __call__(self, params: Any) -> Row:
         """What was found of both, and the seconds it took (`eval_seconds`). To be called under `jax.set_mesh`."""
         began = time.perf_counter()
         row: Row = {}
-        if self._batches is not None and self._count:
+        if isinstance(self._batches, HeldOutPairs):
+            row |= self._of_pairs(params, self._batches)
+        elif self._batches is not None and self._count:
             row |= self._losses(params, self._batches)
         if self._tasks is not None:
             row["eval_tasks"] = self._tasks(params)
@@ -78,8 +95,17 @@ class Evaluator:
         losses, counts = [], []
         for number in range(self._count):
             # Read one by one: simulated devices, which share cores, would time out on each other.
-            losses.append(float(jax.device_get(self._loss(params, batches[number]))))
+            losses.append(float(jax.device_get(self._means(params, batches[number])[0])))
             counts.append(batches.loss_tokens(number))
         tokens = sum(counts)
         mean = math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
         return {"eval_loss": mean, "eval_perplexity": math.exp(min(mean, 700.0)), "eval_tokens": tokens}
+
+    def _of_pairs(self, params: Any, batches: HeldOutPairs) -> Row:
+        """The means over all pairs, `MEANS`, and how many pairs they are; batches are of one size."""
+        if not self._count:
+            return {}
+        found = [jax.device_get(self._means(params, batches.batch(number))) for number in range(self._count)]
+        means = (math.fsum(each) / len(found) for each in zip(*(batch.tolist() for batch in found), strict=True))
+        pairs = self._count * self._pairs_of_batch
+        return {f"eval_{name}": mean for name, mean in zip(MEANS, means, strict=True)} | {"eval_pairs": pairs}

@@ -1,0 +1,167 @@
+"""Tokens a second of the server over HTTP, beside a raw decode loop of the same model and sharding, in one run.
+
+The model is a Llama of 40M parameters (8 layers, 512 wide, 8 heads of which 4 have keys, vocab 16,384) with drawn
+weights in float32, on 8 simulated devices. Each request has a prompt of 32 tokens and makes 32, greedily. Each way runs
+in a process of its own, one after the other, three times; the third is printed:
+
+- raw: `models.generation`, all prompts at once, a step after another with the tokens left on the devices;
+- server: `meshwright serve`, the requests sent at once over HTTP, each answer in one piece.
+
+    python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+PROMPT, MADE, ROWS = 32, 32, 8
+ENVIRONMENT = os.environ | {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mesh", default="dp=2,tp=4")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--raw", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.raw:
+        raw(args.raw, args.mesh, args.rounds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        directory = f"{folder}/llama-40m"
+        subprocess.run([sys.executable, "-c", MAKE, directory], env=ENVIRONMENT, check=True)
+        words = [sys.executable, __file__, "--raw", directory, "--mesh", args.mesh, "--rounds", str(args.rounds)]
+        found = subprocess.run(words, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True)
+        rows = {"raw, 8 rows": json.loads(found.stdout.splitlines()[-1])} | served(directory, args.mesh, args.rounds)
+    base = rows["raw, 8 rows"]["tokens_per_second"]
+    print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'CPU-s / 256 tokens':>22}")
+    for name, row in rows.items():
+        rate = row["tokens_per_second"]
+        print(f"{name:24}{rate:10.1f}{rate / base:9.2f}x{row['cpu_seconds']:22.2f}")
+
+
+MAKE = """
+import sys, jax
+from dataclasses import replace
+from meshwright.families import PRESETS
+from meshwright.hardware import parse_system
+from meshwright.inference import LoadedModel
+from meshwright.mesh import MeshShape
+from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.step import parameters
+base = PRESETS["tiny"]
+config = replace(base, name="llama-40m", num_layers=8, embed=512, mlp=1408, num_heads=8, num_kv_heads=4, head_dim=64,
+                 vocab=16384)
+shape = MeshShape()
+mesh = build_mesh(shape, jax.devices()[:1])
+with jax.set_mesh(mesh):
+    params = initialise(parameters(config), jax.random.key(0), mesh, ShardingContext(shape), "f32")
+model = LoadedModel(config=config, params=params, mesh=mesh, mesh_shape=shape, system=parse_system("cpu:1"),
+                    dtype="f32", stored_dtype="f32", tokenizer=None, source={}, seq_len=2048)
+model.save(sys.argv[1])
+"""
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Prompts of which none begins as another does."""
+    return [[(37 * row + 11 * place + row * place) % 16384 for place in range(PROMPT)] for row in range(count)]
+
+
+def raw(directory: str, mesh: str, rounds: int) -> None:
+    """A decode loop whose tokens stay on the devices until the end."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import meshwright as mw
+    from meshwright.models.generation import decode_layout, placed_params, programs, prompt_layout
+    from meshwright.models.sampling import Written, likeliest_of
+
+    model = mw.load(directory, on="cpu:8", mesh=mesh)
+    layout = decode_layout(model.config, model.mesh_shape, "heads")
+    of_prompts = prompt_layout(model.config, model.mesh_shape, "heads")
+    with jax.set_mesh(model.mesh):
+        prefill, decode = programs(model.config, model.mesh_shape, "heads", ROWS, PROMPT + MADE, jnp.dtype(jnp.float32))
+        params = placed_params(model.params, model.config, layout)
+        samplers = likeliest_of(jnp.zeros(ROWS, jnp.uint32))
+        tokens = jax.device_put(np.array(prompts(ROWS), np.int32), of_prompts.spec("batch", "sequence"))
+        for _ in range(rounds):
+            began, cpu = perf_counter(), cpu_seconds(os.getpid())
+            chosen, caches, written = prefill(
+                params, tokens, jnp.full(ROWS, PROMPT, jnp.int32), samplers, Written(), jnp.int32(0)
+            )
+            made = [chosen]
+            for number in range(1, MADE):
+                chosen, caches, written = decode(
+                    params, chosen, caches, np.full(ROWS, PROMPT + number - 1, np.int32), samplers, written,
+                    np.int32(number),
+                )  # fmt: skip
+                made.append(chosen)
+            jax.block_until_ready(made)
+            seconds = perf_counter() - began
+            used = cpu_seconds(os.getpid()) - cpu
+    print(json.dumps({"tokens_per_second": ROWS * MADE / seconds, "cpu_seconds": used * 256 / (ROWS * MADE)}))
+
+
+def served(directory: str, mesh: str, rounds: int) -> dict[str, dict[str, float]]:
+    """The server, with 8 requests at once and with 64."""
+    words = [sys.executable, "-m", "meshwright", "serve", directory, "--on", "cpu:8", "--mesh", mesh, "--port", "0"]
+    words += ["--rows", "64", "--context", "128", "--no-prefix-cache"]
+    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        found = {}
+        for count in (8, 64):
+            for _ in range(rounds):
+                cpu = cpu_seconds(process.pid)
+                seconds = asyncio.run(ask(url, prompts(count)))
+                used = cpu_seconds(process.pid) - cpu
+            found[f"server, {count} requests"] = {
+                "tokens_per_second": count * MADE / seconds,
+                "cpu_seconds": used * 256 / (count * MADE),
+            }
+        return found
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+async def ask(url: str, texts: list[list[int]]) -> float:
+    """The seconds until all answers are there."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=len(texts))
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        await client.get("/health")
+        began = perf_counter()
+        body = {"max_tokens": MADE, "temperature": 0, "ignore_eos": True}
+        answers = await asyncio.gather(
+            *(client.post("/v1/completions", json=body | {"prompt": text}) for text in texts)
+        )
+        seconds = perf_counter() - began
+    for answer in answers:
+        answer.raise_for_status()
+        assert answer.json()["usage"]["completion_tokens"] == MADE, answer.text
+    return seconds
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time of a process and its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()
