@@ -93,6 +93,8 @@ def test_other_prompts_options_and_files_are_refused(engine, tmp_path):
     hotter = replace(ASKED, sampling=replace(ASKED.sampling, temperature=1.0), max_tokens=5)
     with pytest.raises(MeshwrightError, match="another value of: max_tokens, temperature;"):
         answer_file(engine, replace(prompts, request=hotter), out)
+    with pytest.raises(MeshwrightError, match="another value of: weights;"):
+        answer_file(engine, replace(prompts, weights="/runs/other"), out)
     with pytest.raises(MeshwrightError, match="another value of: the file of prompts;"):
         answer_file(engine, prompts_in(tmp_path, engine, LINES[:-1]), out)
     assert out.read_bytes() == before

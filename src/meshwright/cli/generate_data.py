@@ -53,7 +53,8 @@ def answer_data(args: Args, data: Path) -> int:
     if not request.stop_tokens and model.tokenizer:
         request = replace(request, stop_tokens=model.tokenizer.stop_tokens)
     engine = Engine(model, settings)
-    prompts = PromptFile(data, model, request, engine.layout.context, as_chat)
+    weights = " + ".join(str(path.resolve()) for path in (args.model, args.adapter) if path)
+    prompts = PromptFile(data, model, request, engine.layout.context, as_chat, weights)
     began = None
 
     def start() -> None:

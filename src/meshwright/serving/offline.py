@@ -38,6 +38,7 @@ class PromptFile:
     Args:
         request: how each is answered, where its line says nothing else; its prompt is replaced.
         context: the most tokens of a text with its prompt. as_chat: whether a text is a user's message.
+        weights: where the model's weights came from, so that answers of others are not gone on with.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class PromptFile:
     request: Request
     context: int
     as_chat: bool = False
+    weights: str = ""
 
     def requests(self, bad: BadData) -> Iterator[tuple[int, Request]]:
         """Each request with the number of its line, from 1; lines that cannot be used go to `bad`."""
@@ -183,7 +185,7 @@ def _origin(prompts: PromptFile) -> dict[str, Any]:
     with prompts.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     own = asdict(replace(prompts.request, prompt=()))
-    model = {"model": prompts.model.config.name, "dtype": prompts.model.dtype}
+    model = {"model": prompts.model.config.name, "weights": prompts.weights, "dtype": prompts.model.dtype}
     said = {"prompts": digest, **model, "context": prompts.context, "chat": prompts.as_chat, **own.pop("sampling")}
     return json.loads(json.dumps(said | own))
 
