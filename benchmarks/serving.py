@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-PROMPT, MADE, ROWS = 32, 32, 8
+PROMPT, MADE = 32, 32
 ENVIRONMENT = os.environ | {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
@@ -64,10 +64,12 @@ def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[f
         url = server.stdout.readline().split()[-1]
         found: dict[str, list[tuple[float, float]]] = {}
         for number in range(rounds):
-            cpu = cpu_seconds(alone.pid)
-            print("go", file=alone.stdin, flush=True)
-            seconds = {"raw, 8 rows": float(alone.stdout.readline())}
-            used = {"raw, 8 rows": cpu_seconds(alone.pid) - cpu}
+            seconds, used = dict[str, float](), dict[str, float]()
+            for count in (8, 64):
+                cpu = cpu_seconds(alone.pid)
+                print(count, file=alone.stdin, flush=True)
+                seconds[f"raw, {count} rows"] = float(alone.stdout.readline())
+                used[f"raw, {count} rows"] = cpu_seconds(alone.pid) - cpu
             for count in (8, 64):
                 cpu = cpu_seconds(server.pid)
                 seconds[f"server, {count} requests"] = asyncio.run(ask(url, prompts(count)))
@@ -112,7 +114,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def raw(directory: str, mesh: str) -> None:
-    """A decode loop whose tokens stay on the devices until the end, once for each line that comes: its seconds."""
+    """A decode loop whose tokens stay on the devices until the end, for the rows of each line that comes: seconds."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -125,19 +127,22 @@ def raw(directory: str, mesh: str) -> None:
     layout = decode_layout(model.config, model.mesh_shape, "heads")
     of_prompts = prompt_layout(model.config, model.mesh_shape, "heads")
     with jax.set_mesh(model.mesh):
-        prefill, decode = programs(model.config, model.mesh_shape, "heads", ROWS, PROMPT + MADE, jnp.dtype(jnp.float32))
         params = placed_params(model.params, model.config, layout)
-        samplers = likeliest_of(jnp.zeros(ROWS, jnp.uint32))
-        tokens = jax.device_put(np.array(prompts(ROWS), np.int32), of_prompts.spec("batch", "sequence"))
-        for _ in sys.stdin:
+        for line in sys.stdin:
+            rows = int(line)
+            prefill, decode = programs(
+                model.config, model.mesh_shape, "heads", rows, PROMPT + MADE, jnp.dtype(jnp.float32)
+            )
+            samplers = likeliest_of(jnp.zeros(rows, jnp.uint32))
+            tokens = jax.device_put(np.array(prompts(rows), np.int32), of_prompts.spec("batch", "sequence"))
             began = perf_counter()
             chosen, caches, written = prefill(
-                params, tokens, jnp.full(ROWS, PROMPT, jnp.int32), samplers, Written(), jnp.int32(0)
+                params, tokens, jnp.full(rows, PROMPT, jnp.int32), samplers, Written(), jnp.int32(0)
             )
             made = [chosen]
             for number in range(1, MADE):
                 chosen, caches, written = decode(
-                    params, chosen, caches, np.full(ROWS, PROMPT + number - 1, np.int32), samplers, written,
+                    params, chosen, caches, np.full(rows, PROMPT + number - 1, np.int32), samplers, written,
                     np.int32(number),
                 )  # fmt: skip
                 made.append(chosen)
