@@ -218,7 +218,7 @@ def test_drafts_change_no_token(guesser):
         made = [len(output.tokens) for outputs in got for output in outputs]
         assert sum(made) == engine.stats().generated_tokens
         if guesser == "itself":
-            # Every guess is right, sampled ones too: but for the first and the last output of a text, it has four tokens.
+            # Every guess is right, sampled ones too: between the first and the last, outputs have four tokens.
             by_text = [
                 [output for output in outputs if output.text_number == number] for outputs in got for number in range(2)
             ]
