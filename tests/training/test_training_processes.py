@@ -19,6 +19,7 @@ from meshwright.processes import Processes
 from meshwright.runtime import claim_devices
 
 TEXT = "".join(f"{number} squared is {number**2}.\n" for number in range(400))
+LLAMA = str(Path(__file__).parents[1] / "goldens" / "llama")
 ARGUMENTS = ["train", "tiny", "--on", "cpu:4", "--mesh", "2,2,1,1", "--num-layers", "1", "--batch", "4"]
 ARGUMENTS += ["--seq-len", "32", "--steps", "3"]
 
@@ -176,7 +177,7 @@ def test_sigterm_is_passed_on_and_the_run_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "2", "--", "plan", "tiny"], "launch runs train, and not 'plan'"),
+        (["-n", "2", "--", "plan", "tiny"], "launch runs train or serve, and not 'plan'"),
         (
             ["-n", "2", "--", "train", "tiny", "--on", "cpu:3", "--batch", "6"],
             "2 processes cannot have the same part of 3",
@@ -185,7 +186,10 @@ def test_sigterm_is_passed_on_and_the_run_is_saved(tmp_path):
         (["-n", "2", "--", "train", "tiny", "--process-id", "0"], "--process-id is what launch says itself"),
         (["-n", "2", "--", "train", "tiny", "--no-such"], "there is no option --no-such"),
         (["-n", "2", "--", "train", "tiny", "--dry-run"], "leave launch out"),
-        (["-n", "2"], "train … is missing|launch runs train, and not 'nothing'"),
+        (["-n", "2", "--elastic", "1", "--", "serve", LLAMA, "--on", "cpu:2"], "--elastic changes nothing for serve"),
+        (["-n", "3", "--", "serve", LLAMA, "--on", "cpu:4"], "3 processes cannot have the same part of 4"),
+        (["-n", "2", "--", "serve", LLAMA, "--process-id", "1"], "--process-id is what launch says itself"),
+        (["-n", "2"], "serve … is missing|launch runs train or serve, and not 'nothing'"),
         (["-n", "4", "--", "train", "llama3-8b", "--on", "v5e:4x4", "--batch", "16"], "one process drives all chips"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`meshwright launch`: `meshwright train` as several processes of this machine, supervised."""
+"""`meshwright launch`: `meshwright train` or `serve` as several processes of this machine, supervised."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli import train
+from meshwright.cli import serve, train
 from meshwright.cli.arguments import option, positional
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import canonical, read_words, without_options
@@ -25,6 +25,7 @@ EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",
     "meshwright launch -n 8 --elastic 4 -- train plan.yaml -o runs/long --save-every 500",
     "meshwright launch -n 8 --restarts 10 -- train plan.yaml -o runs/long --resume",
+    "meshwright launch -n 2 -- serve runs/tiny --on cpu:8 --mesh tp=8",
     "meshwright launch --slurm -o long.sh -- train plan.yaml -o runs/long",
     "meshwright launch --jobset --image us-docker.pkg.dev/me/meshwright --claim runs -- train plan.yaml -o /runs/long",
 )
@@ -68,10 +69,10 @@ class ManifestArgs:
 
 @dataclass(frozen=True)
 class Args:
-    """Train as several processes of this machine, which are watched and restarted, or write the job of a cluster."""
+    """Train or serve as several processes of this machine, watched and restarted, or write the job of a cluster."""
 
-    command: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("train …")]
-    """The words of `meshwright train`, behind --. Process 0 has this terminal; others' lines have a number."""
+    command: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("train|serve …")]
+    """The words of meshwright train or serve, behind --. Process 0 has this terminal, others' lines a number."""
     processes: ProcessesArgs = field(default_factory=ProcessesArgs)
     manifest: ManifestArgs = field(default_factory=ManifestArgs)
 
@@ -81,7 +82,9 @@ def run(args: Args) -> int:
 
     The exit code is process 0's, or 1 where one was lost for good.
     """
-    words, said = _train_words(args.command)
+    words, said = _words(args.command)
+    if isinstance(said, serve.Args):
+        return _serve(args, words, said)
     if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
         return _write_manifest(args, words, said)
     here = args.processes
@@ -91,13 +94,7 @@ def run(args: Args) -> int:
     if here.restarts < 0 or here.stuck_seconds <= 0:
         raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
     system, directory = _run_of(said)
-    if system.num_devices % number:
-        raise MeshwrightError(f"{number} processes cannot have the same part of {system.num_devices} devices each")
-    if system.chip.kind == "tpu" and number > 1:
-        raise MeshwrightError(f"one process drives all chips of a machine of {system.chip.name}; leave -n {number} out")
-    from meshwright.launch import Job, supervise
-
-    each = system.num_devices // number
+    each = _devices_of_each(system, number)
 
     def words_of(count: int, again: bool) -> Sequence[str]:
         if not again:
@@ -108,17 +105,50 @@ def run(args: Args) -> int:
         smaller = ["--on", str(fewer), "--mesh", mesh_for(said, directory, fewer)]
         return [*_again(without_options(words, {"--on", "--mesh"}), said, directory), *smaller]
 
+    return _supervise(args, words_of, directory, system, least)
+
+
+def _devices_of_each(system: System, number: int) -> int:
+    """The devices of each of several processes of this machine."""
+    if number < 1 or system.num_devices % number:
+        raise MeshwrightError(f"{number} processes cannot have the same part of {system.num_devices} devices each")
+    if system.chip.kind == "tpu" and number > 1:
+        raise MeshwrightError(f"one process drives all chips of a machine of {system.chip.name}; leave -n {number} out")
+    return system.num_devices // number
+
+
+def _serve(args: Args, words: Sequence[str], said: serve.Args) -> int:
+    """Serve by several processes, all of which are started again when one is lost."""
+    from meshwright.loading import find_model
+
+    found = find_model(said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=said.adapter)
+    _devices_of_each(found.system, number := args.processes.num_processes)
+    return _supervise(args, lambda count, again: words, None, found.system, number, "for serve")
+
+
+def _supervise(
+    args: Args,
+    words: Callable[[int, bool], Sequence[str]],
+    directory: Path | None,
+    system: System,
+    least: int,
+    why: str = "here",
+) -> int:
+    """Run the processes of a job; its exit code."""
+    from meshwright.launch import Job, supervise
+
+    here, each = args.processes, _devices_of_each(system, args.processes.num_processes)
     job = Job(
-        words=words_of,
+        words=words,
         directory=directory,
         environments=lambda count: _environments(system, each, count),
-        num_processes=number,
+        num_processes=here.num_processes,
         least=least,
         restarts=here.restarts,
         start_seconds=here.start_seconds,
         stuck_seconds=here.stuck_seconds,
     )
-    check_all_read(args)
+    check_all_read(args, why)
     speaking = threading.Lock()
 
     def say(line: str) -> None:
@@ -163,14 +193,16 @@ def _again(words: Sequence[str], said: train.Args, directory: Path) -> list[str]
     return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
-def _train_words(command: Sequence[str]) -> tuple[list[str], train.Args]:
-    """The words of the train command, and what they say."""
-    if not command or command[0] != "train":
+def _words(command: Sequence[str]) -> tuple[list[str], train.Args | serve.Args]:
+    """The words of the command, and what they say."""
+    if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
-            f"launch runs train, and not {command[0] if command else 'nothing'!r}: meshwright launch -n 4 -- train …"
+            f"launch runs train or serve, and not {command[0] if command else 'nothing'!r}:"
+            f" meshwright launch -n 4 -- train …"
         )
     words = canonical(command)
-    said, typed = read_words(words[1:], train.Args, kinds={}, hints={})
+    kind: Any = train.Args if words[0] == "train" else serve.Args
+    said, typed = read_words(words[1:], kind, kinds={}, hints={})
     if taken := [name for name in ("coordinator", "num_processes", "process_id", "start_seconds") if name in typed]:
         raise MeshwrightError(f"{typed[taken[0]]} is what launch says itself; leave it out behind --")
     if "dry_run" in typed:

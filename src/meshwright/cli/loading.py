@@ -50,11 +50,16 @@ def load_with_bar(found: Found) -> LoadedModel:
         from meshwright.runtime import claim_devices
 
         claim_devices(found.system)
+    return read_with_bar(found)
+
+
+def read_with_bar(found: Found, on_note: Callable[[str], None] = note) -> LoadedModel:
+    """Load a model onto devices that are claimed; see `load_with_bar`."""
     if found.run:
         with waiting("reading the checkpoint"):
-            return found.load(on_note=note)
+            return found.load(on_note=on_note)
     with byte_bar("reading the weights", num_parameters(found.model) * dtype_bytes(found.params_dtype)) as on_bytes:
-        return found.load(on_note=note, on_bytes=on_bytes)
+        return found.load(on_note=on_note, on_bytes=on_bytes)
 
 
 @contextmanager

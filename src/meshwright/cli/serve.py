@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from meshwright.cli.arguments import option
-from meshwright.cli.loading import ModelArgs, load_with_bar, note
+from meshwright.cli.loading import ModelArgs, note, read_with_bar
+from meshwright.cli.several import ProcessArgs, telling_others
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -19,7 +20,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.step import CacheSplit
 
 if TYPE_CHECKING:
+    from meshwright.inference import LoadedModel
+    from meshwright.processes import Member
     from meshwright.serving.engine import Engine
+    from meshwright.serving.http.limits import Limits
+    from meshwright.serving.settings import EngineSettings
 
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
@@ -72,6 +77,7 @@ class Args(ModelArgs):
     """A file with a key a line, of which each request has one; or MESHWRIGHT_API_KEYS, with commas. Default: none."""
     cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
     """Pages of these origins may call; * for all. Default: none."""
+    process: ProcessArgs = field(default_factory=ProcessArgs)
 
 
 def run(args: Args) -> int:
@@ -87,11 +93,11 @@ def run(args: Args) -> int:
     keys = _keys(args.api_keys)
     with waiting("loading JAX"):
         from meshwright.loading import find_model
-        from meshwright.serving.engine import Engine
+        from meshwright.runtime import claim_devices
         from meshwright.serving.http.limits import Limits
-        from meshwright.serving.http.run import serve_http
-        from meshwright.serving.http.service import Service
+        from meshwright.serving.request import ClosedError
         from meshwright.serving.settings import EngineSettings
+        from meshwright.training import is_first_process
 
     settings = EngineSettings(
         rows=args.rows,
@@ -107,35 +113,101 @@ def run(args: Args) -> int:
         max_queue=args.max_queue,
     )
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
-    name = args.name or args.model.resolve().name
-    host, port, grace, cors = args.host, args.port, args.grace, args.cors
+    address = _Address(args.host, args.port, args.grace, args.name or args.model.resolve().name, keys, args.cors)
     guesser = None
     if args.draft_model is not None:
         guesser = find_model(args.draft_model, on=str(found.system), mesh=str(found.mesh), dtype=args.dtype)
     limits = Limits(seconds=args.timeout)
+    processes = args.process.processes
     check_all_read(args, "here")
-    model = load_with_bar(found)
-    engine = Engine(model, settings, load_with_bar(guesser) if guesser else None)
+    facts = {"model": asdict(found.model), "mesh": str(found.mesh), "dtype": found.dtype, "engine": asdict(settings)}
+    facts["draft model"] = asdict(guesser.model) if guesser else None
+    with waiting(f"starting {found.system}"):
+        several = claim_devices(found.system, processes, facts)
+    is_first = is_first_process()
+    with telling_others(several, ClosedError):
+        on_note = note if is_first else lambda line: None
+        model = read_with_bar(found, on_note)
+        draft = read_with_bar(guesser, on_note) if guesser else None
+        if is_first:
+            _serve(model, draft, settings, limits, address, several)
+        else:
+            _follow(model, draft, settings)
+    return 0
+
+
+class _Address(NamedTuple):
+    """Where a server listens, for how long it drains, what it is called, and who may ask."""
+
+    host: str
+    port: int
+    grace_seconds: float
+    name: str
+    keys: tuple[str, ...]
+    cors: tuple[str, ...]
+
+
+def _serve(
+    model: LoadedModel,
+    draft: LoadedModel | None,
+    settings: EngineSettings,
+    limits: Limits,
+    address: _Address,
+    several: Member | None,
+) -> None:
+    """Serve until a signal; with several processes as their first."""
+    import jax
+
+    from meshwright.serving.engine import Engine
+    from meshwright.serving.followers import Leader
+    from meshwright.serving.http.run import serve_http
+    from meshwright.serving.http.service import Service
+
+    leader = Leader(several.host if several else None) if jax.process_count() > 1 else None
+    engine = Engine(model, settings, draft)
+    if leader:
+        engine.runner.before_run = leader.send
+    if several:  # Where another process is lost, who hosts the meeting says so, and ends this one too.
+        engine.on_failure = several.crash
     _say_layout(engine)
     service = Service(
         engine=engine,
-        model=name,
+        model=address.name,
         context=engine.layout.context,
         tokenizer=model.tokenizer,
         limits=limits,
-        api_keys=keys,
-        cors_origins=cors,
+        api_keys=address.keys,
+        cors_origins=address.cors,
         stats=engine.stats,
     )
-    if host not in ("127.0.0.1", "localhost", "::1") and not keys:
-        note(f"anybody who reaches {host} can ask; --api-keys FILE lets in those with a key")
+    if address.host not in ("127.0.0.1", "localhost", "::1") and not address.keys:
+        note(f"anybody who reaches {address.host} can ask; --api-keys FILE lets in those with a key")
+
+    def start() -> None:
+        if leader:
+            leader.watch(lambda: service.on_stop())
+        _start(engine)
+
     try:
-        serve_http(service, host=host, port=port, grace_seconds=grace, start=lambda: _start(engine))
+        serve_http(service, host=address.host, port=address.port, grace_seconds=address.grace_seconds, start=start)
     finally:
         engine.close()
+        if leader:
+            leader.close()
     stats = engine.stats()
     print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps", file=sys.stderr)
-    return 0
+
+
+def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings) -> None:
+    """Run the steps that the first process sends, until it ends."""
+    from meshwright.serving.followers import connect, follow, signals_passed_on
+    from meshwright.serving.layout import engine_layout
+    from meshwright.serving.runner import Runner
+
+    with connect() as connection, signals_passed_on(connection):
+        runner = Runner(model, *engine_layout(model, settings), settings, draft)
+        runner.compile()
+        follow(connection, runner.run)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -26,6 +26,9 @@ from meshwright.processes import FAILED, End, Host, listen
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 """The wait before the first restart, which doubles with each one that brings no checkpoint, and the longest."""
 
+STEADY_SECONDS = 600.0
+"""A job without checkpoints that has run for so long has its restarts counted anew."""
+
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 INTERRUPTED = 130
@@ -37,16 +40,16 @@ class Job:
 
     words: of `meshwright`, for a number of processes, at first (False) and for going on with what there is (True);
         raises MeshwrightError where the run cannot have that many.
-    directory: of the run, whose checkpoints tell whether a restart was of use.
+    directory: of the run, whose checkpoints tell whether a restart was of use; None of a server, which has none.
     environments: of each of a number of processes, beside this one's.
     num_processes: at the start. least: what it may go on with where processes are lost.
-    restarts: how often in a row without a new checkpoint.
+    restarts: how often in a row without a new checkpoint; of a server, without a time in which it ran.
     start_seconds: how long the processes wait for each other.
     stuck_seconds: the longest time without a step, once one was taken.
     """
 
     words: Callable[[int, bool], Sequence[str]]
-    directory: Path
+    directory: Path | None
     environments: Callable[[int], Sequence[Mapping[str, str]]]
     num_processes: int
     least: int
@@ -66,6 +69,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
     words = job.words(number, False)
     with _signals() as received:
         while True:
+            began = time.monotonic()
             end, code = _attempt(job, number, words, received, say)
             if end is None:
                 return code
@@ -73,21 +77,26 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
                 say(f"error: {end.line}")
                 return end.code
             found = checkpoints_in(job.directory)
-            used, before = (used + 1 if found == before else 1), found
+            is_of_use = found != before or (job.directory is None and time.monotonic() - began > STEADY_SECONDS)
+            used, before = (1 if is_of_use else used + 1), found
             if used > job.restarts:
-                no_use = f"; {job.restarts} restarts in a row brought no new checkpoint" if job.restarts else ""
+                brought = "brought no new checkpoint" if job.directory else f"did not last {STEADY_SECONDS:.0f} s"
+                no_use = f"; {job.restarts} restarts in a row {brought}" if job.restarts else ""
                 say(f"error: {end.line}{no_use}")
                 return FAILED
             say(f"launch: {end.line}; all processes are ended")
             number, words = _next(job, number, max(1, len(end.numbers)))
             wait = min(FIRST_WAIT_SECONDS * 2 ** (used - 1), LONGEST_WAIT_SECONDS)
-            at = f"checkpoint {max(found)}" if found else "the start, as there is no checkpoint yet"
             goes_on = f"{number} processes go on" if number > 1 else "1 process goes on"
-            say(f"launch: restart {used} of {job.restarts} in {wait:.0f} s: {goes_on} from {at}")
+            if job.directory is not None:
+                goes_on += (
+                    f" from checkpoint {max(found)}" if found else " from the start, as there is no checkpoint yet"
+                )
+            say(f"launch: restart {used} of {job.restarts} in {wait:.0f} s: {goes_on}")
             until = time.monotonic() + wait
             while time.monotonic() < until:
                 if received:
-                    say("launch: stopped; the same command with --resume goes on")
+                    say("launch: stopped" + ("; the same command with --resume goes on" if job.directory else ""))
                     return 0 if signal.SIGTERM in received else INTERRUPTED
                 time.sleep(0.05)
 
@@ -166,8 +175,10 @@ def _take(ends: queue.Queue[End], seconds: float) -> End | None:
     return None
 
 
-def checkpoints_in(directory: Path) -> set[int]:
+def checkpoints_in(directory: Path | None) -> set[int]:
     """The steps of the checkpoints of a run."""
+    if directory is None:
+        return set()
     folder = directory / "checkpoints"
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
 

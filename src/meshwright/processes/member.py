@@ -32,11 +32,13 @@ SOURCES = str(Path(__file__).parent.parent)
 class Member:
     """The connection of this process to the meeting, made by `join`.
 
+    number: of this process. host: of process 0, as the others reach it.
     before_end: called, in a thread, before the process is ended from outside; it gives the terminal back.
     """
 
     def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
         self.number = number
+        self.host = split_address(address)[0]
         self.before_end: Callable[[], None] = lambda: None
         self.step: int | None = None
         self._connection, self._address, self._is_hosted = connection, address, is_hosted

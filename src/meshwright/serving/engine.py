@@ -42,7 +42,7 @@ from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
 from meshwright.text import TokenStream
 
-PAUSE_SECONDS, MOST_SECONDS = 0.002, 0.008
+PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
 """An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
 come together are read together."""
 
@@ -73,6 +73,8 @@ class Engine:
     Args:
         model: whose mesh it runs on. settings: how. draft: a model on the same mesh that guesses `num_drafts` tokens a
             step, in place of what the text had before.
+
+    on_failure: called, in the engine's thread, while the exception is handled that ends it.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Engine:
             # The runner has its own; those that were loaded are not kept for it.
             self.model = replace(model, params={})
         self.scheduler = Scheduler(self.layout, on_admitted=self._admitted)
+        self.on_failure: Callable[[], None] = lambda: None
         self._changes = list[RowChange]()
         self._special_rows = set[int]()
         """Rows whose tokens are not chosen as the likeliest ones are."""
@@ -211,6 +214,7 @@ class Engine:
                 self._round()
                 self._deliver()
         except BaseException as error:
+            self.on_failure()
             with self._news:
                 self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
             self._end_all("failed", self._failure)

@@ -6,6 +6,7 @@ import math
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
@@ -175,6 +176,9 @@ def _affordable_pages(
     else:
         free = SIMULATED_BYTES / jax.device_count()
     fits = int(free / page_bytes)
+    if jax.process_count() > 1:
+        # All processes have the same pages: as many as the fullest device has room for.
+        fits = int(multihost_utils.process_allgather(np.int32(min(fits, 2**31 - 1))).min())
     if fits < one:
         raise MeshwrightError(
             f"a text of {one * settings.page_size} tokens keeps {show_bytes(one * page_bytes)} on a device, of which"

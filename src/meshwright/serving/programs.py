@@ -216,7 +216,6 @@ class _Read(NamedTuple):
 
     row: Array
     tokens: Array
-    count: Array
     is_token: Array
     is_chosen: Array
     drawn: Array
@@ -236,36 +235,46 @@ def _through(
     is_whole: bool = False,
 ) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
     """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
-    columns = shape.columns
-    row, start, count = (numbers[:, at] for at in (Columns.row, Columns.start, Columns.count))
-    tokens = numbers[:, columns.tokens]
-    tokens = jnp.where(tokens == FROM_LAST, last.at[row].get(mode="clip")[:, None], tokens)
-    if drafts is not None:
-        tokens = jnp.concatenate([tokens[:, :1], drafts], axis=1)
+    columns, spec = shape.columns, layout.spec("batch", "sequence")
     places = jnp.arange(shape.length)[None]
-    is_token = places < count[:, None]
+    # Each device takes the numbers of its rows, and all of what every device needs: columns of one array that is split
+    # for some uses would be gathered again for others.
+    own = jax.reshard(numbers, spec)
+    start, count = own[:, Columns.start, None], own[:, Columns.count, None]
+    newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
+    tokens = own[:, columns.tokens]
+    tokens = jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
+    if drafts is not None:
+        tokens = jnp.concatenate([tokens[:, :1], jax.reshard(drafts, spec)], axis=1)
+    is_token = places < count
     # What is no token reads as the last one does, so that its softmax has something to sum.
-    positions = start[:, None] + jnp.minimum(places, jnp.maximum(count[:, None] - 1, 0))
+    positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
     caches = tuple(
-        PagedCache(own, numbers[:, entries], numbers[:, first], is_token)
-        for own, (first, entries) in zip(pages, columns.tables, strict=True)
+        PagedCache(each, own[:, entries], own[:, first], is_token)
+        for each, (first, entries) in zip(pages, columns.tables, strict=True)
     )
-    spec = layout.spec("batch", "sequence")
     x, table, caches = through_cache(
         params,
-        jax.reshard(tokens, spec),
-        jax.reshard(positions, spec),
+        tokens,
+        positions,
         caches,
         model,
         layout,
         dtype,
-        lengths=jnp.maximum(positions + 1, numbers[:, Columns.read_length, None]),
+        lengths=jnp.maximum(positions + 1, own[:, Columns.read_length, None]),
     )
     if not is_whole and shape.num_chosen < shape.length:
         # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
-        is_last = jax.reshard(places == jnp.maximum(count[:, None] - 1, 0), spec)
+        is_last = places == jnp.maximum(count - 1, 0)
         x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
-    read = _Read(row, tokens, count, is_token, numbers[:, Columns.is_chosen] > 0, numbers[:, Columns.drawn])
+    asked = numbers[:, columns.tokens]
+    read = _Read(
+        row=numbers[:, Columns.row],
+        tokens=asked if drafts is None else jnp.concatenate([asked[:, :1], drafts], axis=1),
+        is_token=places < numbers[:, Columns.count, None],
+        is_chosen=numbers[:, Columns.is_chosen] > 0,
+        drawn=numbers[:, Columns.drawn],
+    )
     return read, x, table, tuple(cache.pages for cache in caches)
 
 

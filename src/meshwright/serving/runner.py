@@ -95,7 +95,10 @@ class _Draft:
 
 
 class Runner:
-    """The device side of an engine. Calls are to be in the same order on all processes."""
+    """The device side of an engine. Calls are to be in the same order on all processes.
+
+    before_run: called with each step before it is dispatched, as other processes have to dispatch it too.
+    """
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class Runner:
                 Written(jnp.zeros((self._rows, vocab), bool), jnp.zeros((self._rows, vocab), jnp.int32)),
                 jnp.zeros((self._rows, vocab), jnp.float32),
             )
+        self.before_run: Callable[[Work], None] = lambda work: None
         self._free_masks = dict[tuple[int, int], Any]()
         self._compiled = dict[tuple[str, Shape], Any]()
 
@@ -224,6 +228,7 @@ class Runner:
 
     def run(self, work: Work) -> Result:
         """Dispatch a step; its results are still to come."""
+        self.before_run(work)
         with jax.set_mesh(self._mesh):
             for change in work.changes:
                 self._change(change)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
+from meshwright.cli.several import ProcessArgs
 from meshwright.cli.train.options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 
 
@@ -36,20 +37,6 @@ class RunArgs:
     """Compile the step, say what memory it takes and how long the run would be, and stop; nothing is written."""
     json: Json = False
     """Print the measured record, with the first and last loss, instead of the bar."""
-
-
-@dataclass(frozen=True)
-class ProcessArgs:
-    """Several processes of one run, all started with the same arguments. Default: one."""
-
-    coordinator: Annotated[str | None, option("HOST:PORT")] = None
-    """Where the processes meet: HOST:PORT of the first; auto where the cluster says it (Cloud TPU, Slurm)."""
-    num_processes: Annotated[int | None, option("N")] = None
-    """How many processes there are, each with as many of the devices."""
-    process_id: Annotated[int | None, option("N")] = None
-    """Which of them this is, from 0; the first writes the run directory and prints."""
-    start_seconds: Annotated[float | None, option("SECONDS")] = None
-    """How long they wait for each other before they start. Default: 300."""
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,16 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from meshwright.cli.several import telling_others
 from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train.args import Args
 from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
-from meshwright.errors import MeshwrightError
-from meshwright.processes import FAILED, REFUSED, Member, Processes, leave_at_once
+from meshwright.processes import FAILED, leave_at_once
 from meshwright.record import Record
 
 if TYPE_CHECKING:
@@ -30,11 +28,10 @@ INTERRUPTED = 130
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen; the exit code."""
     from meshwright.runtime import claim_devices
-    from meshwright.training import allowed_differences, is_first_process, run_steps
+    from meshwright.training import RunStoppedError, allowed_differences, is_first_process, run_steps
 
     with waiting(f"starting {config.hardware}"):
-        which = {name: value for name, value in vars(args.process).items() if value is not None}
-        several = claim_devices(config.system, Processes(**which), config.to_json())
+        several = claim_devices(config.system, args.process.processes, config.to_json())
     is_first = is_first_process()
     allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)
@@ -65,7 +62,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
         show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
         sys.stdout.flush()
     try:
-        with _telling_others(several), screen:
+        with telling_others(several, RunStoppedError), screen:
             outcome = run_steps(
                 config,
                 directory,
@@ -86,23 +83,6 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
         _print_outcome(config, directory, planned, outcome, screen, as_json=args.run.json)
     is_interrupted = outcome.stopped_by == signal.SIGINT and outcome.taken < config.steps
     return INTERRUPTED if is_interrupted else 0
-
-
-@contextmanager
-def _telling_others(several: Member | None) -> Iterator[None]:
-    """Tell the other processes of a run, where there are some, how this one ends; not of Ctrl-C, which all get."""
-    from meshwright.training import RunStoppedError
-
-    if several is None:
-        yield
-        return
-    try:
-        yield
-    except MeshwrightError as error:
-        several.fail(str(error), FAILED if isinstance(error, RunStoppedError) else REFUSED)
-    except Exception:  # Whatever it was, the other processes are told before its traceback.
-        several.crash()
-    several.leave()
 
 
 def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool) -> tuple[int, str]:

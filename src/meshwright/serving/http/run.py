@@ -96,7 +96,7 @@ class HttpServer:
             timeout_keep_alive=SECONDS_IDLE,
             timeout_graceful_shutdown=SECONDS_TO_CLOSE,
         )
-        self._service.on_failure = self.stop
+        self._service.on_stop = self.stop
         # What clients do wrong is their answer's to say.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         server = _Uvicorn(config)
@@ -187,10 +187,14 @@ def _listen(host: str, port: int) -> socket.socket:
 def _signals(server: HttpServer) -> Iterator[None]:
     """The first SIGTERM or SIGINT stops the server, a second one ends the process by it."""
 
+    was_asked = False
+
     def handle(number: int, _: FrameType | None) -> None:
-        if server.is_stopping:
+        nonlocal was_asked
+        if was_asked:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        was_asked = True
         server.stop()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -28,7 +28,7 @@ class Service:
         cors_origins: pages of these origins may call; "*" for all.
         stats: the engine's numbers for `/metrics`.
         is_ready: whether requests are taken. is_draining: whether the server is shutting down.
-        failure: what ended the engine. on_failure: who is to know.
+        failure: what ended the engine. on_stop: ends the server; set by it as it begins.
         num_active: requests that have been let in and are not answered yet.
     """
 
@@ -44,14 +44,14 @@ class Service:
     is_draining: bool = False
     num_active: int = 0
     failure: Exception | None = None
-    on_failure: Callable[[], None] = lambda: None
+    on_stop: Callable[[], None] = lambda: None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fail(self, error: Exception) -> None:
         """End the server with an error, as an engine does that cannot go on; from any thread."""
         self.failure = self.failure or error
         self.is_ready = False
-        self.on_failure()
+        self.on_stop()
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -1,0 +1,150 @@
+"""A server of two processes: the steps that process 0 sends to the other, the tokens, and how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.models import Sampling
+from meshwright.serving.followers import decode_work, encode_work, follow
+from meshwright.serving.programs import Shape
+from meshwright.serving.runner import RowChange, Work
+from meshwright.serving.scheduler import PageCopy
+
+LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
+SHAPE = Shape(rows=2, length=3, entries=(4, 2), num_chosen=3)
+WORK = Work(
+    kind="sampling",
+    shape=SHAPE,
+    numbers=np.arange(2 * SHAPE.columns.width, dtype=np.int32).reshape(2, -1),
+    mask=np.full((2, 3, 8), 0xFFFF0001, np.uint32),
+    copies=(PageCopy(shard=0, window=1, source=5, target=-1),),
+    changes=(RowChange(1, Sampling(temperature=0.7, top_p=0.1, seed=2**32 - 1), [1, 2], [3], [(7, -0.1)]),),
+)
+
+
+def test_a_step_goes_to_another_process_as_it_is():
+    taken, frame = [], encode_work(WORK)
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(len(frame).to_bytes(8, "big") + frame + bytes(8))
+        follow(far, taken.append)
+    (found,) = taken
+    assert (found.kind, found.shape, found.copies, found.targets) == (WORK.kind, WORK.shape, WORK.copies, None)
+    np.testing.assert_array_equal(found.numbers, WORK.numbers)
+    np.testing.assert_array_equal(found.mask, WORK.mask)
+    assert (found.numbers.dtype, found.mask.dtype) == (np.int32, np.uint32)
+    (change,) = found.changes
+    assert change._replace(bias=[tuple(pair) for pair in change.bias]) == WORK.changes[0]
+    assert decode_work(encode_work(found)).copies == WORK.copies
+
+
+def test_a_first_process_that_is_gone_ends_the_others():
+    near, far = socket.socketpair()
+    with near:
+        near.sendall(bytes(5))
+    with far, pytest.raises(MeshwrightError, match="process 0 is gone"):
+        follow(far, lambda work: None)
+
+
+class Started:
+    """Two processes of one server on four devices, and what they wrote."""
+
+    def __init__(self, directory):
+        with socket.socket() as listening:
+            listening.bind(("localhost", 0))
+            port = listening.getsockname()[1]
+        words = ["serve", str(LLAMA), "--on", "cpu:4", "--mesh", "fsdp=2,tp=2", "--rows", "4", "--context", "64"]
+        words += ["--chunk", "16", "--port", "0", "--coordinator", f"localhost:{port}", "--num-processes", "2"]
+        self.errors = [directory / f"stderr{number}" for number in range(2)]
+        self.processes = []
+        for number in range(2):
+            with self.errors[number].open("w") as stderr:
+                command = [sys.executable, "-m", "meshwright", *words, "--process-id", str(number)]
+                self.processes.append(
+                    subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=stderr, env=dict(os.environ))
+                )
+
+    def url(self):
+        line = self.processes[0].stdout.readline()
+        assert line.startswith("ready on http"), [path.read_text() for path in self.errors]
+        return line.split()[-1]
+
+    def said(self, number):
+        """The lines of a process on stderr but those of a compiler that takes its time."""
+        return [line for line in self.errors[number].read_text().splitlines() if "so far" not in line]
+
+
+@pytest.fixture
+def two(tmp_path):
+    found = Started(tmp_path)
+    yield found
+    for process in found.processes:
+        process.kill()
+        process.communicate()
+
+
+def tokens(url, prompt, count, **more):
+    body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body | more, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["token_ids"]
+
+
+@pytest.mark.matrix
+def test_two_processes_make_the_tokens_of_one_and_end_together(two):
+    golden, url = np.load(LLAMA / "golden.npz"), two.url()
+    prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]
+    wanted, found = golden["continuations"].tolist(), [None] * len(prompts)
+
+    def ask(number):
+        found[number] = tokens(url, prompts[number], len(wanted[number]))
+
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert found == wanted
+    sampled = {"temperature": 1.0, "seed": 5, "logprobs": 1}
+    assert tokens(url, prompts[0], 8, **sampled) == tokens(url, prompts[0], 8, **sampled)
+    # Whichever of them is asked to end, all drain and end well.
+    two.processes[1].send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in two.processes] == [0, 0]
+    assert [line for number in range(2) for line in two.said(number) if line.startswith("error")] == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_other_in_one_line(two, killed):
+    url, left = two.url(), two.processes[1 - killed]
+    stopped = threading.Event()
+
+    def ask():
+        while not stopped.is_set():
+            try:
+                tokens(url, [1, 2, 3], 40)
+            except (httpx.HTTPError, AssertionError):
+                return
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(1.0)
+    before = two.said(1 - killed)
+    two.processes[killed].kill()
+    began = time.monotonic()
+    assert left.wait(30) == 1
+    assert time.monotonic() - began < 30
+    stopped.set()
+    asking.join()
+    (line,) = two.said(1 - killed)[len(before) :]
+    assert line.startswith(f"error: process {killed} ")
