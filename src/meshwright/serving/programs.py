@@ -6,6 +6,7 @@ form, in chunks. What a step does is one array of numbers, `Columns`, so that on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -236,22 +237,57 @@ def _through(
 ) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
     """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
     columns, spec = shape.columns, layout.spec("batch", "sequence")
-    places = jnp.arange(shape.length)[None]
     # Each device takes the numbers of its rows, and all of what every device needs: columns of one array that is split
     # for some uses would be gathered again for others.
     own = jax.reshard(numbers, spec)
-    start, count = own[:, Columns.start, None], own[:, Columns.count, None]
-    newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
-    tokens = own[:, columns.tokens]
-    tokens = jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
+    tokens = newest_first(own[:, columns.tokens], last, own, layout)
     if drafts is not None:
         tokens = jnp.concatenate([tokens[:, :1], jax.reshard(drafts, spec)], axis=1)
-    is_token = places < count
+    x, table, pages = through_pages(params, pages, tokens, own, columns.tables, model, layout, dtype)
+    places = jnp.arange(shape.length)[None]
+    if not is_whole and shape.num_chosen < shape.length:
+        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        is_last = places == jnp.maximum(own[:, Columns.count, None] - 1, 0)
+        x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
+    asked = numbers[:, columns.tokens]
+    read = _Read(
+        row=numbers[:, Columns.row],
+        tokens=asked if drafts is None else jnp.concatenate([asked[:, :1], drafts], axis=1),
+        is_token=places < numbers[:, Columns.count, None],
+        is_chosen=numbers[:, Columns.is_chosen] > 0,
+        drawn=numbers[:, Columns.drawn],
+    )
+    return read, x, table, pages
+
+
+def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
+    """Tokens [rows, s], in place of FROM_LAST the newest of their rows. own: the numbers of rows, split as they are."""
+    newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
+    return jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
+
+
+def through_pages(
+    params: Any,
+    pages: tuple[Pages, ...],
+    tokens: Array,
+    own: Array,
+    tables: Sequence[tuple[int, slice]],
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    place: int = 0,
+) -> tuple[Array, Array, tuple[Pages, ...]]:
+    """The residual stream of tokens [rows, s] from `place` in a step on, the table, and the pages with these tokens.
+
+    own: the numbers of the step, split as rows are. tables: of each of the pages, its columns.
+    """
+    start, count = own[:, Columns.start, None], own[:, Columns.count, None]
+    places = place + jnp.arange(tokens.shape[1])[None]
     # What is no token reads as the last one does, so that its softmax has something to sum.
     positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
     caches = tuple(
-        PagedCache(each, own[:, entries], own[:, first], is_token)
-        for each, (first, entries) in zip(pages, columns.tables, strict=True)
+        PagedCache(each, own[:, entries], own[:, first], places < count)
+        for each, (first, entries) in zip(pages, tables, strict=True)
     )
     x, table, caches = through_cache(
         params,
@@ -263,19 +299,7 @@ def _through(
         dtype,
         lengths=jnp.maximum(positions + 1, own[:, Columns.read_length, None]),
     )
-    if not is_whole and shape.num_chosen < shape.length:
-        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
-        is_last = places == jnp.maximum(count - 1, 0)
-        x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
-    asked = numbers[:, columns.tokens]
-    read = _Read(
-        row=numbers[:, Columns.row],
-        tokens=asked if drafts is None else jnp.concatenate([asked[:, :1], drafts], axis=1),
-        is_token=places < numbers[:, Columns.count, None],
-        is_chosen=numbers[:, Columns.is_chosen] > 0,
-        drawn=numbers[:, Columns.drawn],
-    )
-    return read, x, table, tuple(cache.pages for cache in caches)
+    return x, table, tuple(cache.pages for cache in caches)
 
 
 def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:
