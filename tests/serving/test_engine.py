@@ -1,6 +1,8 @@
 """The engine: each request gets what its prompt alone gets, whatever is beside it, and nothing is left behind."""
 
 import re
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.models import Sampling
 from meshwright.serving.engine import Engine
-from meshwright.serving.request import Constraint, OverloadedError, Request
+from meshwright.serving.pace import show_means
+from meshwright.serving.request import ClosedError, Constraint, OverloadedError, Request
 from meshwright.serving.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -260,3 +263,37 @@ def test_constrained_texts_match(engine):
     assert [tokens_of(outputs) for outputs in got[5:]] == [alone(engine.model, each).tokens for each in requests[5:]]
     with pytest.raises(MeshwrightError, match="regular expression"):
         engine.submit(Request(prompt=[1], max_tokens=4, constraint=Constraint("regex", "(")), lambda outputs: None)
+
+
+def test_what_is_measured_stands_beside_a_plan(engine):
+    requests = [Request(prompt=[5 + number] * 20, max_tokens=30) for number in range(4)]
+    answers(engine, requests)
+    found = engine.means()
+    assert found is not None
+    measured, planned = found
+    assert all(value > 0 for value in (*measured, *planned))
+    assert measured.batch <= engine.layout.rows
+    assert measured.cache_bytes <= engine.layout.pages[0] * 4 * 2 * SMALL.num_kv_heads * SMALL.head_dim * 4
+    assert "(plan: " in show_means(measured, planned)
+
+
+def test_an_engine_that_fails_says_why_and_takes_no_more():
+    broken = Engine(drawn_model(config=SMALL), replace(TIGHT, rows=1))
+    broken.start()
+    seen = []
+    broken.on_failure = lambda: seen.append(str(sys.exception()))
+
+    def fail(work):
+        raise RuntimeError("the devices are gone")
+
+    broken.runner.run = fail
+    threading.excepthook, before = (lambda _: None), threading.excepthook
+    try:
+        (outputs,) = answers(broken, [Request(prompt=[1], max_tokens=4)])
+        broken.close()
+    finally:
+        threading.excepthook = before
+    assert seen == ["the devices are gone"]
+    assert [(output.done, output.error) for output in outputs] == [("failed", "RuntimeError: the devices are gone")]
+    with pytest.raises(ClosedError, match="the devices are gone"):
+        broken.submit(Request(prompt=[1], max_tokens=4), lambda outputs: None)

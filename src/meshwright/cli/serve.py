@@ -160,12 +160,15 @@ def _serve(
     from meshwright.serving.followers import Leader
     from meshwright.serving.http.run import serve_http
     from meshwright.serving.http.service import Service
+    from meshwright.serving.pace import show_means
 
     leader = Leader(several.host if several else None) if jax.process_count() > 1 else None
     engine = Engine(model, settings, draft)
     if leader:
         engine.runner.before_run = leader.send
-    if several:  # Where another process is lost, who hosts the meeting says so, and ends this one too.
+    if several is None:
+        engine.on_failure = lambda: service.fail(MeshwrightError(f"the engine has failed: {sys.exception()}"))
+    else:  # Where another process is lost, who hosts the meeting says so, and ends this one too.
         engine.on_failure = several.crash
     _say_layout(engine)
     service = Service(
@@ -193,7 +196,9 @@ def _serve(
         if leader:
             leader.close()
     stats = engine.stats()
-    print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps", file=sys.stderr)
+    both = engine.means()
+    pace = f": {show_means(*both)}" if both else ""
+    print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps{pace}", file=sys.stderr)
 
 
 def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings) -> None:

@@ -24,6 +24,7 @@ from meshwright.serving.constraints import ConstraintCompiler, Matcher
 from meshwright.serving.draft_programs import why_not_draft
 from meshwright.serving.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.layout import engine_layout
+from meshwright.serving.pace import Means, Pace, measured_and_planned
 from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
 from meshwright.serving.request import (
     MOST_LOGPROBS,
@@ -40,6 +41,7 @@ from meshwright.serving.scheduler import Scheduler, Step
 from meshwright.serving.settings import EngineSettings
 from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
+from meshwright.step import Serving, ServingLayout
 from meshwright.text import TokenStream
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
@@ -108,6 +110,9 @@ class Engine:
         self._outputs = list[tuple[_Asked, Output]]()
         self._is_closing, self._failure = False, ""
         self._num_steps = self._num_generated = 0
+        self.pace = Pace()
+        self._read_at: float | None = None
+        """When the tokens of the last step were read, if another step was on its way by then."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -307,8 +312,32 @@ class Engine:
         if steps:
             self._rounds.append(steps)
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
-            for step, result in self._rounds.popleft():
+            oldest = self._rounds.popleft()
+            for step, result in oldest:
                 self._read(step, result)
+            now = monotonic()
+            if self._read_at is not None and len(oldest) == 1 and not oldest[0][0].is_chunk:
+                self._keep_pace(oldest[0][0], now - self._read_at)
+            self._read_at = now if self._rounds else None
+
+    def _keep_pace(self, step: Step, seconds: float) -> None:
+        """Count a step of decoding that nothing came between."""
+        pace, size = self.pace, self.layout.page_size
+        pace.steps += 1
+        pace.seconds += seconds
+        pace.texts += len(step.slices)
+        pace.cached += sum((part.start // size + 1) * size for part in step.slices)
+
+    def means(self) -> tuple[Means, Means] | None:
+        """What is measured of steps and what is planned; see `measured_and_planned`."""
+        dtype, settings = self.model.dtype, self.settings
+        serving = Serving(
+            model=self.model.config, prompt_len=1, output_len=1, page_size=self.layout.page_size,
+            weight_dtype=settings.weight_dtype or dtype, kv_dtype=settings.kv_dtype or dtype, compute_dtype=dtype,
+        )  # fmt: skip
+        assert self.context.cache_split is not None
+        layout = ServingLayout(self.model.mesh_shape, self.context.cache_split)
+        return measured_and_planned(self.pace, serving, layout, self.model.system, self.layout.chunks[0][1])
 
     @staticmethod
     def _wants_logprobs(steps: Sequence[tuple[Step, Result]]) -> bool:
@@ -395,6 +424,11 @@ class Engine:
         asked = self._asked[text.request_id]
         request, growing = text.request, asked.growing[text.number]
         before, pieces, kept = text.num_made - text.unread - len(tokens), "", list[int]()
+        self.pace.made += len(tokens)
+        if not before:
+            self.pace.firsts += 1
+            self.pace.first_seconds += monotonic() - text.submitted
+            self.pace.prompt_tokens += len(request.prompt)
         for number, token in enumerate(tokens, start=before + 1):
             pieces += growing.add(token, request.stop_tokens, request.stop, is_last=number >= request.max_tokens)
             if growing.done != "token":
