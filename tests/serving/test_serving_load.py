@@ -253,7 +253,7 @@ def test_the_command_writes_figures_and_a_chart_beside_the_plan(url, tmp_path, m
 def test_a_chart_has_every_load_and_step(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("meshwright.viz.load_chart.save_figure", lambda figure, path: drawn.append(figure))
-    latencies = {"ttft": {"p50": 0.1, "p90": 0.2, "p99": 0.3}, "tpot": {"p50": 0.01, "p90": 0.02, "p99": 0.03}}
+    latencies = {"ttft": {"p50": 0.001, "p90": 0.2, "p99": 0.3}, "tpot": {"p50": 0.01, "p90": 0.02, "p99": 0.03}}
     points = [LoadPoint("1 at once", 10.0, latencies), LoadPoint("8 at once", 50.0, latencies), LoadPoint("9", 0.0, {})]
     write_load_chart(points, [(0.005, 40.0), (0.01, 90.0)], tmp_path / "load.svg", title="loads")
     first, each = drawn[0].axes
@@ -261,7 +261,11 @@ def test_a_chart_has_every_load_and_step(tmp_path, monkeypatch):
     assert lines["p99"] == [[10.0, 0.03], [50.0, 0.03]]
     assert lines["predicted, a step"] == [[40.0, 0.005], [90.0, 0.01]]
     assert {line.get_label() for line in first.lines} == {"p50", "p90", "p99"}
-    assert [text.get_text() for text in each.texts] == ["1 at once", "8 at once"]
+    for axes in (first, each):
+        assert [text.get_text() for text in axes.texts] == ["1 at once", "8 at once"]
+        marked = [axes.get_window_extent(), *(text.get_window_extent() for text in axes.texts)]
+        assert marked[0].containsy(marked[1].y0), "a label covers the numbers of its axis"
+        assert not marked[1].overlaps(marked[2])
 
 
 def test_the_command_fails_where_nothing_was_answered(url, tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,7 @@ from meshwright.viz.curves import RUN_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 STYLES = {"p50": "o-", "p90": "s--", "p99": "^:"}
 """Marks and lines of percentiles."""
@@ -37,7 +38,6 @@ def write_load_chart(
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(12, 5))
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
@@ -45,8 +45,10 @@ def write_load_chart(
     figure.suptitle(title, fontsize="x-large")
     first, each = figure.subplots(1, 2)
     _draw(first, points, "ttft", "time to the first token")
-    first.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
-    first.set_xlim(left=0)
+    if any("ttft" in point.latencies for point in points):
+        first.set_xscale("log")
+        _mark(first.xaxis, _show_rate)
+    first.yaxis.set_major_formatter(_show_seconds)
     first.set_ylim(bottom=0)
     if predicted:
         seconds, rates = zip(*predicted, strict=True)
@@ -55,12 +57,26 @@ def write_load_chart(
     if predicted or any("tpot" in point.latencies for point in points):
         # A frontier's batches span powers of ten.
         each.loglog()
-        for axis in (each.xaxis, each.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        each.minorticks_off()
-        each.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
-        each.yaxis.set_major_formatter(lambda seconds, _: show_seconds(seconds))
+        _mark(each.xaxis, _show_rate)
+        _mark(each.yaxis, _show_seconds)
     save_figure(figure, path)
+
+
+def _mark(axis: Axis, show: Callable[[float, float], str]) -> None:
+    """Numbers at 1, 2 and 5 of each power of ten of a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(show)
+
+
+def _show_rate(rate: float, _: float) -> str:
+    return f"{rate:,.0f}"
+
+
+def _show_seconds(seconds: float, _: float) -> str:
+    return show_seconds(seconds)
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
@@ -71,8 +87,8 @@ def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> N
         seconds = [point.latencies[measure][percentile] for point in with_it]
         axes.plot(rates, seconds, style, color=colour, label=percentile)
     for point, rate in zip(with_it, rates, strict=True):
-        place = (rate, point.latencies[measure]["p50"])
-        axes.annotate(point.label, place, (6, -12), textcoords="offset points", color=INK, bbox=ON_WHITE)
+        place = (rate, point.latencies[measure]["p99"])
+        axes.annotate(point.label, place, (0, 8), textcoords="offset points", ha="center", color=INK, bbox=ON_WHITE)
     axes.set_title(name, fontsize="medium", loc="left")
     axes.set_xlabel("output tokens a second")
     axes.margins(0.15)
