@@ -1,29 +1,30 @@
 """Tokens a second of the server over HTTP, beside a raw decode loop of the same model and sharding, in one run.
 
 The model is a Llama of 40M parameters (8 layers, 512 wide, 8 heads of which 4 have keys, vocab 16,384) with drawn
-weights in float32, on 8 simulated devices. Each request has a prompt of 32 tokens and makes 32, greedily. Each way runs
-in a process of its own, one after the other, three times; the third is printed:
+weights in float32, on 8 simulated devices. Each request has a prompt of 32 tokens and makes 32, greedily. Each way has
+a process of its own; they take turns, so that what else the machine does meets all alike, and the median of the rounds
+from the third on is printed:
 
 - raw: `models.generation`, all prompts at once, a step after another with the tokens left on the devices;
 - server: `meshwright serve`, the requests sent at once over HTTP, each answer in one piece.
 
-    python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 3]
+    python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 7]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
 
-PROMPT, MADE, ROWS = 32, 32, 8
+PROMPT, MADE = 32, 32
 ENVIRONMENT = os.environ | {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
@@ -32,23 +33,57 @@ ENVIRONMENT = os.environ | {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="dp=2,tp=4")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--raw", metavar="DIRECTORY", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.raw:
-        raw(args.raw, args.mesh, args.rounds)
+        raw(args.raw, args.mesh)
         return
     with tempfile.TemporaryDirectory() as folder:
         directory = f"{folder}/llama-40m"
         subprocess.run([sys.executable, "-c", MAKE, directory], env=ENVIRONMENT, check=True)
-        words = [sys.executable, __file__, "--raw", directory, "--mesh", args.mesh, "--rounds", str(args.rounds)]
-        found = subprocess.run(words, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True)
-        rows = {"raw, 8 rows": json.loads(found.stdout.splitlines()[-1])} | served(directory, args.mesh, args.rounds)
-    base = rows["raw, 8 rows"]["tokens_per_second"]
+        rounds = take_turns(directory, args.mesh, args.rounds)
+    base = statistics.median(rate for rate, _ in rounds["raw, 8 rows"])
     print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'CPU-s / 256 tokens':>22}")
-    for name, row in rows.items():
-        rate = row["tokens_per_second"]
-        print(f"{name:24}{rate:10.1f}{rate / base:9.2f}x{row['cpu_seconds']:22.2f}")
+    for name, each in rounds.items():
+        rate, cpu = (statistics.median(column) for column in zip(*each, strict=True))
+        print(f"{name:24}{rate:10.1f}{rate / base:9.2f}x{cpu:22.2f}")
+
+
+def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Of each way, the tokens a second and CPU-seconds for 256 tokens of each round but the first two."""
+    words = [sys.executable, __file__, "--raw", directory, "--mesh", mesh]
+    alone = subprocess.Popen(words, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-m", "meshwright", "serve", directory, "--on", "cpu:8", "--mesh", mesh, "--port", "0"]
+    words += ["--rows", "64", "--context", "128", "--no-prefix-cache"]
+    server = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert alone.stdin is not None
+    assert alone.stdout is not None
+    assert server.stdout is not None
+    try:
+        url = server.stdout.readline().split()[-1]
+        found: dict[str, list[tuple[float, float]]] = {}
+        for number in range(rounds):
+            seconds, used = dict[str, float](), dict[str, float]()
+            for count in (8, 64):
+                cpu = cpu_seconds(alone.pid)
+                print(count, file=alone.stdin, flush=True)
+                seconds[f"raw, {count} rows"] = float(alone.stdout.readline())
+                used[f"raw, {count} rows"] = cpu_seconds(alone.pid) - cpu
+            for count in (8, 64):
+                cpu = cpu_seconds(server.pid)
+                seconds[f"server, {count} requests"] = asyncio.run(ask(url, prompts(count)))
+                used[f"server, {count} requests"] = cpu_seconds(server.pid) - cpu
+            for name, taken in seconds.items():
+                tokens = MADE * int(name.split()[1])
+                if number >= 2:
+                    found.setdefault(name, []).append((tokens / taken, used[name] * 256 / tokens))
+        return found
+    finally:
+        alone.stdin.close()
+        server.send_signal(signal.SIGTERM)
+        alone.wait(60)
+        server.wait(60)
 
 
 MAKE = """
@@ -78,8 +113,8 @@ def prompts(count: int) -> list[list[int]]:
     return [[(37 * row + 11 * place + row * place) % 16384 for place in range(PROMPT)] for row in range(count)]
 
 
-def raw(directory: str, mesh: str, rounds: int) -> None:
-    """A decode loop whose tokens stay on the devices until the end."""
+def raw(directory: str, mesh: str) -> None:
+    """A decode loop whose tokens stay on the devices until the end, for the rows of each line that comes: seconds."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -92,50 +127,27 @@ def raw(directory: str, mesh: str, rounds: int) -> None:
     layout = decode_layout(model.config, model.mesh_shape, "heads")
     of_prompts = prompt_layout(model.config, model.mesh_shape, "heads")
     with jax.set_mesh(model.mesh):
-        prefill, decode = programs(model.config, model.mesh_shape, "heads", ROWS, PROMPT + MADE, jnp.dtype(jnp.float32))
         params = placed_params(model.params, model.config, layout)
-        samplers = likeliest_of(jnp.zeros(ROWS, jnp.uint32))
-        tokens = jax.device_put(np.array(prompts(ROWS), np.int32), of_prompts.spec("batch", "sequence"))
-        for _ in range(rounds):
-            began, cpu = perf_counter(), cpu_seconds(os.getpid())
+        for line in sys.stdin:
+            rows = int(line)
+            prefill, decode = programs(
+                model.config, model.mesh_shape, "heads", rows, PROMPT + MADE, jnp.dtype(jnp.float32)
+            )
+            samplers = likeliest_of(jnp.zeros(rows, jnp.uint32))
+            tokens = jax.device_put(np.array(prompts(rows), np.int32), of_prompts.spec("batch", "sequence"))
+            began = perf_counter()
             chosen, caches, written = prefill(
-                params, tokens, jnp.full(ROWS, PROMPT, jnp.int32), samplers, Written(), jnp.int32(0)
+                params, tokens, jnp.full(rows, PROMPT, jnp.int32), samplers, Written(), jnp.int32(0)
             )
             made = [chosen]
             for number in range(1, MADE):
                 chosen, caches, written = decode(
-                    params, chosen, caches, np.full(ROWS, PROMPT + number - 1, np.int32), samplers, written,
+                    params, chosen, caches, np.full(rows, PROMPT + number - 1, np.int32), samplers, written,
                     np.int32(number),
                 )  # fmt: skip
                 made.append(chosen)
             jax.block_until_ready(made)
-            seconds = perf_counter() - began
-            used = cpu_seconds(os.getpid()) - cpu
-    print(json.dumps({"tokens_per_second": ROWS * MADE / seconds, "cpu_seconds": used * 256 / (ROWS * MADE)}))
-
-
-def served(directory: str, mesh: str, rounds: int) -> dict[str, dict[str, float]]:
-    """The server, with 8 requests at once and with 64."""
-    words = [sys.executable, "-m", "meshwright", "serve", directory, "--on", "cpu:8", "--mesh", mesh, "--port", "0"]
-    words += ["--rows", "64", "--context", "128", "--no-prefix-cache"]
-    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        found = {}
-        for count in (8, 64):
-            for _ in range(rounds):
-                cpu = cpu_seconds(process.pid)
-                seconds = asyncio.run(ask(url, prompts(count)))
-                used = cpu_seconds(process.pid) - cpu
-            found[f"server, {count} requests"] = {
-                "tokens_per_second": count * MADE / seconds,
-                "cpu_seconds": used * 256 / (count * MADE),
-            }
-        return found
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+            print(perf_counter() - began, flush=True)
 
 
 async def ask(url: str, texts: list[list[int]]) -> float:

@@ -221,6 +221,10 @@ CALLS = """
 2 | train tiny --on cpu:2 --batch 4 --seed 0x10                                              | whole number
 2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
 2 | train tiny --on cpu:2 --batch 4 --eval-tasks none.jsonl                                  | eval_tasks changes nothing without eval_every
+2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --fields prompt,chosen    | fields is not for objective='dpo'
+2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --rows padded             | rows is not for objective='dpo'
+2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --rows packed             | each answer of a pair is a padded row
+2 | train tiny --on cpu:2 --batch 4 --beta 0.1                                               | beta is for objective='dpo'
 2 | train run                                                                                | model_type
 2 | train run --resume                                                                       | workload is missing
 2 | generate run                                                                             | no model_type

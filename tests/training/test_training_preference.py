@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from meshwright.cost import argument_bytes
+from meshwright.cost.model_states import States
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
@@ -19,8 +20,17 @@ from meshwright.mesh import MeshShape
 from meshwright.models.forward import all_logits
 from meshwright.planner import make_plan
 from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import DEFAULT, Experts, Strategy, Workload, parameters, reference_pass, rules_of
-from meshwright.training import Optimizer, RunConfig, initial_state, read_metrics, train, train_step
+from meshwright.step import DEFAULT, Experts, Strategy, Workload, parameters, reference_pass, rules_of, shares_base
+from meshwright.step.lora import LoRA
+from meshwright.training import (
+    Optimizer,
+    RunConfig,
+    initial_state,
+    read_metrics,
+    run_reference,
+    train,
+    train_step,
+)
 from meshwright.training.data.config import DataConfig
 from meshwright.training.data.pair_batches import Place
 from meshwright.training.data.pairs import open_pairs
@@ -34,6 +44,8 @@ from meshwright.verification import verify_plan
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2, num_heads=8, num_kv_heads=8, head_dim=8)
 MOE = replace(MODEL, name="moe", experts=Experts(count=4, num_active=2, mlp=32, balance_weight=0.1))
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=32, compute_dtype="f32", objective="dpo")
+LORA = LoRA(rank=4, alpha=8.0, targets=("query", "down"))
+ADAPTED = replace(WORKLOAD, model=replace(MODEL, lora=LORA))
 
 
 def text(seed=0):
@@ -310,6 +322,9 @@ VERIFIED = [
     (MOE, "cpu:8", MeshShape(dp=2, fsdp=2, ep=2), DEFAULT),
     (MODEL, "v5e:2x4", MeshShape(fsdp=8), Strategy(reference_mesh=ELSEWHERE)),
     (MODEL, "v5e:2x4", MeshShape(fsdp=2, tp=4), Strategy(num_microbatches=2)),
+    (replace(MODEL, name="adapted", lora=LORA), "cpu:8", MeshShape(fsdp=4, tp=2), DEFAULT),
+    (replace(MODEL, name="adapted", lora=LORA), "cpu:8", MeshShape(fsdp=4, tp=2), Strategy(zero_stage=0)),
+    (replace(MODEL, name="adapted", lora=LORA), "v5e:2x4", MeshShape(fsdp=8), DEFAULT),
 ]
 
 
@@ -326,3 +341,43 @@ def test_both_programs_have_the_flops_and_collectives_of_the_plan_or_the_differe
     assert rows["flops"].is_explained
     assert any(name.endswith("reference") for name in rows)
     assert [name for name, row in rows.items() if row.unit == "B" and not row.is_explained] == []
+
+
+def test_the_reference_of_adapters_takes_no_memory_on_the_policys_own_mesh():
+    shape = MeshShape(fsdp=8)
+    kinds = [(ADAPTED, shape, Strategy(reference_mesh=mesh)) for mesh in (None, shape, ELSEWHERE)]
+    assert [shares_base(*how) for how in kinds] == [True, True, False]
+    own, same_mesh, elsewhere = (argument_bytes(*how) for how in kinds)
+    without = argument_bytes(replace(ADAPTED, reference="precomputed"), shape)
+    # The reference's text, 3 x 4 bytes a token, is beside the policy's.
+    assert own == same_mesh == without + 12 * ADAPTED.tokens // 8
+    assert elsewhere > own + 0.9 * States(ADAPTED, shape).frozen
+    assert not shares_base(WORKLOAD, shape, DEFAULT)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("strategy", [DEFAULT, Strategy(zero_stage=0), Strategy(num_microbatches=2)], ids=str)
+def test_the_reference_of_adapters_is_the_base_and_trains_as_a_copy_does(pairs, tmp_path, monkeypatch, strategy):
+    """Resumed too; nothing is kept of it, and the bytes that programs are given are those of the plan."""
+    config = replace(CONFIG, workload=ADAPTED, mesh=MeshShape(fsdp=4, tp=2), strategy=strategy)
+    config = replace(config, evaluating=Evaluating(every=3, data=(str(pairs),)))
+    train(with_data(pairs, replace(config, steps=3)), tmp_path / "base")
+    train(with_data(pairs, config), tmp_path / "base")
+    assert not (tmp_path / "base" / "reference").exists()
+    monkeypatch.setattr(run_reference, "shares_base", lambda *how: False)
+    train(with_data(pairs, config), tmp_path / "copy")
+    rows, others = (read_metrics(tmp_path / name) for name in ("base", "copy"))
+    assert same(rows, others)
+    assert [row.get("eval_loss") for row in rows] == [row.get("eval_loss") for row in others]
+    assert rows[-1]["reward_margin"] > 0
+    assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)
+
+
+@pytest.mark.matrix
+def test_a_run_of_adapters_goes_on_with_a_reference_elsewhere(pairs, tmp_path):
+    shared = replace(CONFIG, workload=ADAPTED, strategy=DEFAULT)
+    train(with_data(pairs, shared), tmp_path / "whole")
+    train(with_data(pairs, replace(shared, steps=3)), tmp_path / "run")
+    train(with_data(pairs, replace(shared, strategy=Strategy(reference_mesh=ELSEWHERE))), tmp_path / "run")
+    losses = [[row["loss"] for row in read_metrics(tmp_path / name)] for name in ("run", "whole")]
+    np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -20,6 +20,7 @@ from meshwright.step import (
     leaves,
     parameters,
     reference_pass,
+    shares_base,
     token_axes,
 )
 from meshwright.step.blocks import program
@@ -68,12 +69,17 @@ def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEF
 
 
 def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
-    """The bytes of a live reference's parameters and of its batch on one device; 0 where a step runs none."""
+    """The bytes that a live reference adds to a step's arguments on one device; 0 where a step runs none.
+
+    They are its batch and, where these are not the policy's own (`step.shares_base`), its parameters.
+    """
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0
+    total = float(_text_bytes(own.workload, own.mesh, own.strategy))
+    if shares_base(workload, mesh, strategy):
+        return total
     model, mesh = own.workload.model, replace(own.mesh, dp=1)
     paths = {path: parameter.role == "vector" for path, parameter in leaves(parameters(model))}
-    total = float(_text_bytes(own.workload, own.mesh, own.strategy))
     for of_vectors, dtype in ((False, workload.compute_dtype), (True, workload.param_dtype)):
         others = frozenset(path for path, is_vector in paths.items() if is_vector is not of_vectors)
         total += dtype_bytes(dtype) * sum(stored_elements(model, mesh, is_tiled=kind == "tpu", without=others))

@@ -162,6 +162,11 @@ class States:
         model = self.workload.model
         return stored_elements(model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
 
+    @property
+    def frozen(self) -> float:
+        """The bytes of the frozen parameters as they are from step to step."""
+        return self._frozen_bytes(self._kept_on)
+
     def _frozen_bytes(self, mesh: MeshShape) -> float:
         """The bytes of the frozen parameters where a mesh without copies shards them, each in its own dtype."""
         workload, total = self.workload, 0.0
@@ -179,7 +184,7 @@ class States:
     @property
     def arguments(self) -> float:
         """What a step is given of it: parameters as they are stored, their copies, moments and counters."""
-        stored = self.kept * dtype_bytes(self.workload.param_dtype) + self._frozen_bytes(self._kept_on)
+        stored = self.kept * dtype_bytes(self.workload.param_dtype) + self.frozen
         return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property

@@ -42,7 +42,7 @@ from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
 from meshwright.text import TokenStream
 
-PAUSE_SECONDS, MOST_SECONDS = 0.002, 0.008
+PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
 """An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
 come together are read together."""
 

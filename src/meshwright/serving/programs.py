@@ -6,6 +6,7 @@ form, in chunks. What a step does is one array of numbers, `Columns`, so that on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -216,7 +217,6 @@ class _Read(NamedTuple):
 
     row: Array
     tokens: Array
-    count: Array
     is_token: Array
     is_chosen: Array
     drawn: Array
@@ -236,37 +236,70 @@ def _through(
     is_whole: bool = False,
 ) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
     """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
-    columns = shape.columns
-    row, start, count = (numbers[:, at] for at in (Columns.row, Columns.start, Columns.count))
-    tokens = numbers[:, columns.tokens]
-    tokens = jnp.where(tokens == FROM_LAST, last.at[row].get(mode="clip")[:, None], tokens)
+    columns, spec = shape.columns, layout.spec("batch", "sequence")
+    # Each device takes the numbers of its rows, and all of what every device needs: columns of one array that is split
+    # for some uses would be gathered again for others.
+    own = jax.reshard(numbers, spec)
+    tokens = newest_first(own[:, columns.tokens], last, own, layout)
     if drafts is not None:
-        tokens = jnp.concatenate([tokens[:, :1], drafts], axis=1)
+        tokens = jnp.concatenate([tokens[:, :1], jax.reshard(drafts, spec)], axis=1)
+    x, table, pages = through_pages(params, pages, tokens, own, columns.tables, model, layout, dtype)
     places = jnp.arange(shape.length)[None]
-    is_token = places < count[:, None]
-    # What is no token reads as the last one does, so that its softmax has something to sum.
-    positions = start[:, None] + jnp.minimum(places, jnp.maximum(count[:, None] - 1, 0))
-    caches = tuple(
-        PagedCache(own, numbers[:, entries], numbers[:, first], is_token)
-        for own, (first, entries) in zip(pages, columns.tables, strict=True)
+    if not is_whole and shape.num_chosen < shape.length:
+        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        is_last = places == jnp.maximum(own[:, Columns.count, None] - 1, 0)
+        x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
+    asked = numbers[:, columns.tokens]
+    read = _Read(
+        row=numbers[:, Columns.row],
+        tokens=asked if drafts is None else jnp.concatenate([asked[:, :1], drafts], axis=1),
+        is_token=places < numbers[:, Columns.count, None],
+        is_chosen=numbers[:, Columns.is_chosen] > 0,
+        drawn=numbers[:, Columns.drawn],
     )
-    spec = layout.spec("batch", "sequence")
+    return read, x, table, pages
+
+
+def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
+    """Tokens [rows, s], in place of FROM_LAST the newest of their rows. own: the numbers of rows, split as they are."""
+    newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
+    return jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
+
+
+def through_pages(
+    params: Any,
+    pages: tuple[Pages, ...],
+    tokens: Array,
+    own: Array,
+    tables: Sequence[tuple[int, slice]],
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    place: int = 0,
+) -> tuple[Array, Array, tuple[Pages, ...]]:
+    """The residual stream of tokens [rows, s] from `place` in a step on, the table, and the pages with these tokens.
+
+    own: the numbers of the step, split as rows are. tables: of each of the pages, its columns.
+    """
+    start, count = own[:, Columns.start, None], own[:, Columns.count, None]
+    places = place + jnp.arange(tokens.shape[1])[None]
+    # What is no token reads as the last one does, so that its softmax has something to sum.
+    positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
+    caches = tuple(
+        PagedCache(each, own[:, entries], own[:, first], places < count)
+        for each, (first, entries) in zip(pages, tables, strict=True)
+    )
     x, table, caches = through_cache(
         params,
-        jax.reshard(tokens, spec),
-        jax.reshard(positions, spec),
+        tokens,
+        positions,
         caches,
         model,
         layout,
         dtype,
-        lengths=jnp.maximum(positions + 1, numbers[:, Columns.read_length, None]),
+        lengths=jnp.maximum(positions + 1, own[:, Columns.read_length, None]),
     )
-    if not is_whole and shape.num_chosen < shape.length:
-        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
-        is_last = jax.reshard(places == jnp.maximum(count[:, None] - 1, 0), spec)
-        x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
-    read = _Read(row, tokens, count, is_token, numbers[:, Columns.is_chosen] > 0, numbers[:, Columns.drawn])
-    return read, x, table, tuple(cache.pages for cache in caches)
+    return x, table, tuple(cache.pages for cache in caches)
 
 
 def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:

@@ -21,7 +21,7 @@ from meshwright.step.parameter_tree import (
     num_parameters,
     parameters,
 )
-from meshwright.step.reference import check_reference, reference_pass
+from meshwright.step.reference import check_reference, reference_pass, shares_base
 from meshwright.step.rules import (
     IN_USE,
     RULES,
@@ -162,6 +162,7 @@ __all__ = [
     "scores_made",
     "sent_tokens",
     "sequence_method",
+    "shares_base",
     "spec",
     "staged_parameters",
     "strategy_from_data",

@@ -33,7 +33,7 @@ class ReferencePass(NamedTuple):
     """The forward pass of a reference: what of a train step's forward is, of these three, but for the loss's mean.
 
     Its weights are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change; its vectors are in
-    the policy's dtype. Of a policy with adapters it is the model without them.
+    the policy's dtype. Of a policy with adapters it is the model without them (`shares_base`).
     """
 
     workload: Workload
@@ -55,8 +55,20 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
     # Nothing is kept for a backward pass. Adapters are the policy's.
     read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
+    if shares_base(workload, mesh, strategy) and not strategy.zero_stage:
+        kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; of any other stage they are in shards.
     idle = unused_options(read, own, kept)
     return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
+
+
+def shares_base(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether the reference of a step is the policy's own frozen parameters, read without their adapters.
+
+    They are what the run began with, in the dtypes of a reference (`Workload.stored_dtype`); on another mesh it is a
+    copy.
+    """
+    has_adapters = without_lora(workload.model) != workload.model
+    return has_reference(workload) and has_adapters and strategy.reference_mesh in (None, mesh)
 
 
 def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, runs: bool = False) -> None:

@@ -156,12 +156,12 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     )
     if "adapter" in said:
         said["adapter"] = str(Path(said["adapter"]).absolute())
+    preference.check_said(said, config.workload)
     config = with_settings(config, said)
     if config.workload.objective != "dpo":
         rows = "packed" if config.workload.packed and config.data.rows is None else usual_rows(config.data)
         config = with_settings(config, {"rows": rows})
     check_said(config.optimizer, said, config.strategy, config.workload.model)
-    preference.check_said(said, config.workload)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")

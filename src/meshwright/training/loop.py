@@ -29,7 +29,6 @@ from meshwright.step import (
 from meshwright.text import Tokenizer
 from meshwright.training.after_step import AfterStep
 from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
-from meshwright.training.data.pair_batches import PairBatches
 from meshwright.training.data.pairs import RunPairs, open_pairs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
@@ -56,7 +55,6 @@ from meshwright.training.stepping import BatchOfStep, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches
 from meshwright.training.watch import (
     Evaluator,
-    HeldOutPairs,
     Profiler,
     RunLog,
     Shortfall,
@@ -181,9 +179,9 @@ def _run(
         if isinstance(data, RunPairs):
             # Before the state, so that what a precomputed reference took is free again.
             pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
-            batches, prepare = pairs.batches, pairs.prepare
+            batches = pairs.batches
         else:
-            batches, prepare, pairs = _text_batches(config, data, layout, mesh), dict, None
+            batches, pairs = _text_batches(config, data, layout, mesh), None
             exits.callback(batches.close)
         first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
         is_limited = config.strategy.on_bad_step == "skip"
@@ -191,13 +189,14 @@ def _run(
         about = {"config": config.to_json(), "identity": identity}
         saver = Saver(config, directory, checkpoints, order_of_checkpoints(config, layout, mesh), about, log, on_note)
         step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
-        program = StepProgram(step_of, on_note, prepare)
+        program = StepProgram(step_of, on_note, *([pairs.prepare] if pairs else ()))
         evaluate = None
         if config.evaluating.every:
-            if isinstance(batches, PairBatches):
-                held_out = HeldOutPairs(batches.num_held_out, lambda number: prepare(batches.held_out(number)))
-            else:
+            if isinstance(batches, Batches):
                 held_out = _held_out(config, batches, tokenizer, on_note)
+            else:
+                assert pairs is not None
+                held_out = pairs.held_out
             evaluate = Evaluator(config, layout, held_out, tasks)
         profiler = None
         if is_first_process():

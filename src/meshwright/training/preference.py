@@ -53,8 +53,20 @@ SETTINGS = ("beta", "label_smoothing", "preference_loss")
 """The settings of a run that set its fields (`training.settings`)."""
 
 
+OF_TEXT = {
+    "fields": "pairs are records with prompt, chosen and rejected",
+    "rows": "each answer of a pair is a padded row",
+}
+"""The settings of a run that pairs do not read, and why not."""
+
+
 def check_said(said: Collection[str], workload: Workload) -> None:
-    """Raise where something is said of pairs whose workload has none; said: settings of a run."""
+    """Raise where something is said of pairs whose workload has none, or of text beside pairs.
+
+    said: settings of a run.
+    """
+    if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in said]):
+        raise MeshwrightError(f"{idle[0]} is not for objective='dpo': {OF_TEXT[idle[0]]}; leave --{idle[0]} out")
     if workload.objective != "dpo" and (idle := [name for name in SETTINGS if name in said]):
         raise MeshwrightError(f"{idle[0]} is for objective='dpo' (--objective dpo); {workload.objective} has no pairs")
 

@@ -24,15 +24,15 @@ class StepProgram:
     what changed, because a step that compiles anew takes minutes on a large model and is nearly always a mistake.
 
     Args:
-        step: as `train_step` makes it. on_note: called with the line. prepare: makes of the batch that it is called
-            with the one that the step takes, by another program.
+        step: as `train_step` makes it. on_note: called with the line. prepare: makes of the state and the batch that it
+            is called with the batch that the step takes, by another program.
     """
 
     def __init__(
         self,
         step: Callable[..., tuple[State, dict[str, Array]]],
         on_note: Note,
-        prepare: Callable[[Mapping[str, Any]], Mapping[str, Array]] = dict,
+        prepare: Callable[[Any, Mapping[str, Any]], Mapping[str, Array]] = lambda state, batch: batch,
     ) -> None:
         self._step: Any = step
         self._prepare = prepare
@@ -44,7 +44,7 @@ class StepProgram:
 
     def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         """Take a step. `compile_seconds` has the time that went into compiling for it, 0 nearly always."""
-        self.compile_seconds, batch = 0.0, self._prepare(batch)
+        self.compile_seconds, batch = 0.0, self._prepare(state, batch)
         if self.compiled is None:
             self._compile(state, batch)
         assert self.compiled is not None

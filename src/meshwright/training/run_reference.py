@@ -1,7 +1,8 @@
 """The reference of a run: live on the devices, or what it made of all pairs; and how the run directory keeps it.
 
 `reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint that any mesh reads; of a
-precomputed one `log_probabilities.npz`. So a run goes on though the weights it began with are gone or changed.
+precomputed one `log_probabilities.npz`. So a run goes on though the weights it began with are gone or changed. A policy
+with adapters wants these weights itself: its live reference is its own frozen parameters, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from jax.sharding import Mesh, NamedSharding
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
 from meshwright.runtime import DTYPES, ShardingContext, build_mesh
-from meshwright.step import reference_pass, rules_of
+from meshwright.step import leaves, reference_pass, rules_of, shares_base
+from meshwright.step.parameter_tree import is_adapter
 from meshwright.step.reference import ReferencePass
 from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
 from meshwright.training.data.pairs import PairData, RunPairs
 from meshwright.training.reference import abstract_reference, reference_step, text_batch
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.step import first_parameters
+from meshwright.training.step import State, first_parameters
+from meshwright.training.trained import without
+from meshwright.training.watch import HeldOutPairs
 
 FOLDER, FILE = "reference", "log_probabilities.npz"
 
@@ -37,14 +41,23 @@ FOLDER, FILE = "reference", "log_probabilities.npz"
 class PairRun(NamedTuple):
     """What a run of pairs has beside one of text.
 
-    batches: of any step. prepare: makes of one of them what the step takes. keep: writes the reference into the run
-    directory; of several processes all call it. counts: the pairs, and those that were cut, left out or bad.
+    batches: of any step. prepare: makes of a state and one of them what the step takes. keep: writes the reference
+    into the run directory; of several processes all call it. counts: the pairs, and those that were cut, left out or
+    bad.
     """
 
     batches: PairBatches
-    prepare: Callable[[Mapping[str, Any]], Mapping[str, Array]]
+    prepare: Callable[[State, Mapping[str, Any]], Mapping[str, Array]]
     keep: Callable[[], None]
     counts: Mapping[str, int]
+
+    @property
+    def held_out(self) -> HeldOutPairs:
+        """The pairs to evaluate on."""
+        held_out, prepare = self.batches.held_out, self.prepare
+        return HeldOutPairs(
+            self.batches.num_held_out, lambda params, number: prepare({"params": params}, held_out(number))
+        )
 
 
 def begin_pairs(
@@ -58,7 +71,7 @@ def begin_pairs(
 ) -> PairRun:
     """The pairs of a run that stands at step `start`, with its reference.
 
-    That is what the policy begins with; of a run that goes on what its directory keeps.
+    That is what the policy begins with; of a run that goes on what its directory keeps, if anything.
 
     Raises:
         MeshwrightError: what was kept is gone, damaged, or of other pairs.
@@ -78,20 +91,37 @@ def begin_pairs(
     if config.workload.reference == "precomputed":
         found = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
         batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=found, **more)
-        return PairRun(batches, dict, lambda: _write(directory, found, data), counts)
+        return PairRun(batches, lambda _, batch: batch, lambda: _write(directory, found, data), counts)
     there = build_mesh(own.mesh)
-    params = _restored(directory, own, there) if start else _first(config, own, there, on_bytes)
+    has_adapters = config.workload.config.lora is not None
+    if shares_base(config.workload, config.mesh, config.strategy):
+        params = None
+    elif start and not has_adapters:
+        params = _restored(directory, own, there)
+    else:
+        params = _first(config, own, there, on_bytes)
     run, rows = _compiled(own, there), NamedSharding(mesh, layout.spec("batch"))
 
-    def prepare(batch: Mapping[str, Any]) -> Mapping[str, Array]:
+    def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
         text = {name: array for name, array in batch.items() if name != LIVE}
+        base = _without_adapters(state["params"]) if params is None else params
         with jax.set_mesh(there):
-            made = run(params, batch[LIVE])
+            made = run(base, batch[LIVE])
         return text | {"reference": jax.device_put(made, rows)}
+
+    def keep() -> None:
+        # The base of adapters is read or drawn again where the run goes on, and checked (`run_directory.frozen`).
+        if not has_adapters:
+            _save(directory, config, params)
 
     place = Place.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
     batches = PairBatches(pairs, config.workload, policy, place, **more)
-    return PairRun(batches, prepare, lambda: _save(directory, config, params), counts)
+    return PairRun(batches, prepare, keep, counts)
+
+
+def _without_adapters(params: Any) -> Any:
+    """The parameters of a model that its adapters stand beside: the same arrays."""
+    return without(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
 def _compiled(own: ReferencePass, mesh: Mesh) -> Callable[..., Array]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from meshwright.compiler import CompileRequest, Effort
+from meshwright.cost.model_states import States
 from meshwright.planner import Plan
 from meshwright.record import Record, merge
-from meshwright.step import reference_pass
+from meshwright.step import reference_pass, shares_base
 
 REFERENCE_STEP = "meshwright.training.reference:lower_reference_step"
 """The function that lowers the reference's pass, called by name in the process that compiles."""
@@ -26,10 +27,16 @@ def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, .
 
 
 def with_reference(policy: Record, reference: Record, plan: Plan) -> Record:
-    """The record of a step of two programs, the reference's first: each has the other's arguments beside it."""
-    ours, theirs = policy.memory_bytes, reference.memory_bytes
-    arguments = ours["arguments"] + theirs["arguments"]
-    peak = max(ours["peak"] + theirs["arguments"], theirs["peak"] + ours["arguments"])
+    """The record of a step of two programs, the reference's first: each has the other's arguments beside it.
+
+    Parameters that both read are there once.
+    """
+    ours, theirs, shared = policy.memory_bytes, reference.memory_bytes, 0
+    if shares_base(plan.workload, plan.mesh, plan.strategy):
+        is_tiled = plan.system.chip.kind == "tpu"
+        shared = int(States(plan.workload, plan.mesh, plan.strategy, is_tiled=is_tiled).frozen)
+    arguments = ours["arguments"] + theirs["arguments"] - shared
+    peak = max(ours["peak"] + theirs["arguments"], theirs["peak"] + ours["arguments"]) - shared
     moves = (replace(move, phase="reference") for move in reference.collectives)
     found = replace(
         policy,

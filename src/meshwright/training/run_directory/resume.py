@@ -73,6 +73,7 @@ def resumed_run(
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
     free = {name: said.pop(name) for name in [*said] if name in SETTINGS and SETTINGS[name].resume == "free"}
+    preference.check_said({*said, *free}, before.workload)
     lines = _change(said, before, directory, num_devices=mesh.num_devices, is_allowed=change, allow=allow)
     config = replace(
         _with(said | free, before, mesh.num_devices),
@@ -82,7 +83,6 @@ def resumed_run(
         mesh=mesh,
     )
     check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
-    preference.check_said({*said, *free}, config.workload)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()

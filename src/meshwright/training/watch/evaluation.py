@@ -37,10 +37,13 @@ class HeldOutBatches(Protocol):
 
 
 class HeldOutPairs(NamedTuple):
-    """Batches of pairs to evaluate on, each with what the reference makes of it. count: how many there are."""
+    """Batches of pairs to evaluate on. count: how many there are.
+
+    batch: (params, number) -> a batch, with what the reference makes of it; params: those of the policy.
+    """
 
     count: int
-    batch: Callable[[int], Mapping[str, Array]]
+    batch: Callable[[Any, int], Mapping[str, Array]]
 
 
 class Evaluator:
@@ -105,7 +108,7 @@ class Evaluator:
         """The means over all pairs, `MEANS`, and how many pairs they are; batches are of one size."""
         if not self._count:
             return {}
-        found = [jax.device_get(self._means(params, batches.batch(number))) for number in range(self._count)]
+        found = [jax.device_get(self._means(params, batches.batch(params, number))) for number in range(self._count)]
         means = (math.fsum(each) / len(found) for each in zip(*(batch.tolist() for batch in found), strict=True))
         pairs = self._count * self._pairs_of_batch
         return {f"eval_{name}": mean for name, mean in zip(MEANS, means, strict=True)} | {"eval_pairs": pairs}
