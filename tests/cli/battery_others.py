@@ -248,9 +248,6 @@ CALLS = """
 2 | generate run --num-tokens 1e3                                                            | whole number
 2 | serve                                                                                    | DIR|RUN is missing
 2 | serve nowhere                                                                            | no directory 'nowhere'
-2 | serve run --on cpu:4 --replicas 3                                                        | 3 replicas cannot have
-2 | serve run --on cpu:4 --replicas 0                                                        | 0 replicas cannot have
-2 | serve run --on cpu:4 --replicas 2 --process-id 1                                         | --process-id changes nothing
 2 | serve run --port 70000                                                                   | --port is 70000
 2 | serve run --kv-dtype fp4                                                                 | --kv-dtype is 'fp4'
 2 | serve run --weight-dtype fp8                                                             | --weight-dtype is 'fp8'

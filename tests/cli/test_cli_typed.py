@@ -46,7 +46,7 @@ WORK = {
     "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
     "generate": ["meshwright.loading.Found.load"],
-    "serve": ["meshwright.loading.Found.load"],
+    "serve": ["meshwright.loading.Found.load", "meshwright.launch.Replicas"],
     "export": ["meshwright.loading.Found.load"],
     "eval": ["meshwright.loading.Found.load"],
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],

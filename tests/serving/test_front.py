@@ -15,6 +15,7 @@ import pytest
 from fake_engine import FakeEngine
 from started import started
 
+from meshwright.cli.main import main
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.run import HttpServer
 from meshwright.serving.http.service import ServerState
@@ -81,6 +82,22 @@ def test_with_no_replica_a_client_is_told_to_come_back():
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert httpx.get(f"{url}/ready").status_code == 503
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replicas", "3"], "3 replicas cannot have the same part of 4 devices"),
+        (["--replicas", "0"], "0 replicas cannot have"),
+        (["--replicas", "2", "--process-id", "1"], "--process-id changes nothing beside --replicas"),
+        (["--on", "v5e:2x2", "--replicas", "2"], "have dp=2 in --mesh"),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused_in_a_line(words, said, capsys):
+    assert main(["serve", str(LLAMA), *([] if "--on" in words else ["--on", "cpu:4"]), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.matrix
