@@ -237,6 +237,8 @@ CALLS = """
 2 | generate good --on cpu:8 --prompts none.jsonl                                            | cannot read none.jsonl
 2 | generate good --on cpu:8 --prompts empty                                                 | has no prompt
 2 | generate good --on cpu:8 a b --prompts empty                                             | both give prompts
+2 | generate good --on cpu:8 --data x.jsonl                                                  | needs a file for the answers: -o
+2 | generate good --on cpu:8 a --data x.jsonl -o a.jsonl                                     | both give prompts
 2 | generate run --top-p 2                                                                   | top_p is 2.0
 2 | generate run --min-p -1                                                                  | min_p is -1.0
 2 | generate run --top-k 1.5                                                                 | whole number

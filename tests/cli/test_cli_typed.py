@@ -127,9 +127,12 @@ VALUES = {
 }  # fmt: skip
 
 
-OTHER_VALUES = {("show", "--dims"): "I=16", ("bench-serve", "--rate"): "2", ("serve", "--rows"): "8"} | {
-    (name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")
-}
+OTHER_VALUES = {
+    ("show", "--dims"): "I=16",
+    ("bench-serve", "--rate"): "2",
+    ("serve", "--rows"): "8",
+    ("generate", "--rows"): "8",
+} | {(name, "--mesh"): "X=2" for name in ("matmul", "collective", "show")}
 
 
 def options_of(name):

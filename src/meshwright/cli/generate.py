@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from meshwright.cli.arguments import Json, option, positional
-from meshwright.cli.loading import ModelArgs, load_with_bar, note
-from meshwright.cli.prompts import as_message, converse, one_way, read_prompts
+from meshwright.cli.generate_args import Args, samplings
+from meshwright.cli.generate_data import answer_data
+from meshwright.cli.loading import load_with_bar, note
+from meshwright.cli.prompts import converse, one_way, read_prompts
 from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -26,50 +24,14 @@ from meshwright.units import show_bytes, show_rate, show_seconds
 if TYPE_CHECKING:
     from meshwright.inference import GenerateOptions, LoadedModel, Piece, Prompt
     from meshwright.loading import Found
-    from meshwright.models import Sampling
 
 EXAMPLES = (
     'meshwright generate runs/tiny "def " --num-tokens 200',
     "meshwright generate runs/tiny --on cpu:2 --mesh 1,2,1,1 --num-samples 4",
     'meshwright generate Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8 --chat --prompt "What is a mesh?"',
     "meshwright generate Llama-3.2-1B --on cpu:8 --prompts prompts.jsonl --temperature 0 --json",
+    "meshwright generate Llama-3.2-1B --on cpu:8 --data prompts.jsonl -o answers.jsonl",
 )
-
-
-@dataclass(frozen=True)
-class Args(ModelArgs):
-    """Write text with a model, with a KV cache split over the mesh, and say how fast it came."""
-
-    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PROMPT…")] = ()
-    """What the texts begin with. Default: "def " of a run; of --chat on a terminal, what is typed there."""
-    prompt: Annotated[tuple[str, ...], option("TEXT…")] = ()
-    """The same as PROMPT…"""
-    prompts: Annotated[Path | None, option("FILE")] = None
-    """A file with a prompt a line; of a .jsonl each line is {"prompt": text or tokens} or {"messages": […]}."""
-    chat: Annotated[bool, option()] = False
-    """Take a prompt as a user's message, in the model's chat template; without a prompt talk on the terminal."""
-    num_tokens: Annotated[int, option("N")] = 200
-    """The most tokens to write. Default: 200."""
-    temperature: Annotated[float, option("T")] = 0.7
-    """0 always takes the likeliest token, 1 samples as the model says. Default: 0.7."""
-    top_k: Annotated[int, option("N")] = 0
-    """Sample from the N likeliest tokens. Default: all."""
-    top_p: Annotated[float, option("SHARE")] = 1.0
-    """Sample from the likeliest tokens whose probabilities reach this share together. Default: 1, all."""
-    min_p: Annotated[float, option("SHARE")] = 0.0
-    """Sample from tokens at least this share as likely as the likeliest. Default: 0, all."""
-    repetition_penalty: Annotated[float, option("RATIO")] = 1.0
-    """What the logits of tokens that the text already has are divided by. Default: 1, none."""
-    seed: Annotated[int, option("N")] = 0
-    """Decides what is sampled; each text has the next one. Default: 0."""
-    num_samples: Annotated[int, option("N")] = 1
-    """The texts to write of each prompt. Default: 1."""
-    stop: Annotated[tuple[str, ...], option("TEXT…")] = ()
-    """Texts that end a text."""
-    stop_tokens: Annotated[tuple[int, ...], option("N…")] = ()
-    """Tokens that end a text. Default: those that the model's own files name."""
-    json: Json = False
-    """Print {"texts", "measured", "planned"} when all is written."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +51,18 @@ def run(args: Args) -> int:
     for name in ("num_tokens", "num_samples"):
         if getattr(args, name) < 1:
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it is 1 or more")
-    said = one_way({"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts})
+    ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
+    said = one_way(ways)
+    if args.data is not None:
+        return answer_data(args, args.data)
     prompts = None if said is None else read_prompts(said)
     if prompts is None and args.chat and not sys.stdin.isatty():
         raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):
+        from meshwright.inference.prompts import as_message
         from meshwright.loading import find_model
 
-    samples = _samplings(args, args.num_samples if prompts or not args.chat else 1)
+    samples = samplings(args, args.num_samples if prompts or not args.chat else 1)
     options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}
     if args.stop_tokens:
         options["stop_tokens"] = args.stop_tokens
@@ -128,19 +94,6 @@ def run(args: Args) -> int:
         print()
         show(console(), f"measured: first token in {measured}" + (f"   (plan: {planned})" if planned else ""))
     return 0
-
-
-def _samplings(args: Args, count: int) -> list[Sampling]:
-    """How each sample of a prompt is chosen."""
-    from meshwright.models import Sampling
-
-    every: dict[str, Any] = {"temperature": args.temperature, "repetition_penalty": args.repetition_penalty}
-    if args.temperature == 0:
-        if count > 1:
-            raise MeshwrightError(f"--num-samples {count} at --temperature 0 are all one text; leave it out")
-        return [Sampling(**every)]
-    every |= {"top_k": args.top_k, "top_p": args.top_p, "min_p": args.min_p}
-    return [Sampling(**every, seed=args.seed + number) for number in range(count)]
 
 
 def _check_cache(found: Found, num_texts: int, num_tokens: int) -> None:

@@ -26,43 +26,21 @@ def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
         if not all(said):
             raise MeshwrightError("a prompt is empty; give at least one character to go on from")
         return said
+    from meshwright.inference.prompts import prompt_of
     from meshwright.text import json_lines, read_text
 
     if said.suffix == ".jsonl":
-        found = [_prompt_of(data, place) for place, data in json_lines(said)]
+        found = []
+        for place, data in json_lines(said):
+            try:
+                found.append(prompt_of(data))
+            except MeshwrightError as error:
+                raise MeshwrightError(f"{place}: {error}") from None
     else:
         found = [line for line in read_text(said).splitlines() if line.strip()]
     if not found:
         raise MeshwrightError(f"{said} has no prompt; it holds one a line")
     return found
-
-
-def as_message(prompt: Prompt) -> Prompt:
-    """A text as a user's first message; messages as they are."""
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if prompt and isinstance(prompt[0], Mapping):
-        return prompt
-    raise MeshwrightError("--chat takes texts and messages; a prompt of tokens has its template applied already")
-
-
-def _prompt_of(data: dict[str, Any], place: str) -> Prompt:
-    """The prompt of one object."""
-    if len(data) != 1 or not (found := data.get("prompt") or data.get("messages")):
-        raise MeshwrightError(f"{place}: the object has {', '.join(data) or 'nothing'}; it has prompt, or messages")
-    is_text = "prompt" in data and isinstance(found, str)
-    is_tokens = "prompt" in data and isinstance(found, list) and all(type(token) is int for token in found)
-    is_chat = "messages" in data and isinstance(found, list) and all(map(_is_message, found))
-    if not (is_text or is_tokens or is_chat):
-        wanted = "a text or a list of tokens" if "prompt" in data else "a list of objects with role and content"
-        raise MeshwrightError(f"{place}: {next(iter(data))} is {str(found)[:40]!r}; it is {wanted}")
-    return found
-
-
-def _is_message(data: Any) -> bool:
-    return (
-        isinstance(data, dict) and data.keys() == {"role", "content"} and all(isinstance(v, str) for v in data.values())
-    )
 
 
 def converse(model: LoadedModel, options: GenerateOptions) -> int:

@@ -10,12 +10,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from meshwright.cli.arguments import option
+from meshwright.cli.engine_start import start_with_bar
 from meshwright.cli.loading import ModelArgs, note, read_with_bar
 from meshwright.cli.several import ProcessArgs, devices_of_each, environments_of, telling_others
-from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -247,7 +245,7 @@ def _serve(
             threading.Thread(target=_stop_without_front, args=(service,), daemon=True).start()
         if leader:
             leader.watch(lambda: service.on_stop())
-        _start(engine)
+        start_with_bar(engine)
 
     try:
         serve_http(service, host=address.host, port=address.port, grace_seconds=address.grace_seconds, start=start)
@@ -300,15 +298,3 @@ def _say_layout(engine: Engine) -> None:
         f" a cache of {room} tokens in pages of {layout.page_size}",
         file=sys.stderr,
     )
-
-
-def _start(engine: Engine) -> None:
-    """Compile, with a bar on a terminal."""
-    if not sys.stderr.isatty():
-        with waiting("compiling"):
-            engine.start()
-        return
-    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        engine.start(lambda done, total: bar.update(task, completed=done, total=total))

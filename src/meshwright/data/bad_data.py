@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 Rule = Literal["error", "skip"]
 """What is done with a record that cannot be used: `error` stops and names it, `skip` leaves it out and counts it."""
 
-Kind = Literal["broken", "invalid_utf8", "missing_field", "chat", "over_vocab", "empty", "no_loss"]
+Kind = Literal["broken", "invalid_utf8", "missing_field", "chat", "over_vocab", "too_long", "empty", "no_loss"]
 
 KINDS: dict[Kind, str] = {
     "broken": "lines that are no JSON object",
@@ -21,6 +21,7 @@ KINDS: dict[Kind, str] = {
     "missing_field": "records without a field, or with one of another type",
     "chat": "chats that the template does not take",
     "over_vocab": "documents with token ids outside the vocabulary",
+    "too_long": "prompts that leave no room for a token",
     "empty": "empty documents",
     "no_loss": "documents in which no token has loss",
 }

@@ -177,7 +177,7 @@ def _log_probabilities(
     for at in range(0, len(data), size):
         # The last batch is filled with pairs that have been.
         numbers = np.arange(at, at + size) % len(data)
-        tokens, weights = (array[numbers].reshape(-1, array.shape[-1]) for array in (data.tokens, data.weights))
+        tokens, weights = data.rows(numbers)
         with jax.set_mesh(mesh):
             found.append(np.asarray(process_allgather(run(params, place.rows(tokens, weights)), tiled=True)))
     return np.concatenate(found).reshape(-1, 2)[: len(data)]

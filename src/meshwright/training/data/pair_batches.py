@@ -104,9 +104,7 @@ class PairBatches:
 
     def _of(self, numbers: np.ndarray) -> dict[str, Any]:
         """The batch of some pairs."""
-        tokens, weights = (
-            array[numbers].reshape(-1, array.shape[-1]) for array in (self._data.tokens, self._data.weights)
-        )
+        tokens, weights = self._data.rows(numbers)
         batch: dict[str, Any] = self._policy.rows(tokens, weights)
         mesh, layout, _ = self._policy
         if self._reference is not None:

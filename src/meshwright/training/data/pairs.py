@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,10 @@ from meshwright.data.document import Document, Pair
 from meshwright.data.records import ranges, read_records
 from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_error
 from meshwright.step import Workload
 from meshwright.text import Tokenizer
+from meshwright.training.data.cache import cache_directory
 from meshwright.training.data.config import DataConfig
 from meshwright.training.data.held_out import split
 
@@ -33,24 +36,29 @@ KINDS = {
 
 @dataclass(frozen=True)
 class PairData:
-    """All pairs of a run.
+    """Pairs of a run, mapped from files, so that memory does not grow with them.
 
-    tokens: int32 [pairs, 2, s + 1], the chosen row of a pair and then its rejected one, zeros behind them. weights:
-    float32 [pairs, 2, s], 1 where the next token is one of the answer. counts: what was cut, left out or bad.
+    tokens: int32 [pairs, 2, s + 1], the chosen row of a pair and then its rejected one, zeros behind them. has_loss:
+    uint8 [pairs, 2, s], 1 where the next token is one of the answer. counts: what was cut, left out or bad.
     """
 
     tokens: np.ndarray
-    weights: np.ndarray
+    has_loss: np.ndarray
     counts: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens int32 [b, s + 1] and weights float32 [b, s] of the rows of some pairs, two of each in succession."""
+        tokens, has_loss = (array[numbers].reshape(-1, array.shape[-1]) for array in (self.tokens, self.has_loss))
+        return tokens, has_loss.astype(np.float32)
+
     @property
     def fingerprint(self) -> str:
         """A checksum of all rows: what is computed of them beforehand belongs to no others."""
-        found = hashlib.sha256(np.ascontiguousarray(self.tokens).tobytes())
-        found.update(self.weights.astype(np.uint8).tobytes())
+        found = hashlib.sha256(self.tokens.reshape(-1).data)
+        found.update(self.has_loss.reshape(-1).data)
         return found.hexdigest()
 
     def describe(self) -> str:
@@ -85,11 +93,9 @@ def open_pairs(
     own, training = data.fingerprint, np.arange(len(data))
     if evaluated:
         other = load_pairs(evaluated, tokenizer, workload, config.bad_data)
-        tokens, weights = (
-            np.concatenate(both) for both in ((data.tokens, other.tokens), (data.weights, other.weights))
-        )
-        held = np.arange(len(data), len(tokens))
-        return RunPairs(PairData(tokens, weights, data.counts), training, held, own)
+        parts = ((each.tokens, each.has_loss) for each in (data, other))
+        both = PairData(*_mapped(parts, workload.seq_len), data.counts)
+        return RunPairs(both, training, np.arange(len(data), len(both)), own)
     part, rest = split(len(data), config.held_out, ", ".join(config.sources))
     training, held = (np.concatenate([*each.blocks()]) if each else np.zeros(0, int) for each in (part, rest))
     if len(training) < workload.batch or 0 < len(held) < workload.batch:
@@ -115,16 +121,48 @@ def load_pairs(
         raise MeshwrightError(
             "objective='dpo' needs --data: JSON lines, Parquet or a store with prompt, chosen and rejected"
         )
-    bad = BadData(rule)
-    rows, counts = _rows(_pairs(sources, tokenizer, workload.config.vocab, bad), workload.seq_len)
-    if len(rows) < workload.batch:
+    bad, counts, seq_len = BadData(rule), dict.fromkeys(KINDS, 0), workload.seq_len
+    pairs = _fitting(_pairs(sources, tokenizer, workload.config.vocab, bad), seq_len, counts)
+    tokens, has_loss = _mapped((_rows(pair, seq_len) for pair in pairs), seq_len)
+    if len(tokens) < workload.batch:
         raise MeshwrightError(
-            f"{', '.join(sources)} has {len(rows):,} pairs that fit rows of {workload.seq_len} tokens; a batch has"
+            f"{', '.join(sources)} has {len(tokens):,} pairs that fit rows of {workload.seq_len} tokens; a batch has"
             f" {workload.batch}: give more, a smaller --batch or a longer --seq-len"
         )
-    tokens = np.stack([np.stack([_padded(row.tokens, workload.seq_len + 1) for row in pair]) for pair in rows])
-    weights = np.stack([np.stack([_padded(_loss(row)[1:], workload.seq_len) for row in pair]) for pair in rows])
-    return PairData(tokens.astype(np.int32), weights.astype(np.float32), counts | dict(bad.counts))
+    return PairData(tokens, has_loss, counts | dict(bad.counts))
+
+
+def _mapped(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens [n, 2, s + 1] and loss [n, 2, s] of parts of the pairs, one after another, mapped from files.
+
+    The files have no name and are gone with the process. They are in the cache, because /tmp may itself be memory.
+    """
+    directory, count = cache_directory(), 0
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory) as of_tokens, TemporaryFile(dir=directory) as of_loss:
+            for tokens, has_loss in parts:
+                of_tokens.write(tokens.astype(np.int32, copy=False).data)
+                of_loss.write(has_loss.astype(np.uint8, copy=False).data)
+                count += len(tokens)
+            of_tokens.flush()
+            of_loss.flush()
+            shapes = (count, 2, seq_len + 1), (count, 2, seq_len)
+            if not count:
+                return np.zeros(shapes[0], np.int32), np.zeros(shapes[1], np.uint8)
+            # Views without the type of maps, as in `row_index`.
+            return (
+                np.asarray(np.memmap(of_tokens, np.int32, "r", shape=shapes[0])),
+                np.asarray(np.memmap(of_loss, np.uint8, "r", shape=shapes[1])),
+            )
+    except OSError as error:
+        raise write_error(directory, error) from None
+
+
+def _rows(pair: Pair, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens [1, 2, s + 1] and the loss [1, 2, s] of a pair that fits."""
+    tokens = np.stack([_padded(row.tokens, seq_len + 1) for row in pair])
+    return tokens[None], np.stack([_padded(_loss(row)[1:], seq_len) for row in pair])[None]
 
 
 def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
@@ -155,20 +193,17 @@ def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: 
                 bad.add(error, part.place(number))
 
 
-def _rows(pairs: Iterable[Pair], seq_len: int) -> tuple[list[Pair], dict[str, int]]:
-    """The pairs that fit rows of seq_len + 1 tokens, with what was cut and left out."""
-    found: list[Pair] = []
-    counts = dict.fromkeys(KINDS, 0)
+def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Iterator[Pair]:
+    """The pairs that fit rows of seq_len + 1 tokens; what was cut and left out is added to `counts`."""
     for pair in pairs:
         if (over := max(len(row.tokens) for row in pair) - seq_len - 1) <= 0:
-            found.append(pair)
+            yield pair
         # One token of the prompt is left, which predicts the first of an answer.
         elif over < min(int(_loss(row).argmax()) for row in pair):
             counts["prompt_cut"] += 1
-            found.append(Pair(*(Document(row.tokens[over:], _loss(row)[over:]) for row in pair)))
+            yield Pair(*(Document(row.tokens[over:], _loss(row)[over:]) for row in pair))
         else:
             counts["answer_too_long"] += 1
-    return found, counts
 
 
 def _loss(row: Document) -> np.ndarray:

@@ -1,0 +1,96 @@
+"""`meshwright generate --data`: a file of prompts through the engine of `meshwright serve`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from meshwright.cli.engine_start import start_with_bar
+from meshwright.cli.generate_args import Args, samplings
+from meshwright.cli.loading import load_with_bar, note
+from meshwright.cli.tables import console
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.data import describe_bad
+from meshwright.errors import MeshwrightError
+from meshwright.units import show_rate
+
+if TYPE_CHECKING:
+    from meshwright.serving.offline import Progress as Answered
+
+
+def answer_data(args: Args, data: Path) -> int:
+    """Answer every prompt of a file, those that an earlier call answered left out."""
+    if args.output is None:
+        raise MeshwrightError("--data needs a file for the answers: -o answers.jsonl")
+    with waiting("loading JAX"):
+        from meshwright.loading import find_model
+        from meshwright.serving.engine import Engine
+        from meshwright.serving.offline import PromptFile, answer_file
+        from meshwright.serving.request import Request
+        from meshwright.serving.settings import EngineSettings
+
+    output, rule, as_chat = args.output, args.bad_data, args.chat
+    settings = EngineSettings(rows=args.rows, context=args.context)
+    request = Request(
+        prompt=(),
+        max_tokens=args.num_tokens,
+        sampling=samplings(args, args.num_samples)[0],
+        num_texts=args.num_samples,
+        stop=args.stop,
+        stop_tokens=args.stop_tokens,
+    )
+    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    check_all_read(args, "with --data" if args.temperature else "with --data at --temperature 0")
+    model = load_with_bar(found)
+    if not request.stop_tokens and model.tokenizer:
+        request = replace(request, stop_tokens=model.tokenizer.stop_tokens)
+    engine = Engine(model, settings)
+    weights = " + ".join(str(path.resolve()) for path in (args.model, args.adapter) if path)
+    prompts = PromptFile(data, model, request, engine.layout.context, as_chat, weights)
+    began = None
+
+    def start() -> None:
+        nonlocal began
+        start_with_bar(engine)
+        began = perf_counter()
+
+    try:
+        with _bar() as on_answer:
+            done = answer_file(engine, prompts, output, rule=rule, on_start=start, on_answer=on_answer)
+    finally:
+        engine.close()
+    if done.skipped:
+        note(f"left out: {describe_bad(done.skipped)}")
+    rate = "" if began is None else f", {show_rate(done.tokens / (perf_counter() - began), 'tok/s')}"
+    earlier = f", {done.before:,} by calls before" if done.before else ""
+    print(f"{output}: {done.before + done.answered:,} of {done.prompts:,} prompts answered{earlier}{rate}")
+    return 0
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Answered], None]]:
+    """A bar on a terminal of the prompts answered and the tokens a second."""
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task, began = None, 0.0
+
+        def show(progress: Answered) -> None:
+            nonlocal task, began
+            if task is None:
+                task, began = bar.add_task("prompts"), perf_counter()
+            rate = progress.tokens / max(perf_counter() - began, 1e-3)
+            words = f"prompts, {show_rate(rate, 'tok/s')}"
+            bar.update(task, description=words, completed=progress.before + progress.answered, total=progress.prompts)
+
+        yield show

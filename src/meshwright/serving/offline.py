@@ -1,0 +1,245 @@
+"""A file of prompts answered by an engine, a JSON line for each; killed and called again it goes on where it was.
+
+Answers are written as they finish, each with the number of its line: in the order of the prompts a long text would hold
+back all that are done after it, and leave rows of the engine idle. Which lines are done is read from the answers
+themselves, so that a line is written once; a file beside them says what they were made from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from meshwright.data.bad_data import BadData, BadRecordError, Rule
+from meshwright.data.records import FORMATS, kind_of, ranges, read_records
+from meshwright.errors import MeshwrightError
+from meshwright.files import append_line, check_output, write_error, write_file
+from meshwright.inference import LoadedModel, Prompt
+from meshwright.inference.prompts import as_message, prompt_of
+from meshwright.serving.engine import Engine
+from meshwright.serving.request import Output, Request
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+"""What of sampling a line may say for itself, beside max_tokens."""
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """Prompts, one a line (JSON lines) or row (Parquet, Arrow).
+
+    Args:
+        request: how each is answered, where its line says nothing else; its prompt is replaced.
+        context: the most tokens of a text with its prompt. as_chat: whether a text is a user's message.
+        weights: where the model's weights came from, so that answers of others are not gone on with.
+    """
+
+    path: Path
+    model: LoadedModel
+    request: Request
+    context: int
+    as_chat: bool = False
+    weights: str = ""
+
+    def requests(self, bad: BadData) -> Iterator[tuple[int, Request]]:
+        """Each request with the number of its line, from 1; lines that cannot be used go to `bad`."""
+        kind = kind_of(self.path)
+        if kind not in FORMATS:
+            raise MeshwrightError(f"{self.path} is no file of prompts; --data takes .jsonl, .parquet and .arrow")
+        records = (record for part in ranges(self.path, kind) for record in read_records(part))
+        for line, record in enumerate(records, start=1):
+            try:
+                if isinstance(record, BadRecordError):
+                    raise record
+                request = self._request(record)
+            except BadRecordError as error:
+                bad.add(error, f"{self.path}, {'line' if kind == 'jsonl' else 'row'} {line:,}")
+            else:
+                yield line, request
+
+    def _request(self, record: Mapping[str, Any]) -> Request:
+        own = {name: record[name] for name in ("max_tokens", *SAMPLING) if record.get(name) is not None}
+        rest = {name: value for name, value in record.items() if name not in ("max_tokens", *SAMPLING)}
+        tokens = self._tokens(prompt_of(rest))
+        if (length := len(tokens) + 1) > self.context:
+            raise BadRecordError(
+                "too_long", f"the prompt has {length:,} tokens with the first that is made; a text has {self.context:,}"
+            )
+        most = own.pop("max_tokens", self.request.max_tokens)
+        if type(most) is not int or most < 1:
+            raise BadRecordError("missing_field", f"max_tokens is {most!r}; it is a whole number, 1 or more")
+        try:
+            sampling = replace(self.request.sampling, **own)
+        except MeshwrightError as error:
+            raise BadRecordError("missing_field", str(error)) from None
+        return replace(self.request, prompt=tokens, max_tokens=most, sampling=sampling)
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        try:
+            json.dumps(prompt, ensure_ascii=False).encode()
+            return self.model.encode(as_message(prompt) if self.as_chat else prompt).tolist()
+        except UnicodeEncodeError:
+            raise BadRecordError("invalid_utf8", "a text has half a character (a surrogate)") from None
+        except MeshwrightError as error:
+            is_tokens = not isinstance(prompt, str) and isinstance(prompt[0], int)
+            raise BadRecordError("over_vocab" if is_tokens else "chat", str(error)) from None
+
+
+@dataclass
+class Progress:
+    """prompts: in the file. skipped: bad lines left out, by kind. before: answered by calls before this one.
+
+    answered, tokens: by this one.
+    """
+
+    prompts: int
+    skipped: dict[str, int]
+    before: int
+    answered: int = 0
+    tokens: int = 0
+
+
+def answer_file(
+    engine: Engine,
+    prompts: PromptFile,
+    answers: Path,
+    *,
+    rule: Rule = "error",
+    on_start: Callable[[], None] = lambda: None,
+    on_answer: Callable[[Progress], None] = lambda progress: None,
+) -> Progress:
+    """Answer every prompt of a file that has no answer yet, each as a line `{"line", "texts"}` of a file.
+
+    Args:
+        rule: what is done with a line that cannot be used; every line is looked at before the first is answered.
+        on_start: called before the first request, to start the engine; not where all is done already.
+        on_answer: called after each line that was written.
+
+    Raises:
+        MeshwrightError: a bad line under the rule `error`; answers of other prompts or other options, or that another
+            process writes; a file that cannot be read or written.
+    """
+    bad = BadData(rule)
+    lines = [0, 0]
+    for line, _ in prompts.requests(bad):
+        lines = [line, lines[1] + 1]
+    if not lines[1]:
+        raise MeshwrightError(f"{prompts.path} has no prompt; it holds one a line")
+    with _locked(answers, _origin(prompts)):
+        done = _done_lines(answers, lines[0])
+        progress = Progress(lines[1], dict(bad.counts), sum(done))
+        if progress.before < progress.prompts:
+            on_start()
+            left = ((line, request) for line, request in prompts.requests(BadData(rule)) if not done[line])
+            for line, texts in _answers(engine, left, prompts.request.num_texts):
+                append_line(answers, json.dumps({"line": line, "texts": texts}))
+                progress.answered += 1
+                progress.tokens += sum(len(text["tokens"]) for text in texts)
+                on_answer(progress)
+    return progress
+
+
+def _answers(
+    engine: Engine, requests: Iterator[tuple[int, Request]], num_texts: int
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The texts of each line as they finish. Twice the texts that the engine makes at once are asked for, so that a row
+    that is free is taken at once and memory does not grow with the file."""
+    layout = engine.layout
+    most = max(1, min(2 * layout.shards * layout.rows, engine.settings.max_queue) // num_texts)
+    news = SimpleQueue[tuple[int, list[Output]]]()
+    waiting = dict[int, list[Output]]()
+    while True:
+        while len(waiting) < most and (asked := next(requests, None)) is not None:
+            line, request = asked
+            waiting[line] = []
+            engine.submit(request, lambda outputs, line=line: news.put((line, [*outputs])))
+        if not waiting:
+            return
+        line, outputs = news.get()
+        if ended := [output for output in outputs if output.done in ("aborted", "failed")]:
+            raise MeshwrightError(f"line {line:,} was not answered: {ended[0].error or 'the engine has ended'}")
+        waiting[line] += outputs
+        if sum(output.done is not None for output in waiting[line]) == num_texts:
+            made = waiting.pop(line)
+            yield line, [_text(engine, [o for o in made if o.text_number == number]) for number in range(num_texts)]
+
+
+def _text(engine: Engine, outputs: list[Output]) -> dict[str, Any]:
+    """A text as data, with the fields of `generate --json`."""
+    return {
+        "tokens": [token for output in outputs for token in output.tokens],
+        "text": "".join(output.text for output in outputs) if engine.model.tokenizer else None,
+        "stopped_by": outputs[-1].done,
+    }
+
+
+def _origin(prompts: PromptFile) -> dict[str, Any]:
+    """What decides the answers: prompts and options. The mesh does not."""
+    with prompts.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    own = asdict(replace(prompts.request, prompt=()))
+    model = {"model": prompts.model.config.name, "weights": prompts.weights, "dtype": prompts.model.dtype}
+    said = {"prompts": digest, **model, "context": prompts.context, "chat": prompts.as_chat, **own.pop("sampling")}
+    return json.loads(json.dumps(said | own))
+
+
+@contextmanager
+def _locked(answers: Path, origin: dict[str, Any]) -> Iterator[None]:
+    """Hold the file beside the answers, which says what they are made from; written before the first of them."""
+    check_output(answers)
+    beside = answers.with_name(answers.name + ".origin.json")
+    if not beside.exists():
+        if answers.exists() and answers.stat().st_size:
+            raise MeshwrightError(f"{answers} is there, and not of this command; move it, or name another with -o")
+        write_file(beside, json.dumps(origin, indent=2) + "\n")
+    with beside.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MeshwrightError(f"another process writes {answers}; wait until it is done") from None
+        try:
+            before = json.loads(file.read())
+            other = sorted(name for name in origin if before.get(name) != origin[name])
+        except (ValueError, AttributeError):
+            raise MeshwrightError(f"{beside} is broken; move it and {answers} to begin anew") from None
+        if other:
+            changed = ", ".join("the file of prompts" if name == "prompts" else name for name in other)
+            raise MeshwrightError(
+                f"{answers} was begun with another value of: {changed}; call it as before, or name another with -o"
+            )
+        yield
+
+
+def _done_lines(answers: Path, last: int) -> bytearray:
+    """For each line of the prompts 1 where it has an answer; half a line at the end of the answers is cut off."""
+    done = bytearray(last + 1)
+    if not answers.exists():
+        return done
+    whole = 0
+    try:
+        with answers.open("rb+") as file:
+            for number, data in enumerate(file, start=1):
+                if not data.endswith(b"\n"):
+                    break
+                try:
+                    line = json.loads(data)["line"]
+                    if type(line) is not int or not 0 < line <= last or done[line]:
+                        raise ValueError
+                except (ValueError, KeyError, TypeError):
+                    raise MeshwrightError(
+                        f"{answers}, line {number:,} is no answer of these prompts; move the file to begin anew"
+                    ) from None
+                done[line] = 1
+                whole += len(data)
+            if whole < file.seek(0, os.SEEK_END):
+                file.truncate(whole)
+    except OSError as error:
+        raise write_error(answers, error) from None
+    return done
