@@ -46,7 +46,7 @@ WORK = {
     "launch": ["meshwright.launch.supervise"],
     "report": ["meshwright.viz.report.report"],
     "generate": ["meshwright.loading.Found.load"],
-    "serve": ["meshwright.loading.Found.load"],
+    "serve": ["meshwright.loading.Found.load", "meshwright.launch.Replicas"],
     "export": ["meshwright.loading.Found.load"],
     "eval": ["meshwright.loading.Found.load"],
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
@@ -122,7 +122,7 @@ VALUES = {
     "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",
     "--drafts": "3", "--draft-model": "runs/begun", "--max-queue": "9", "--timeout": "5", "--grace": "5",
     "--api-keys": "runs/begun/metrics.txt",
-    "--cors": "*",
+    "--cors": "*", "--replicas": "2",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fake_engine import FakeEngine
 
+from meshwright.serving.http.app import make_app
 from meshwright.serving.http.run import HttpServer
 from meshwright.serving.http.service import Service
 
@@ -31,13 +32,19 @@ class Started:
         return self.service.engine
 
 
+def http_server(service: Service, **options) -> HttpServer:
+    """A server of a service, which does not run yet."""
+    app, calls = make_app(service)
+    return HttpServer(service, app, calls.fail, **options)
+
+
 @contextlib.contextmanager
 def serving(
     service: Service, *, grace_seconds: float = 5.0, start: Callable[[], None] = lambda: None
 ) -> Iterator[Started]:
     """A server of a service; stopped at the end."""
     ready = threading.Event()
-    server = HttpServer(
+    server = http_server(
         service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, start=start, announce=lambda line: ready.set()
     )
     errors: list[Exception] = []

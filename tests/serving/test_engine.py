@@ -13,6 +13,7 @@ from serving_cases import alone, answers, drawn_model, greedy_requests, prompts_
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
+from meshwright.mesh import MeshShape
 from meshwright.models import Sampling
 from meshwright.serving.engine import Engine
 from meshwright.serving.pace import show_means
@@ -21,6 +22,7 @@ from meshwright.serving.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 SMALL = replace(PRESETS["tiny"], num_layers=1)
+TWO_HEADS = replace(SMALL, name="grouped", num_kv_heads=4)
 # Room for two texts of the longest kind, so that texts lose their pages to older ones.
 TIGHT = EngineSettings(rows=8, context=64, page_size=4, cache_tokens=144, chunk_tokens=16)
 
@@ -297,3 +299,35 @@ def test_an_engine_that_fails_says_why_and_takes_no_more():
     assert [(output.done, output.error) for output in outputs] == [("failed", "RuntimeError: the devices are gone")]
     with pytest.raises(ClosedError, match="the devices are gone"):
         broken.submit(Request(prompt=[1], max_tokens=4), lambda outputs: None)
+
+
+@pytest.fixture(scope="module")
+def five_hundred():
+    """Requests of mixed lengths, and what each prompt alone makes on one device."""
+    model = drawn_model(config=TWO_HEADS)
+    prompts = prompts_of(500, vocab=256, longest=40, seed=11)
+    # Every fifth repeats itself, which can be guessed.
+    prompts = [[*prompt, *prompt, *prompt][:40] if number % 5 == 0 else prompt for number, prompt in enumerate(prompts)]
+    requests = greedy_requests(prompts, most_tokens=24, seed=11)
+    return requests, [alone(model, request).tokens for request in requests]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "shape", [MeshShape(dp=2, tp=4), MeshShape(fsdp=2, tp=2, sp=2), MeshShape(dp=8), MeshShape(fsdp=4, tp=2)]
+)
+def test_five_hundred_requests_at_random_get_what_each_gets_alone(five_hundred, shape):
+    requests, wanted = five_hundred
+    settings = replace(TIGHT, rows=16, cache_tokens=512, num_drafts=2)
+    engine = Engine(drawn_model(shape, TWO_HEADS), settings)
+    engine.start()
+    try:
+        got = answers(engine, requests, spread_seconds=0.5)
+        assert [tokens_of(outputs) for outputs in got] == wanted
+        counters = engine.scheduler.counters
+        assert counters.cached_tokens > 0
+        assert counters.preempted > 0
+        assert max(len(output.tokens) for outputs in got for output in outputs) > 1
+        assert is_empty(engine)
+    finally:
+        engine.close()

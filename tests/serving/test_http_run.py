@@ -16,11 +16,10 @@ import openai
 import pytest
 from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
-from started import started
+from started import http_server, started
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.limits import Limits
-from meshwright.serving.http.run import HttpServer
 from meshwright.serving.http.service import Service
 from meshwright.text import byte_tokenizer
 
@@ -154,7 +153,7 @@ def test_requests_wait_for_the_start():
     release, lines = threading.Event(), []
     engine = FakeEngine(byte_tokenizer())
     service = Service(engine=engine, model="fake/model", context=512, tokenizer=engine.tokenizer)
-    server = HttpServer(
+    server = http_server(
         service,
         host="127.0.0.1",
         port=0,
@@ -185,7 +184,7 @@ def test_what_the_start_raises_ends_the_server():
         raise MeshwrightError("no such model")
 
     engine = FakeEngine(byte_tokenizer())
-    server = HttpServer(
+    server = http_server(
         Service(engine=engine, model="m", context=8), host="127.0.0.1", port=0, grace_seconds=1, start=start
     )
     with pytest.raises(MeshwrightError, match="no such model"):
@@ -195,7 +194,7 @@ def test_what_the_start_raises_ends_the_server():
 def test_an_engine_that_fails_ends_the_server():
     engine = slow_engine()
     service = Service(engine=engine, model="fake/model", context=512, tokenizer=engine.tokenizer)
-    server = HttpServer(service, host="127.0.0.1", port=0, grace_seconds=60)
+    server = http_server(service, host="127.0.0.1", port=0, grace_seconds=60)
     found = {}
 
     def ask():
@@ -238,7 +237,7 @@ def test_a_port_that_is_taken_is_one_line():
         with pytest.raises(
             MeshwrightError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; --port 0"
         ):
-            HttpServer(service, host="127.0.0.1", port=port, grace_seconds=1)
+            http_server(service, host="127.0.0.1", port=port, grace_seconds=1)
 
 
 @pytest.mark.parametrize("grace_seconds", [10.0, 0.2])

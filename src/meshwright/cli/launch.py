@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ import tyro
 
 from meshwright.cli import serve, train
 from meshwright.cli.arguments import option, positional
+from meshwright.cli.several import devices_of_each, environments_of
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import canonical, read_words, without_options
 from meshwright.errors import MeshwrightError
@@ -94,7 +94,7 @@ def run(args: Args) -> int:
     if here.restarts < 0 or here.stuck_seconds <= 0:
         raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
     system, directory = _run_of(said)
-    each = _devices_of_each(system, number)
+    each = devices_of_each(system, number)
 
     def words_of(count: int, again: bool) -> Sequence[str]:
         if not again:
@@ -108,21 +108,12 @@ def run(args: Args) -> int:
     return _supervise(args, words_of, directory, system, least)
 
 
-def _devices_of_each(system: System, number: int) -> int:
-    """The devices of each of several processes of this machine."""
-    if number < 1 or system.num_devices % number:
-        raise MeshwrightError(f"{number} processes cannot have the same part of {system.num_devices} devices each")
-    if system.chip.kind == "tpu" and number > 1:
-        raise MeshwrightError(f"one process drives all chips of a machine of {system.chip.name}; leave -n {number} out")
-    return system.num_devices // number
-
-
 def _serve(args: Args, words: Sequence[str], said: serve.Args) -> int:
     """Serve by several processes, all of which are started again when one is lost."""
     from meshwright.loading import find_model
 
     found = find_model(said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=said.adapter)
-    _devices_of_each(found.system, number := args.processes.num_processes)
+    devices_of_each(found.system, number := args.processes.num_processes)
     return _supervise(args, lambda count, again: words, None, found.system, number, "for serve")
 
 
@@ -137,11 +128,11 @@ def _supervise(
     """Run the processes of a job; its exit code."""
     from meshwright.launch import Job, supervise
 
-    here, each = args.processes, _devices_of_each(system, args.processes.num_processes)
+    here, each = args.processes, devices_of_each(system, args.processes.num_processes)
     job = Job(
         words=words,
         directory=directory,
-        environments=lambda count: _environments(system, each, count),
+        environments=lambda count: environments_of(system, each, count),
         num_processes=here.num_processes,
         least=least,
         restarts=here.restarts,
@@ -241,17 +232,3 @@ def mesh_for(said: train.Args, directory: Path, system: System) -> str:
     if (mesh := said.run.mesh) is not None and "-1" in mesh:
         return check(mesh)
     return check(str(find_meshes(before.workload, system, (before.workload.remat,), {}, top=1).plans[0].mesh))
-
-
-def _environments(system: System, each: int, count: int) -> list[Mapping[str, str]]:
-    """What each process has in its environment: its share of the machine's GPUs."""
-    if system.chip.kind != "gpu":
-        return [{}] * count
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = visible.split(",") if visible else [str(number) for number in range(each * count)]
-    if len(names) < each * count:
-        raise MeshwrightError(
-            f"CUDA_VISIBLE_DEVICES names {len(names)} GPUs of this machine, and {count} processes of {each} want"
-            f" {each * count}; over several machines see docs/launch.md"
-        )
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[number * each : (number + 1) * each])} for number in range(count)]

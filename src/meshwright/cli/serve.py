@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-from dataclasses import asdict, dataclass, field
+import threading
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from meshwright.cli.arguments import option
 from meshwright.cli.engine_start import start_with_bar
 from meshwright.cli.loading import ModelArgs, note, read_with_bar
-from meshwright.cli.several import ProcessArgs, telling_others
+from meshwright.cli.several import ProcessArgs, devices_of_each, environments_of, telling_others
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import make_system
 from meshwright.step import CacheSplit
 
 if TYPE_CHECKING:
@@ -22,11 +25,13 @@ if TYPE_CHECKING:
     from meshwright.processes import Member
     from meshwright.serving.engine import Engine
     from meshwright.serving.http.limits import Limits
+    from meshwright.serving.http.service import Service
     from meshwright.serving.settings import EngineSettings
 
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
     "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
+    "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
     "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
 )
 
@@ -75,6 +80,8 @@ class Args(ModelArgs):
     """A file with a key a line, of which each request has one; or MESHWRIGHT_API_KEYS, with commas. Default: none."""
     cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
     """Pages of these origins may call; * for all. Default: none."""
+    replicas: Annotated[int, option("N")] = 1
+    """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
     process: ProcessArgs = field(default_factory=ProcessArgs)
 
 
@@ -89,6 +96,8 @@ def run(args: Args) -> int:
         if not 0 < getattr(args, name) < float("inf"):
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it is a number of seconds above 0")
     keys = _keys(args.api_keys)
+    if args.replicas != 1:
+        return _serve_replicas(args, keys)
     with waiting("loading JAX"):
         from meshwright.loading import find_model
         from meshwright.runtime import claim_devices
@@ -134,6 +143,55 @@ def run(args: Args) -> int:
     return 0
 
 
+def _serve_replicas(args: Args, keys: tuple[str, ...]) -> int:
+    """Serve by several processes, each with a part of the devices and a copy of the weights, behind one port."""
+    with waiting("loading JAX"):
+        from meshwright.launch import Replicas
+        from meshwright.loading import find_model
+        from meshwright.serving.front.app import Front
+        from meshwright.serving.http.limits import Limits
+        from meshwright.serving.http.run import HttpServer, serve_app
+        from meshwright.serving.http.service import ServerState
+
+    # Of the devices that all have together; the mesh is one of their parts, which each replica checks.
+    whole = find_model(args.model, on=args.on, dtype=args.dtype, adapter=args.adapter).system
+    number, grace = args.replicas, args.grace
+    each = devices_of_each(
+        whole, number, "replicas", "leave --replicas {0} out, and have dp={0} in --mesh for as many copies"
+    )
+    system = make_system(whole.chip, (each,))
+    key = secrets.token_hex(16)
+    environments = [dict(more) | {KEYS: key} for more in environments_of(whole, each, number)]
+    state = ServerState(limits=Limits(seconds=args.timeout), api_keys=keys, cors_origins=args.cors)
+    host, port = args.host, args.port
+    words = ["serve", str(args.model), *_words_of_replica(args), "--on", str(system), "--port", "0"]
+    check_all_read(args, "beside --replicas")
+    replicas = Replicas(words, environments, say=lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        front = Front(state, replicas.all, key)
+        serve_app(
+            HttpServer(
+                state, front.app(), front.fail, host=host, port=port, grace_seconds=grace, start=replicas.wait,
+                announce=lambda line: print(line, flush=True),
+            )
+        )  # fmt: skip
+    finally:
+        replicas.stop(grace)
+    return 0
+
+
+def _words_of_replica(args: Args) -> list[str]:
+    """The options that a replica has as its front was given them."""
+    own, words = {"model", "on", "host", "port", "api_keys", "cors", "replicas", "process"}, list[str]()
+    for option_ in fields(args):
+        if option_.name not in own and (value := getattr(args, option_.name)) not in (option_.default, None):
+            name = f"--{option_.name.replace('_', '-')}"
+            words += [name] if value is True else [name, str(value)]
+    if args.name is None:
+        words += ["--name", args.model.resolve().name]
+    return words
+
+
 class _Address(NamedTuple):
     """Where a server listens, for how long it drains, what it is called, and who may ask."""
 
@@ -156,6 +214,7 @@ def _serve(
     """Serve until a signal; with several processes as their first."""
     import jax
 
+    from meshwright.launch import REPLICA
     from meshwright.serving.engine import Engine
     from meshwright.serving.followers import Leader
     from meshwright.serving.http.run import serve_http
@@ -185,6 +244,8 @@ def _serve(
         note(f"anybody who reaches {address.host} can ask; --api-keys FILE lets in those with a key")
 
     def start() -> None:
+        if REPLICA in os.environ:
+            threading.Thread(target=_stop_without_front, args=(service,), daemon=True).start()
         if leader:
             leader.watch(lambda: service.on_stop())
         start_with_bar(engine)
@@ -199,6 +260,12 @@ def _serve(
     both = engine.means()
     pace = f": {show_means(*both)}" if both else ""
     print(f"served {stats.generated_tokens} tokens in {stats.num_steps} steps{pace}", file=sys.stderr)
+
+
+def _stop_without_front(service: Service) -> None:
+    """Stop a replica whose standard input ends, as it does when its front has died."""
+    sys.stdin.read()
+    service.on_stop()
 
 
 def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings) -> None:

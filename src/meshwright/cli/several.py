@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
 from meshwright.cli.arguments import option
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
 from meshwright.processes import FAILED, REFUSED, Member, Processes
 
 
@@ -47,3 +49,32 @@ def telling_others(several: Member | None, *failures: type[MeshwrightError]) -> 
     except Exception:  # Whatever it was, the other processes are told before its traceback.
         several.crash()
     several.leave()
+
+
+def devices_of_each(system: System, number: int, what: str = "processes", instead: str = "leave -n {} out") -> int:
+    """The devices of each of several processes of this machine.
+
+    Raises:
+        MeshwrightError: devices that cannot be shared so.
+    """
+    if number < 1 or system.num_devices % number:
+        raise MeshwrightError(f"{number} {what} cannot have the same part of {system.num_devices} devices each")
+    if system.chip.kind == "tpu" and number > 1:
+        raise MeshwrightError(
+            f"one process drives all chips of a machine of {system.chip.name}; {instead.format(number)}"
+        )
+    return system.num_devices // number
+
+
+def environments_of(system: System, each: int, count: int) -> list[Mapping[str, str]]:
+    """What each process has in its environment: its share of the machine's GPUs."""
+    if system.chip.kind != "gpu":
+        return [{}] * count
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(number) for number in range(each * count)]
+    if len(names) < each * count:
+        raise MeshwrightError(
+            f"CUDA_VISIBLE_DEVICES names {len(names)} GPUs of this machine, and {count} processes of {each} want"
+            f" {each * count}; over several machines see docs/launch.md"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[number * each : (number + 1) * each])} for number in range(count)]

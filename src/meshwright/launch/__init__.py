@@ -2,6 +2,7 @@
 
 from meshwright.launch.machines import machines_of
 from meshwright.launch.manifests import jobset, slurm, tpu_vm
+from meshwright.launch.replicas import REPLICA, Replicas
 from meshwright.launch.supervisor import Job, supervise
 
-__all__ = ["Job", "jobset", "machines_of", "slurm", "supervise", "tpu_vm"]
+__all__ = ["REPLICA", "Job", "Replicas", "jobset", "machines_of", "slurm", "supervise", "tpu_vm"]

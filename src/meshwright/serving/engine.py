@@ -20,14 +20,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
 from meshwright.inference.stream import GrowingText
 from meshwright.models import GREEDY
+from meshwright.serving.checks import checked
 from meshwright.serving.constraints import ConstraintCompiler, Matcher
 from meshwright.serving.draft_programs import why_not_draft
 from meshwright.serving.drafts import ModelDrafts, NgramDrafts
 from meshwright.serving.layout import engine_layout
+from meshwright.serving.numbers import mask_of, numbers_of, targets_of
 from meshwright.serving.pace import Means, Pace, measured_and_planned
-from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
 from meshwright.serving.request import (
-    MOST_LOGPROBS,
     ClosedError,
     Deliver,
     Ending,
@@ -132,7 +132,7 @@ class Engine:
 
     def submit(self, request: Request, deliver: Deliver) -> str:
         """Queue a request; see `Serves`."""
-        request = self._checked(request)
+        request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"
         asked = _Asked(request, deliver)
@@ -181,36 +181,6 @@ class Engine:
             )
         assert request.constraint is not None
         return self._constraints.matcher(request.constraint, request.stop_tokens)
-
-    def _checked(self, request: Request) -> Request:
-        """A request that can be answered, with no more tokens than a text has room for."""
-        vocab, context = self.model.config.vocab, self.layout.context
-        if not len(request.prompt):
-            raise MeshwrightError("the prompt has no tokens; give at least one")
-        low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or high >= vocab:
-            raise MeshwrightError(
-                f"token {low if low < 0 else high} is not one of {self.model.config.name}, which has 0 to {vocab - 1}"
-            )
-        if (length := len(request.prompt) + (request.max_tokens > 0)) > context:
-            raise MeshwrightError(
-                f"the prompt has {length} tokens with the first that is made; a text has at most {context}"
-            )
-        for name, value, most in (
-            ("max_tokens", request.max_tokens, None), ("min_tokens", request.min_tokens, request.max_tokens),
-            ("logprobs", request.logprobs, MOST_LOGPROBS), ("prompt_logprobs", request.prompt_logprobs, MOST_LOGPROBS),
-        ):  # fmt: skip
-            if value is not None and (value < 0 or (most is not None and value > most)):
-                raise MeshwrightError(f"{name} is {value}; it is 0 {f'to {most}' if most is not None else 'or more'}")
-        if request.num_texts < 1:
-            raise MeshwrightError(f"num_texts is {request.num_texts}; it is 1 or more")
-        if request.stop and self.model.tokenizer is None:
-            raise MeshwrightError(
-                f"{self.model.config.name} has no tokenizer, so no text can stop it; give stop_tokens"
-            )
-        if any(not 0 <= token < vocab for token, _ in request.logit_bias):
-            raise MeshwrightError(f"logit_bias names a token that is none of 0 to {vocab - 1}")
-        return replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt)))
 
     def _run(self) -> None:
         """The thread: a round of steps after another, and what they made to those who asked."""
@@ -346,28 +316,18 @@ class Engine:
     def _work(self, step: Step) -> Work:
         """A step in numbers."""
         shape = self.runner.shape_of(step)
-        columns, numbers = shape.columns, np.zeros((shape.rows, shape.columns.width), np.int32)
-        numbers[:, Columns.row] = self.layout.shards * self.layout.rows
-        is_special, targets = False, None
-        if step.is_scored:
-            targets = np.zeros((shape.rows, shape.length), np.int32)
-        for part in step.slices:
-            tokens = part.tokens or [FROM_LAST]
-            line = numbers[part.at]
-            line[:6] = part.row, part.start, len(tokens), part.is_chosen, part.text.read_length, part.drawn
-            line[6 : 6 + len(tokens)] = tokens
-            is_special |= part.is_chosen and self._is_special(part.text)
-            if targets is not None:
-                after = part.text.tokens[part.start + 1 : part.start + 1 + len(tokens)]
-                targets[part.at, : len(after)] = after
-        at = [part.at for part in step.slices]
-        for (first, entries), (firsts, table) in zip(columns.tables, self.scheduler.tables(step), strict=True):
-            numbers[at, first] = firsts
-            numbers[at, entries] = table
-        changes, self._changes = tuple(self._changes), []
+        is_special = any(part.is_chosen and self._is_special(part.text) for part in step.slices)
         kind = "scoring" if step.is_scored else "sampling" if is_special else "greedy"
-        mask = self._mask(step, shape) if kind == "sampling" else None
-        return Work(kind, shape, numbers, mask, targets, tuple(step.copies), changes)
+        changes, self._changes = tuple(self._changes), []
+        return Work(
+            kind,
+            shape,
+            numbers_of(step, shape, self.scheduler.tables(step), self.layout.shards * self.layout.rows),
+            mask_of(step, shape, self.runner.words) if kind == "sampling" else None,
+            targets_of(step, shape) if step.is_scored else None,
+            tuple(step.copies),
+            changes,
+        )
 
     def _is_special(self, text: Text) -> bool:
         request = text.request
@@ -377,22 +337,6 @@ class Engine:
             or text.mask is not None
             or text.num_made - 1 < request.min_tokens
         )
-
-    def _mask(self, step: Step, shape: Shape) -> np.ndarray | None:
-        """The tokens that rows may take: what constraints allow, and none that ends a text that is too short."""
-        mask = None
-        for part in step.slices:
-            ends = part.text.request.stop_tokens if part.drawn < part.text.request.min_tokens else ()
-            if part.text.mask is None and not ends:
-                continue
-            if mask is None:
-                mask = np.full((shape.rows, shape.num_chosen, self.runner.words), 0xFFFFFFFF, np.uint32)
-            if part.text.mask is not None:
-                mask[part.at] = part.text.mask
-            for place in range(min(shape.num_chosen, part.text.request.min_tokens - part.drawn)):
-                for token in ends:
-                    mask[part.at, place, token // WORD] &= np.uint32(0xFFFFFFFF ^ (1 << token % WORD))
-        return mask
 
     def _read(self, step: Step, result: Result) -> None:
         """Take in what a step made."""

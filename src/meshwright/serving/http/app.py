@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from prometheus_client import Counter
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,7 +26,7 @@ from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.openapi import document
 from meshwright.serving.http.page import chat_page
 from meshwright.serving.http.scoring import LOGLIKELIHOOD, ROLLING
-from meshwright.serving.http.service import Service
+from meshwright.serving.http.service import ServerState, Service
 from meshwright.serving.http.texts import TokenTexts
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -62,13 +63,19 @@ def make_app(service: Service) -> tuple[ASGIApp, Calls]:
     app: ASGIApp = Starlette(
         routes=routes, exception_handlers={ApiError: respond_to_error, HTTPException: _no_route, Exception: _fault}
     )
-    app = Gate(app, service, metrics, frozenset(route.path for route in routes if isinstance(route, Route)))
+    paths = frozenset(route.path for route in routes if isinstance(route, Route))
+    return gated(app, service, metrics.requests, paths), calls
+
+
+def gated(app: ASGIApp, service: ServerState, requests: Counter, endpoints: frozenset[str]) -> ASGIApp:
+    """An app behind its gate, and open to the pages of other origins that may call; see `Gate`."""
+    app = Gate(app, service, requests, endpoints)
     if service.cors_origins:
         app = CORSMiddleware(
             app, allow_origins=service.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )  # fmt: skip
-    return app, calls
+    return app
 
 
 def _others(service: Service, metrics: Metrics) -> list[BaseRoute]:

@@ -79,7 +79,7 @@ class Handler:
         asked = read_fields(self._endpoint.fields, data)
         stream = _Stream(send)
         work = asyncio.ensure_future(self._answer(asked, scope, receive, stream))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        gone = asyncio.ensure_future(until_gone(receive))
         try:
             # The call itself ends with an error after the limit; this is for a client that does not read its answer.
             longest = service.limits.seconds + SECONDS_TO_SEND
@@ -105,7 +105,7 @@ class Handler:
             await stream.send_events(reply)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     """Wait until the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hmac
 import uuid
 
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.serving.http.errors import CLOSE, ApiError
-from meshwright.serving.http.metrics import Metrics
-from meshwright.serving.http.service import Service
+from meshwright.serving.http.service import ServerState
 
 WITHOUT_KEY = {"/", "/health", "/ready"}
 """What is answered without an API key: the chat page, which sends its user's, and what supervisors ask."""
@@ -19,12 +19,15 @@ ALWAYS = {*WITHOUT_KEY, "/metrics", "/openapi.json", "/v1/models"}
 
 
 class Gate:
-    """The outermost layer of the app: refuses requests, counts answers, and gives each an id."""
+    """The outermost layer of an app: refuses requests, counts answers, and gives each an id.
 
-    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics, endpoints: frozenset[str]) -> None:
+    requests: counts answers by endpoint and status. endpoints: all others are counted as one.
+    """
+
+    def __init__(self, app: ASGIApp, service: ServerState, requests: Counter, endpoints: frozenset[str]) -> None:
         self._app = app
         self._service = service
-        self._metrics = metrics
+        self._requests = requests
         self._endpoints = endpoints
         self._keys = [key.encode() for key in service.api_keys]
 
@@ -39,7 +42,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
                 endpoint = path if path in self._endpoints else "other"
-                self._metrics.requests.labels(endpoint, str(message["status"])).inc()
+                self._requests.labels(endpoint, str(message["status"])).inc()
             await send(message)
 
         refusal = self._refusal(scope, path)

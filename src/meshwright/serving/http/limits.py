@@ -65,19 +65,27 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
             f"content-type is {content_type[:60]!r}; it is application/json", status=415, code="unsupported_media_type"
         )
     try:
-        async with asyncio.timeout(limits.body_seconds):
-            body = await _read(request, limits.body_bytes)
-    except TimeoutError:
-        raise ApiError(
-            f"the body had not come after {limits.body_seconds:g} s; send it faster", status=408, headers=CLOSE
-        ) from None
-    try:
-        data = pydantic_core.from_json(body, allow_inf_nan=False)
+        data = pydantic_core.from_json(await read_body(request, limits), allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(f"the body is no JSON: {error}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(f"the body is {short(data)}; it is an object")
     return data
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """A request's body.
+
+    Raises:
+        ApiError: one that is too long or too slow.
+    """
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            return await _read(request, limits.body_bytes)
+    except TimeoutError:
+        raise ApiError(
+            f"the body had not come after {limits.body_seconds:g} s; send it faster", status=408, headers=CLOSE
+        ) from None
 
 
 async def _read(request: Request, limit: int) -> bytes:

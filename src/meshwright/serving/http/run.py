@@ -14,13 +14,14 @@ from types import FrameType
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.app import make_app
 from meshwright.serving.http.errors import CLOSE, ApiError
 from meshwright.serving.http.gate import shutting_down
 from meshwright.serving.http.protocol import limited_protocol
-from meshwright.serving.http.service import Service
+from meshwright.serving.http.service import ServerState, Service
 
 SECONDS_IDLE = 60
 """How long a connection is kept for a next request. OpenAI's clients forget theirs after 5; one that the server closes
@@ -53,17 +54,31 @@ def serve_http(
     Raises:
         MeshwrightError: an address that cannot be listened on. What `Service.fail` was called with.
     """
-    server = HttpServer(service, host=host, port=port, grace_seconds=grace_seconds, start=start, announce=announce)
+    app, calls = make_app(service)
+    serve_app(
+        HttpServer(
+            service, app, calls.fail, host=host, port=port, grace_seconds=grace_seconds, start=start, announce=announce
+        )
+    )
+
+
+def serve_app(server: HttpServer) -> None:
+    """Run a server until SIGTERM or SIGINT, in the main thread."""
     with _signals(server):
         server.run()
 
 
 class HttpServer:
-    """A service on a port, which it listens on from when it is made. See `serve_http`."""
+    """An app on a port, which it listens on from when it is made. See `serve_http`.
+
+    fail: ends all requests with an error.
+    """
 
     def __init__(
         self,
-        service: Service,
+        service: ServerState,
+        app: ASGIApp,
+        fail: Callable[[ApiError], None],
         *,
         host: str,
         port: int,
@@ -71,7 +86,7 @@ class HttpServer:
         start: Callable[[], None] = lambda: None,
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._service = service
+        self._service, self._app, self._fail = service, app, fail
         self._grace_seconds = grace_seconds
         self._start = start
         self._announce = announce
@@ -84,9 +99,8 @@ class HttpServer:
 
     def run(self) -> None:
         """Serve until `stop`."""
-        app, calls = make_app(self._service)
         config = uvicorn.Config(
-            app,
+            self._app,
             http=limited_protocol(self._service.limits),
             ws="none",
             lifespan="off",
@@ -111,9 +125,9 @@ class HttpServer:
                     async with asyncio.timeout(self._grace_seconds):
                         while self._service.num_active:
                             await asyncio.sleep(0.02)
-                calls.fail(shutting_down())
+                self._fail(shutting_down())
             except Exception as error:
-                calls.fail(ApiError(f"the engine failed: {error}", status=503, code="failed", headers=CLOSE))
+                self._fail(ApiError(f"the engine failed: {error}", status=503, code="failed", headers=CLOSE))
                 raise
             finally:
                 server.should_exit = True

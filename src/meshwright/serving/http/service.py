@@ -18,40 +18,49 @@ LONG_TEXT = 16_384
 
 
 @dataclass(kw_only=True)
-class Service:
-    """An engine and what its HTTP says of it.
+class ServerState:
+    """Whom a server lets in, and whether it takes requests.
 
     Args:
-        model: the name clients call it by. tokenizer: None for a model that takes and makes tokens only.
-        context: the most tokens of a prompt and its text together.
         api_keys: of which a request has one; with none, all requests are answered.
         cors_origins: pages of these origins may call; "*" for all.
-        stats: the engine's numbers for `/metrics`.
         is_ready: whether requests are taken. is_draining: whether the server is shutting down.
-        failure: what ended the engine. on_stop: ends the server; set by it as it begins.
+        failure: what ended it. on_stop: ends the server; set by it as it begins.
         num_active: requests that have been let in and are not answered yet.
     """
 
-    engine: Serves
-    model: str
-    context: int
-    tokenizer: Tokenizer | None = None
     limits: Limits = field(default_factory=Limits)
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    stats: Callable[[], Stats] | None = None
     is_ready: bool = False
     is_draining: bool = False
     num_active: int = 0
     failure: Exception | None = None
     on_stop: Callable[[], None] = lambda: None
-    created: int = field(default_factory=lambda: int(time.time()))
 
     def fail(self, error: Exception) -> None:
         """End the server with an error, as an engine does that cannot go on; from any thread."""
         self.failure = self.failure or error
         self.is_ready = False
         self.on_stop()
+
+
+@dataclass(kw_only=True)
+class Service(ServerState):
+    """An engine and what its HTTP says of it.
+
+    Args:
+        model: the name clients call it by. tokenizer: None for a model that takes and makes tokens only.
+        context: the most tokens of a prompt and its text together.
+        stats: the engine's numbers for `/metrics`.
+    """
+
+    engine: Serves
+    model: str
+    context: int
+    tokenizer: Tokenizer | None = None
+    stats: Callable[[], Stats] | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

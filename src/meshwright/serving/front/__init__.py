@@ -1,0 +1,1 @@
+"""One port in front of several servers of the same model."""

@@ -1,0 +1,62 @@
+"""What a step does, as arrays of numbers for its program; see `programs.Columns`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
+from meshwright.serving.scheduler import Step
+
+ALL_TOKENS = np.uint32(0xFFFFFFFF)
+"""The word of a mask that allows each of its tokens."""
+
+
+def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int) -> np.ndarray:
+    """The array [rows, width] of a step.
+
+    Args:
+        tables: of each window, the first page of each slice and the entries of its table. num_rows: of the engine,
+            which stands for no row.
+    """
+    columns = shape.columns
+    numbers = np.zeros((shape.rows, columns.width), np.int32)
+    numbers[:, Columns.row] = num_rows
+    for part in step.slices:
+        tokens = part.tokens or [FROM_LAST]
+        line, begin = numbers[part.at], columns.tokens.start
+        line[:begin] = part.row, part.start, len(tokens), part.is_chosen, part.text.read_length, part.drawn
+        line[begin : begin + len(tokens)] = tokens
+    at = [part.at for part in step.slices]
+    for (first, entries), (firsts, table) in zip(columns.tables, tables, strict=True):
+        numbers[at, first] = firsts
+        numbers[at, entries] = table
+    return numbers
+
+
+def targets_of(step: Step, shape: Shape) -> np.ndarray:
+    """The token after each of a step's tokens [rows, s], 0 where there is none."""
+    targets = np.zeros((shape.rows, shape.length), np.int32)
+    for part in step.slices:
+        after = part.text.tokens[part.start + 1 : part.start + 1 + len(part.tokens)]
+        targets[part.at, : len(after)] = after
+    return targets
+
+
+def mask_of(step: Step, shape: Shape, words: int) -> np.ndarray | None:
+    """The tokens that rows may take: what constraints allow, and none that ends a text that is too short."""
+    mask = None
+    for part in step.slices:
+        request = part.text.request
+        ends = request.stop_tokens if part.drawn < request.min_tokens else ()
+        if part.text.mask is None and not ends:
+            continue
+        if mask is None:
+            mask = np.full((shape.rows, shape.num_chosen, words), ALL_TOKENS, np.uint32)
+        if part.text.mask is not None:
+            mask[part.at] = part.text.mask
+        for place in range(min(shape.num_chosen, request.min_tokens - part.drawn)):
+            for token in ends:
+                mask[part.at, place, token // WORD] &= ALL_TOKENS ^ np.uint32(1 << token % WORD)
+    return mask
