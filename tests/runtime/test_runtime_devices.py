@@ -1,9 +1,13 @@
 """What a command does to its process before it simulates devices."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from meshwright.hardware import parse_system
+from meshwright.runtime import claim_devices
 
 FAULTS_OF_THE_SECOND_TIME = """
 import ctypes, resource, threading
@@ -37,3 +41,14 @@ def test_freed_memory_is_kept_for_what_is_allocated_next(run, setting, is_kept):
     program = FAULTS_OF_THE_SECOND_TIME.format(setting=setting, run=run)
     faults = int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout)
     assert (faults < 100) is is_kept
+
+
+def test_claims_of_one_process_do_not_grow_its_environment(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4")
+    lengths = []
+    for count in (8, 2, 8, 2, 8, 2):
+        claim_devices(parse_system(f"cpu:{count}"))
+        assert os.environ["XLA_FLAGS"].endswith(f"--xla_force_host_platform_device_count={count}")
+        lengths.append(len(os.environ["XLA_FLAGS"]))
+    assert "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]
+    assert lengths[1:] == [lengths[1]] * 5

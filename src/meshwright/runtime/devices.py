@@ -47,8 +47,11 @@ def claim_devices(
         several = join(processes, {"--on": str(system)} | dict(facts or {}))
     if system.chip.kind == "cpu":
         count = f"--xla_force_host_platform_device_count={here}"
-        # Read when the backend starts; of two settings of one flag XLA takes the last.
-        os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, os.environ.get("XLA_FLAGS", ""), count])
+        # Read when the backend starts; of two settings of one flag XLA takes the last. What an earlier call set is not
+        # repeated: a process with a variable of over 128 kB starts no other.
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        kept = [flag for flag in flags if flag not in (CPU_COLLECTIVE_TIMEOUT_FLAG, count)]
+        os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, *kept, count])
         _keep_freed_memory()
         if several is not None:
             _keep_stdout_from_gloo()
