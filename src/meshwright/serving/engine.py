@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+import jax
 import numpy as np
 
 from meshwright.errors import MeshwrightError
@@ -101,7 +102,9 @@ class Engine:
         self._changes = list[RowChange]()
         self._special_rows = set[int]()
         """Rows whose tokens are not chosen as the likeliest ones are."""
-        self._constraints = ConstraintCompiler(model.tokenizer) if model.tokenizer else None
+        self._constraints: ConstraintCompiler | None = None
+        """Made for the first request that has a constraint: it reads the whole vocabulary."""
+        self._constraints_lock = threading.Lock()
         self._asked = dict[str, _Asked]()
         self._inbox = deque[tuple[str, _Asked | None]]()
         self._news = threading.Condition()
@@ -175,11 +178,13 @@ class Engine:
 
     def _matcher(self, request: Request) -> Matcher:
         """The state of a constrained text that begins."""
-        if self._constraints is None:
+        assert request.constraint is not None
+        if self.model.tokenizer is None:
             raise MeshwrightError(
                 f"{self.model.config.name} has no tokenizer, so that no text of it can be constrained"
             )
-        assert request.constraint is not None
+        with self._constraints_lock:
+            self._constraints = self._constraints or ConstraintCompiler(self.model.tokenizer)
         return self._constraints.matcher(request.constraint, request.stop_tokens)
 
     def _run(self) -> None:
@@ -274,10 +279,9 @@ class Engine:
     def _round(self) -> None:
         """Dispatch the next steps, and read the oldest that are on their way."""
         steps = [(step, self.runner.run(self._work(step))) for step in self.scheduler.steps()]
-        for _, result in steps:
-            for array in (result.made, result.logprobs if self._wants_logprobs(steps) else None, result.hidden):
-                for leaf in () if array is None else (array if isinstance(array, tuple) else (array,)):
-                    leaf.copy_to_host_async()
+        for step, result in steps:
+            for array in jax.tree.leaves(result if _has_logprobs(step) else result._replace(logprobs=None)):
+                array.copy_to_host_async()
         self._num_steps += len(steps)
         if steps:
             self._rounds.append(steps)
@@ -308,10 +312,6 @@ class Engine:
         assert self.context.cache_split is not None
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split)
         return measured_and_planned(self.pace, serving, layout, self.model.system, self.layout.chunks[0][1])
-
-    @staticmethod
-    def _wants_logprobs(steps: Sequence[tuple[Step, Result]]) -> bool:
-        return any(_has_logprobs(step) for step, _ in steps)
 
     def _work(self, step: Step) -> Work:
         """A step in numbers."""

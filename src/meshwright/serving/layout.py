@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -12,9 +14,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
 from meshwright.models.cache import split_axes
 from meshwright.models.generation import decode_layout, switching_length
-from meshwright.models.paged_cache import page_axes
+from meshwright.models.paged_cache import abstract_pages, page_axes
 from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.serving.settings import EngineLayout, EngineSettings
+from meshwright.serving.settings import EngineLayout, EngineSettings, pages_read
 from meshwright.step import CacheSplit, check_runnable
 from meshwright.step.frequencies import DynamicRopeScaling
 from meshwright.step.legality import learned_positions
@@ -63,31 +65,30 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     page, windows = settings.page_size, tuple(layers_by_window(config))
     if context.cache_split == "sequence" and page % parts:
         raise MeshwrightError(f"page_size is {page}, which mesh {mesh} splits in {parts}; use a multiple of {parts}")
-    longest, unit = _context(model, settings), settings.page_size
+    longest = _context(model, settings)
     chunks = _chunks(settings.chunk_tokens, longest, shards)
-    one = math.ceil(longest / unit)
+    one = math.ceil(longest / page)
     """The pages of the longest text."""
-    ahead = max(length for _, length in chunks)
-    of_window = tuple(one if w is None else min(one, (w + ahead - 2) // unit + 2) for w in windows)
+    of_window = pages_read(windows, page, one, max(length for _, length in chunks))
     wanted = rows * one
     if settings.cache_tokens is not None:
-        wanted = math.ceil(settings.cache_tokens / unit / shards)
+        wanted = math.ceil(settings.cache_tokens / page / shards)
     fits = _affordable_pages(model, context, settings, one, of_window)
     if settings.cache_tokens is not None and fits < wanted:
         raise MeshwrightError(
-            f"cache_tokens is {settings.cache_tokens}; there is memory for {fits * unit * shards} beside the parameters"
+            f"cache_tokens is {settings.cache_tokens}; there is memory for {fits * page * shards} beside the parameters"
         )
     if min(wanted, fits) < one:
         raise MeshwrightError(
-            f"the cache has room for {min(wanted, fits) * unit} tokens of a group of devices, and a text may have"
-            f" {longest}; use a context of at most {min(wanted, fits) * unit}, more cache_tokens, or a mesh with more"
+            f"the cache has room for {min(wanted, fits) * page} tokens of a group of devices, and a text may have"
+            f" {longest}; use a context of at most {min(wanted, fits) * page}, more cache_tokens, or a mesh with more"
             f" memory"
         )
     pages = tuple(
         min(wanted, fits) if w is None else max(own, math.ceil(min(wanted, fits) * own / one))
         for w, own in zip(windows, of_window, strict=True)
     )
-    least = max(1, LEAST_WIDTH // unit)
+    least = max(1, LEAST_WIDTH // page)
     widths = sorted({one, *(max(min(one, least), math.ceil(one / 4**n)) for n in range(1, WIDTHS))})
     dynamic = config.rope_scaling
     layout = EngineLayout(
@@ -144,6 +145,11 @@ def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ..
     return tuple(dict.fromkeys((rows, length) for length in lengths for rows in (max(1, each // length), 1)))
 
 
+def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
+    """The dtype of keys and values in pages."""
+    return jnp.int8 if settings.kv_dtype == "int8" else DTYPES[model.dtype]
+
+
 def _ridge(model: LoadedModel) -> float:
     """The tokens whose products take as long as the weights are read: 2 flops a parameter and token."""
     itemsize = np.dtype(DTYPES[model.dtype]).itemsize
@@ -158,19 +164,17 @@ def _affordable_pages(
     of_window: tuple[int, ...],
 ) -> int:
     """The pages of a group of devices, for layers without a window, that memory has room for."""
-    device, config = jax.local_devices()[0], model.config
-    itemsize = 1 if settings.kv_dtype == "int8" else np.dtype(DTYPES[model.dtype]).itemsize
-    latent = config.latent
-    heads = 1 if latent else config.num_kv_heads / model.mesh_shape.degree(context.axes("kv_heads"))
-    sizes = latent.kv_rank + latent.rope_head_dim if latent else 2 * config.head_dim
-    scales = 8 if settings.kv_dtype == "int8" else 0
-    slots = settings.page_size
-    if context.cache_split == "sequence":
-        slots /= model.mesh_shape.degree(split_axes(context, latent is not None))
-    per_layer = heads * slots * (sizes * itemsize + scales)
-    layers = layers_by_window(config)
-    page_bytes = sum(count * per_layer * own / one for count, own in zip(layers.values(), of_window, strict=True))
-    stats = device.memory_stats() or {}
+    with jax.set_mesh(model.mesh):
+        single = abstract_pages(
+            model.config, context, (1,) * len(of_window), settings.page_size, stored_dtype(model, settings)
+        )
+    # Layers with a window have fewer pages than those without.
+    page_bytes = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize * own / one
+        for own, pages in zip(of_window, single, strict=True)
+        for leaf in jax.tree.leaves(pages)
+    )
+    stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         free = SHARE_OF_FREE * (stats["bytes_limit"] - stats["bytes_in_use"])
     else:

@@ -176,21 +176,17 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
 
 @lru_cache(maxsize=8)
 def row_program() -> Any:
-    """Sets what is kept of one row: (written, samplers, seed, bias, row, its seen, made, samplers, seed, bias)."""
+    """Sets what is kept of one row: (state, row, own) -> state, which is donated. own: as a state, without its rows."""
 
-    def put(
-        written: Written, samplers: Array, seed: Array, bias: Array, row: Array, own: RowState
-    ) -> tuple[Written, Array, Array, Array]:
-        old = RowState(samplers, seed, written, bias)
-        new = jax.tree.map(lambda array, value: array.at[row].set(value), old, own)
-        return new.written, new.samplers, new.seed, new.bias
+    def put(state: RowState, row: Array, own: RowState) -> RowState:
+        return jax.tree.map(lambda array, value: array.at[row].set(value), state, own)
 
-    return jax.jit(put, donate_argnums=(0, 1, 2, 3))
+    return jax.jit(put, donate_argnums=0)
 
 
 @lru_cache(maxsize=8)
 def copy_program(axes: tuple[str, ...]) -> Any:
-    """Copies pages of each device: (pages, window, sources [devices, n], targets [devices, n]); n as many as there are.
+    """Copies pages of each shard: (pages, sources [shards, n], targets [shards, n]) -> pages, which are donated.
 
     axes: those whose devices have pages of their own. A target that is no page copies nothing.
     """

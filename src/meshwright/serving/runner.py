@@ -22,6 +22,7 @@ from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.models.sampling import Written
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.serving.draft_programs import guess_program, read_program
+from meshwright.serving.layout import stored_dtype
 from meshwright.serving.programs import (
     WORD,
     Logprobs,
@@ -113,11 +114,11 @@ class Runner:
         assert context.cache_split is not None
         self._split = context.cache_split
         self._rows = layout.shards * layout.rows
-        stored = jnp.int8 if settings.kv_dtype == "int8" else self._dtype
         with jax.set_mesh(self._mesh):
             self._params = placed_params(model.params, model.config, context)
             if settings.weight_dtype == "int8":
                 self._params = in_int8(self._params, model.config)
+            stored = stored_dtype(model, settings)
             self._pages = _empty_pages(model.config, context, layout.pages, layout.page_size, stored)
             self._draft = None
             if draft is not None:
@@ -185,7 +186,7 @@ class Runner:
                 on_program(number, len(compiling))
         # One change and one copy, after which all is as before.
         self._change(RowChange(0, GREEDY, (), (), ()))
-        self._copy([PageCopy(0, window, 0, -1) for window in range(len(self._layout.windows))])
+        self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
         jax.block_until_ready((self._pages, self._state))
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
@@ -265,12 +266,8 @@ class Runner:
         for token, value in change.bias:
             bias[token] = value
         own = RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
-        state = self._state
         with jax.set_mesh(self._mesh):
-            written, samplers, seed, biases = row_program()(
-                state.written, state.samplers, state.seed, state.bias, np.int32(change.row), own
-            )
-        self._state = RowState(samplers, seed, written, biases)
+            self._state = row_program()(self._state, np.int32(change.row), own)
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         axes, pages = page_axes(self._context, self._config), list(self._pages)
@@ -283,7 +280,7 @@ class Runner:
                 for shard, group in enumerate(by_shard):
                     for place, copy in enumerate(group[at : at + COPIES]):
                         sources[shard, place] = copy.source
-                        targets[shard, place] = count if copy.target < 0 else copy.target
+                        targets[shard, place] = copy.target
                 with jax.set_mesh(self._mesh):
                     pages[window] = copy_program(axes)(pages[window], sources, targets)
                     if self._draft is not None and self._draft.group == window:

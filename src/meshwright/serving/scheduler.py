@@ -72,10 +72,8 @@ class Counters:
     """What happened so far."""
 
     preempted: int = 0
-    admitted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    evicted_pages: int = 0
 
 
 class Scheduler:
@@ -268,7 +266,6 @@ class Scheduler:
                 return
             self.waiting.popleft()
             insort(self.running, text, key=lambda other: other.order)
-            self.counters.admitted += 1
             self._on_admitted(text)
 
     @staticmethod
@@ -334,10 +331,8 @@ class Scheduler:
             # Layers with a window free pages while a prompt is read.
             count = -(-min(tokens, tokens if kept is None else kept + self._longest_chunk) // size) + 1
             missing = min(count, self.layout.pages[window]) - pool.num_free
-            if missing > 0:
-                self.counters.evicted_pages += (freed := self.prefixes[shard].evict(window, missing))
-                if freed < missing:
-                    return False
+            if missing > 0 and self.prefixes[shard].evict(window, missing) < missing:
+                return False
         return True
 
     @property
@@ -366,14 +361,14 @@ class Scheduler:
         pool = self.pools[shard][window]
         taken = pool.take(count)
         if taken is None:
-            self.counters.evicted_pages += self.prefixes[shard].evict(window, count - pool.num_free)
+            self.prefixes[shard].evict(window, count - pool.num_free)
             taken = pool.take(count)
         return taken
 
     def _preempt(self, text: Text) -> None:
         """Take a text's row and pages; it waits before those that came later, and is read again."""
         self._leave(text)
-        text.computed, text.num_preempted = 0, text.num_preempted + 1
+        text.computed = 0
         self.counters.preempted += 1
         place = next((at for at, other in enumerate(self.waiting) if other.order > text.order), len(self.waiting))
         self.waiting.insert(place, text)
@@ -389,7 +384,10 @@ class Scheduler:
     def _release(self, text: Text) -> None:
         for pool, pages in zip(self.pools[text.shard], text.pages, strict=True):
             pool.release(pages)
-            self._copies = [copy for copy in self._copies if copy.shard != text.shard or copy.target not in pages]
+        # What was to be copied for it is not needed; pages have numbers of their own in each shard and window.
+        self._copies = [
+            copy for copy in self._copies if copy.shard != text.shard or copy.target not in text.pages[copy.window]
+        ]
         text.pages, text.freed = [[] for _ in self.layout.windows], [0] * len(self.layout.windows)
 
     def _offer(self, text: Text) -> None:

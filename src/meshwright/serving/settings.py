@@ -87,7 +87,9 @@ class EngineLayout:
 
     def entries(self, width: int, length: int) -> tuple[int, ...]:
         """The table entries of each window in a step of `length` tokens a row, where texts have `width` pages."""
-        return tuple(
-            width if window is None else min(width, (window + length - 2) // self.page_size + 2)
-            for window in self.windows
-        )
+        return pages_read(self.windows, self.page_size, width, length)
+
+
+def pages_read(windows: tuple[int | None, ...], page_size: int, most: int, length: int) -> tuple[int, ...]:
+    """Of each window, the pages that `length` tokens in a row read and are written to, of texts of `most` pages."""
+    return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)

@@ -48,7 +48,6 @@ class Text:
     read_length: int = 0
     cached: int | None = None
     done: Ending | None = None
-    num_preempted: int = 0
     submitted: float = field(default_factory=monotonic)
     drafts: NgramDrafts | ModelDrafts | None = None
     """Guesses of the next tokens; None where none are made."""

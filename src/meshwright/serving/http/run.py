@@ -126,7 +126,7 @@ class HttpServer:
                         while self._service.num_active:
                             await asyncio.sleep(0.02)
                 self._fail(shutting_down())
-            except Exception as error:
+            except Exception as error:  # Whatever it was, clients are told before it ends the server.
                 self._fail(ApiError(f"the engine failed: {error}", status=503, code="failed", headers=CLOSE))
                 raise
             finally:
