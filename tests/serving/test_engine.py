@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from meshwright.serving.settings import EngineSettings
 GOLDENS = Path(__file__).parents[1] / "goldens"
 SMALL = replace(PRESETS["tiny"], num_layers=1)
 TWO_HEADS = replace(SMALL, name="grouped", num_kv_heads=4)
+EXPERTS = replace(PRESETS["tiny-moe"], num_layers=1, num_kv_heads=4)
 # Room for two texts of the longest kind, so that texts lose their pages to older ones.
 TIGHT = EngineSettings(rows=8, context=64, page_size=4, cache_tokens=144, chunk_tokens=16)
 
@@ -301,10 +303,10 @@ def test_an_engine_that_fails_says_why_and_takes_no_more():
         broken.submit(Request(prompt=[1], max_tokens=4), lambda outputs: None)
 
 
-@pytest.fixture(scope="module")
-def five_hundred():
+@cache
+def five_hundred(config):
     """Requests of mixed lengths, and what each prompt alone makes on one device."""
-    model = drawn_model(config=TWO_HEADS)
+    model = drawn_model(config=config)
     prompts = prompts_of(500, vocab=256, longest=40, seed=11)
     # Every fifth repeats itself, which can be guessed.
     prompts = [[*prompt, *prompt, *prompt][:40] if number % 5 == 0 else prompt for number, prompt in enumerate(prompts)]
@@ -314,12 +316,21 @@ def five_hundred():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "shape", [MeshShape(dp=2, tp=4), MeshShape(fsdp=2, tp=2, sp=2), MeshShape(dp=8), MeshShape(fsdp=4, tp=2)]
+    ("config", "shape"),
+    [
+        (TWO_HEADS, MeshShape(dp=2, tp=4)),
+        (TWO_HEADS, MeshShape(fsdp=2, tp=2, sp=2)),
+        (TWO_HEADS, MeshShape(dp=8)),
+        (TWO_HEADS, MeshShape(fsdp=4, tp=2)),
+        (EXPERTS, MeshShape(ep=2, tp=4)),
+        (EXPERTS, MeshShape(ep=2, fsdp=2, tp=2)),
+    ],
+    ids=lambda value: getattr(value, "name", None) or str(value),
 )
-def test_five_hundred_requests_at_random_get_what_each_gets_alone(five_hundred, shape):
-    requests, wanted = five_hundred
+def test_five_hundred_requests_at_random_get_what_each_gets_alone(config, shape):
+    requests, wanted = five_hundred(config)
     settings = replace(TIGHT, rows=16, cache_tokens=512, num_drafts=2)
-    engine = Engine(drawn_model(shape, TWO_HEADS), settings)
+    engine = Engine(drawn_model(shape, config), settings)
     engine.start()
     try:
         got = answers(engine, requests, spread_seconds=0.5)
