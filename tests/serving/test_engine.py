@@ -107,6 +107,19 @@ def test_log_probabilities_are_those_of_the_logits(engine):
     assert sum(len(output.pooled) for output in outputs[1:]) == 0
 
 
+def test_a_prompt_that_is_only_scored_has_as_many_texts_as_were_asked_for(engine):
+    (outputs,) = answers(engine, [Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_texts=3)])
+    assert [(each.text_number, each.done, len(each.prompt_logprobs)) for each in outputs] == [
+        (0, "length", 2), (1, "length", 0), (2, "length", 0)
+    ]  # fmt: skip
+    ended = []
+    asked = Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_texts=3)
+    engine.abort(engine.submit(asked, ended.extend))
+    answers(engine, [Request(prompt=[1], max_tokens=1)])
+    assert sorted(each.text_number for each in ended if each.done) == [0, 1, 2]
+    assert is_empty(engine)
+
+
 def test_some_tokens_can_be_ruled_out(engine):
     prompt, rest = [1, 2, 3], range(128, 256)
     (outputs,) = answers(
