@@ -1,4 +1,4 @@
-"""The steps of generation, compiled on 8 simulated devices: what they move and hold is what is priced."""
+"""The steps of the engine and of generation, compiled on 8 simulated devices: what they move and hold is priced."""
 
 from dataclasses import asdict
 
@@ -7,10 +7,11 @@ import pytest
 from meshwright.cost import serving_argument_bytes, serving_collectives, serving_memory
 from meshwright.families import load_model
 from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
-from meshwright.models.serving_step import lower_decode_step, lower_prefill_step
+from meshwright.models.serving_step import lower_prefill_step
 from meshwright.planner import read_mesh
 from meshwright.record import merge
 from meshwright.runtime import build_mesh
+from meshwright.serving.lowered import lower_engine_step
 from meshwright.step import ModelConfig, Serving, ServingLayout
 
 SMALL = ModelConfig(
@@ -47,8 +48,37 @@ def test_a_decode_step_moves_and_holds_what_is_priced(name, mesh, cache):
         model=model, prompt_len=48, output_len=16, batch=8, compute_dtype="f32", weight_dtype="f32", kv_dtype="f32"
     )
     layout = ServingLayout(shape, cache)
-    memory = checked(lower_decode_step, serving, layout)
-    # The cache is written in place, of windows no more than their tokens.
+    memory = checked(lower_engine_step, serving, layout)
+    # The pages are written in place, of windows no more than their tokens are in.
+    assert memory.alias_size_in_bytes == serving_memory(serving, layout, serving.batch)["cache"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "cache"),
+    [
+        ("small", "sp=2,tp=4", "batch"),
+        *(
+            pytest.param(*case, marks=pytest.mark.matrix)
+            for case in (
+                ("small", "dp=2,tp=4", "heads"),
+                ("small", "fsdp=2,sp=2,tp=2", "sequence"),
+                ("gemma2", "fsdp=4,tp=2", "batch"),
+                ("gemma3_text", "fsdp=2,sp=2,tp=2", "sequence"),
+                ("mixtral", "fsdp=4,tp=2", "batch"),
+                ("deepseek_v3", "fsdp=4,tp=2", "batch"),
+                ("qwen2_moe", "fsdp=2,tp=4", "heads"),
+            )
+        ),
+    ],
+)
+def test_a_chunk_of_prompts_moves_and_holds_what_is_priced(name, mesh, cache):
+    model = SMALL if name == "small" else load_model(f"tests/goldens/{name}/config.json")
+    serving = Serving(
+        model=model, phase="prefill", prompt_len=64, output_len=1, chunk=16, batch=8, compute_dtype="f32",
+        weight_dtype="f32", kv_dtype="f32",
+    )  # fmt: skip
+    layout = ServingLayout(read_mesh(mesh, 8), cache)
+    memory = checked(lower_engine_step, serving, layout)
     assert memory.alias_size_in_bytes == serving_memory(serving, layout, serving.batch)["cache"]
 
 

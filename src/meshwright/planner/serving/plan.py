@@ -112,8 +112,8 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshP
 
 
 def step_tokens(serving: Serving, batch: int) -> int:
-    """The tokens that a step goes through: one of each sequence, or whole prompts."""
-    return batch * (serving.prompt_len if serving.phase == "prefill" else 1)
+    """The tokens that a step goes through: one of each sequence, whole prompts or a chunk of each."""
+    return batch * serving.step_length
 
 
 def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
