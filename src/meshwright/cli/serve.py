@@ -239,6 +239,7 @@ def _serve(
         api_keys=address.keys,
         cors_origins=address.cors,
         stats=engine.stats,
+        means=engine.means,
     )
     if address.host not in ("127.0.0.1", "localhost", "::1") and not address.keys:
         note(f"anybody who reaches {address.host} can ask; --api-keys FILE lets in those with a key")
