@@ -199,9 +199,7 @@ def _run(
                 assert pairs is not None
                 held_out = pairs.held_out
             evaluate = Evaluator(config, layout, held_out, tasks)
-        profiler = None
-        if is_first_process():
-            profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
+        profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
         after = AfterStep(
             config=config, directory=directory, interruption=interruption, checkpoints=checkpoints, batches=batches,
             bad_steps=bad_steps, shortfall=_shortfall(config), saver=saver, evaluate=evaluate, log=log,
