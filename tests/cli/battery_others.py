@@ -226,7 +226,13 @@ CALLS = """
 2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
 2 | train tiny --on cpu:2 --batch 4 --eval-tasks none.jsonl                                  | eval_tasks changes nothing without eval_every
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --fields prompt,chosen    | fields is not for objective='dpo'
+2 | train tiny --on cpu:2 --batch 4 --fields text                                            | no source has records that it is for
+2 | train tiny --on cpu:2 --batch 4 --fields text [q],a                                      | two templates for all sources
+2 | train tiny --on cpu:2 --batch 4 --data plan.yaml --fields plan.yml=text                  | did you mean plan.yaml
+2 | train tiny --on cpu:2 --batch 4 --data plan.yaml --fields plan.yaml=text                 | is text, which has no fields
+2 | train tiny --on cpu:2 --batch 4 --data plan.yaml --fields plan.yaml=[text]               | every part is in brackets
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --rows padded             | rows is not for objective='dpo'
+2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --fields p.jsonl=a         | fields is not for objective='dpo'
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --rows packed             | each answer of a pair is a padded row
 2 | train tiny --on cpu:2 --batch 4 --beta 0.1                                               | beta is for objective='dpo'
 2 | train run                                                                                | model_type

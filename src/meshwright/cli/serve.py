@@ -62,8 +62,8 @@ class Args(ModelArgs):
     """Keep keys and values in int8, with a scale of each token and head. Default: the dtype of products."""
     weight_dtype: Annotated[str | None, option("int8")] = None
     """Keep the weights of layers in int8, with a scale of each column. Default: the dtype of products."""
-    chunk: Annotated[int, option("N")] = 256
-    """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
+    chunk: Annotated[int, option("N")] = 1024
+    """The most tokens of prompts that are read between two steps of decoding. Default: 1024."""
     no_prefix_cache: Annotated[bool, option()] = False
     """Do not keep the pages of prompts for others that begin alike."""
     drafts: Annotated[int | None, option("N")] = None

@@ -38,7 +38,7 @@ class EngineSettings:
     cache_split: CacheSplit | None = None
     kv_dtype: Int8 | None = None
     weight_dtype: Int8 | None = None
-    chunk_tokens: int = 256
+    chunk_tokens: int = 1024
     prefix_cache: bool = True
     num_drafts: int = 0
     max_queue: int = 1024
