@@ -114,6 +114,10 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --cache rows                                       | it is one of
 2 | verify tiny --serve decode --on cpu:8 --batch 0                                          | whole number from 1
 2 | verify tiny --serve decode --on cpu:8 --prompt-len x                                     | prompt_len
+2 | verify tiny --serve decode --on cpu:8 --chunk 16                                         | decode reads none
+2 | verify tiny --serve prefill --on cpu:8 --prompt-len 64 --chunk 65                        | use at most these
+2 | verify tiny --serve prefill --on cpu:8 --chunk 0                                         | whole number from 1
+2 | verify tiny --serve decode --on cpu:8 --mesh fsdp=4,tp=2 --cache batch --batch 6         | a multiple of 4
 2 | verify tiny --serve decode --on cpu:8 --latency soon                                     | soon
 2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort changes nothing on cpu:8
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
@@ -222,7 +226,13 @@ CALLS = """
 2 | train tiny --on cpu:2 --batch 4 --seq-len 32 --remat alternate                           | does not run
 2 | train tiny --on cpu:2 --batch 4 --eval-tasks none.jsonl                                  | eval_tasks changes nothing without eval_every
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --fields prompt,chosen    | fields is not for objective='dpo'
+2 | train tiny --on cpu:2 --batch 4 --fields text                                            | no source has records that it is for
+2 | train tiny --on cpu:2 --batch 4 --fields text [q],a                                      | two templates for all sources
+2 | train tiny --on cpu:2 --batch 4 --data plan.yaml --fields plan.yml=text                  | did you mean plan.yaml
+2 | train tiny --on cpu:2 --batch 4 --data plan.yaml --fields plan.yaml=text                 | is text, which has no fields
+2 | train tiny --on cpu:2 --batch 4 --data plan.yaml --fields plan.yaml=[text]               | every part is in brackets
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --rows padded             | rows is not for objective='dpo'
+2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --fields p.jsonl=a         | fields is not for objective='dpo'
 2 | train tiny --on cpu:2 --batch 4 --objective dpo --data p.jsonl --rows packed             | each answer of a pair is a padded row
 2 | train tiny --on cpu:2 --batch 4 --beta 0.1                                               | beta is for objective='dpo'
 2 | train run                                                                                | model_type

@@ -145,6 +145,23 @@ def test_a_run_leaves_options_that_mean_it_again(words, tmp_path, capsys, monkey
     assert run_of(read(tmp_path / "resolved.yaml")[0], tmp_path / "again") == begun
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["fields: '[q],a'", "fields: {qa.jsonl: '[q],a', more.jsonl: a}", 'fields: ["qa.jsonl=[q],a", a]'],
+)
+def test_templates_by_source_begin_a_run_again(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("qa.jsonl", "more.jsonl"):
+        (tmp_path / name).write_text('{"q": "why?", "a": "because of that"}\n' * 300)
+    text = "model: tiny\non: cpu:8\nbatch: 8\nseq_len: 64\ndata: {qa.jsonl: 0.5, more.jsonl: 0.5}\n"
+    (tmp_path / "run.yaml").write_text(f"{text}{written}\n")
+    begun = run_of(read(tmp_path / "run.yaml")[0], tmp_path / "run")
+    assert begun.data.template("qa.jsonl") == "[q],a"
+    assert begun.data.template("more.jsonl") == ("[q],a" if written == "fields: '[q],a'" else "a")
+    (tmp_path / "resolved.yaml").write_text(resolved_yaml(begun))
+    assert run_of(read(tmp_path / "resolved.yaml")[0], tmp_path / "again") == begun
+
+
 def test_a_run_that_no_options_mean_leaves_none(tmp_path, capsys):
     plan = tmp_path / "plan.yaml"
     assert main(["plan", *TINY, "-o", str(plan)]) == 0

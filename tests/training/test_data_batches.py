@@ -251,7 +251,7 @@ def test_the_index_of_rows_is_made_once_and_a_damaged_one_is_one_line(lines, tmp
 def test_weights_are_those_of_the_tokens_with_loss_over_the_whole_batch(tmp_path):
     records = [{"q": "x" * (n % 5 + 1), "a": "y" * (n % 3 + 1)} for n in range(60)]
     path = write_lines(tmp_path / "a.jsonl", records)
-    batch = arrays(make(DataConfig(sources=(str(path),), fields="[q],a"))[0])
+    batch = arrays(make(DataConfig(sources=(str(path),), fields=("[q],a",)))[0])
     has_loss = batch["weights"] > 0
     np.testing.assert_array_equal(has_loss, np.isin(batch["targets"], [ord("y"), ord("\n")]) & (batch["segments"] > 0))
     np.testing.assert_allclose(batch["weights"][has_loss], BATCH * SEQ_LEN / has_loss.sum(), rtol=1e-6)

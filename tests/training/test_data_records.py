@@ -18,12 +18,12 @@ from meshwright.data import (
     find_encoder,
     find_files,
     find_source,
-    parse_fields,
     parse_sources,
     tokenize,
     tokenizing,
 )
 from meshwright.data import records as records_module
+from meshwright.data.template import parse_fields
 from meshwright.errors import MeshwrightError
 from meshwright.text import chat_examples, read_tokenizer
 

@@ -17,6 +17,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.processes import Processes
 from meshwright.runtime import claim_devices
+from meshwright.training.watch import read_profile
+from meshwright.viz.report import report
 
 TEXT = "".join(f"{number} squared is {number**2}.\n" for number in range(400))
 LLAMA = str(Path(__file__).parents[1] / "goldens" / "llama")
@@ -127,6 +129,24 @@ def test_four_processes_of_two_devices_have_the_losses_of_one_of_eight(tmp_path)
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=400)
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert len(losses(tmp_path / "run")) == 4
+
+
+@pytest.mark.matrix
+def test_the_profile_of_two_processes_has_the_devices_of_both(tmp_path):
+    arguments = [*SMALL, "--on", "cpu:4", "--mesh", "2,2,1,1", "--steps", "4", "--profile", "2:3"]
+    launched = launch(tmp_path, 2, arguments)
+    assert launched.wait(timeout=500) == 0, (tmp_path / "stderr").read_text()
+    profile = read_profile(tmp_path / "run")
+    assert sorted(profile.devices) == list("0123")
+    assert all(0 < use["busy_seconds"] <= use["step_seconds"] for use in profile.devices.values())
+    assert profile.measured.notes == ()
+    compiled, measured = profile.compiled.collectives, profile.measured.collectives
+    assert [(c.kind, c.axes, c.phase, c.bytes, c.count) for c in measured] == [
+        (c.kind, c.axes, c.phase, c.bytes, c.count) for c in compiled
+    ]
+    assert all(f"device {number}" in report(tmp_path / "run") for number in range(4))
+    for folder in ("profile", "profile/process-1"):
+        [_] = (tmp_path / "run" / folder).glob("plugins/profile/*/*.xplane.pb")
 
 
 @pytest.mark.matrix

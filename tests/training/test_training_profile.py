@@ -3,17 +3,22 @@
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
+import jax
 import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
+from meshwright.hlo import parse_hlo
 from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.step import Workload
 from meshwright.training import Optimizer, RunConfig, train
 from meshwright.training.watch import parse_profile, read_profile
+from meshwright.training.watch.profile import by_device, join_traces
+from meshwright.training.watch.trace import DeviceTrace, measured_step
 from meshwright.training.watching import Watching
 from meshwright.verification import compare_profile, plan_and_measured
 from meshwright.verification.comparison import compare, in_plans_terms
@@ -94,6 +99,68 @@ def test_verify_has_the_measured_column_of_a_run_with_a_profile(run):
     rows = {row.quantity: row for row in rows}
     assert rows["all-gather fsdp forward"].measured == 0
     assert not rows["all-gather fsdp forward"].is_equal
+
+
+SUM = """\
+HloModule step, num_partitions=4
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[8] parameter(0)
+  double = f32[8] add(x, x)
+  ROOT all-reduce.1 = f32[8] all-reduce(double), replica_groups={{0,1,2,3}}, to_apply=add, channel_id=1
+}
+"""
+
+
+def traced(seconds, count=2):
+    """A device that ran a sum over devices in `seconds`, of ten in which it had work for nine."""
+    ran = {"double": 9.0 - seconds, "all-reduce.1": seconds}
+    return DeviceTrace(span_seconds=10.0, busy_seconds=9.0, op_seconds=ran, op_counts=dict.fromkeys(ran, count))
+
+
+def test_the_traces_of_two_processes_are_one_of_all_their_devices():
+    first, second = {"2": asdict(traced(1.0)), "3": asdict(traced(2.0))}, {"0": asdict(traced(3.0))}
+    # As they travel between processes.
+    devices, missing = join_traces(json.loads(json.dumps([first, second, {}])))
+    assert (devices["3"], missing) == (traced(2.0), 1)
+    found = measured_step(devices, parse_hlo(SUM), {"dp": 4}, steps=2)
+    [one] = found.collectives
+    assert (one.kind, one.axes, one.bytes, one.count, one.seconds) == ("all-reduce", ("dp",), 32, 1, 1.0)
+    assert [*found.devices] == ["0", "2", "3"]
+    assert [use.collective_seconds for use in found.devices.values()] == [1.5, 0.5, 1.0]
+    assert all((use.step_seconds, use.busy_seconds) == (5.0, 4.5) for use in found.devices.values())
+
+
+def test_an_event_that_the_profiler_lost_on_one_device_is_not_counted_out():
+    devices = {"0": traced(1.0), "1": traced(1.0), "10": traced(0.5, count=1)}
+    found = measured_step(devices, parse_hlo(SUM), {"dp": 4}, steps=2)
+    assert (found.collectives[0].count, found.collectives[0].seconds) == (1, 0.5)
+    assert [*found.devices] == ["0", "1", "10"]
+
+
+def test_devices_are_named_by_their_number_among_those_of_all_processes(monkeypatch):
+    class Device(NamedTuple):
+        id: int
+        platform: str = "gpu"
+        local_hardware_id: int | None = None
+
+    simulated = [Device(number, "cpu") for number in (0, 1, 2048, 2049)]
+    chips = [Device(number, local_hardware_id=number % 2) for number in range(4)]
+    for devices, traces in (
+        (simulated, {2048: traced(1.0), 2049: traced(2.0)}),
+        (chips, {0: traced(1.0), 1: traced(2.0)}),
+    ):
+        monkeypatch.setattr(jax, "devices", lambda found=devices: found)
+        monkeypatch.setattr(jax, "local_devices", lambda found=devices: found[2:])
+        assert by_device(traces) == {"2": asdict(traced(1.0)), "3": asdict(traced(2.0))}
+        with pytest.raises(MeshwrightError, match="it names device 7, and this process has"):
+            by_device({**traces, 7: traced(1.0)})
 
 
 @pytest.mark.parametrize("text", ["10", "5:3", "0:2", "a:b", "1:2:3", ""])

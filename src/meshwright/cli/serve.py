@@ -64,8 +64,8 @@ class Args(ModelArgs):
     """Keep keys and values in int8, with a scale of each token and head. Default: the dtype of products."""
     weight_dtype: Annotated[str | None, option("int8")] = None
     """Keep the weights of layers in int8, with a scale of each column. Default: the dtype of products."""
-    chunk: Annotated[int, option("N")] = 256
-    """The most tokens of prompts that are read between two steps of decoding. Default: 256."""
+    chunk: Annotated[int, option("N")] = 1024
+    """The most tokens of prompts that are read between two steps of decoding. Default: 1024."""
     no_prefix_cache: Annotated[bool, option()] = False
     """Do not keep the pages of prompts for others that begin alike."""
     drafts: Annotated[int | None, option("N")] = None
@@ -242,6 +242,7 @@ def _serve(
         api_keys=address.keys,
         cors_origins=address.cors,
         stats=engine.stats,
+        means=engine.means,
     )
     if address.host not in ("127.0.0.1", "localhost", "::1") and not address.keys:
         note(f"anybody who reaches {address.host} can ask; --api-keys FILE lets in those with a key")

@@ -5,7 +5,7 @@ from meshwright.data.document import Dataset, Document
 from meshwright.data.encoding import find_encoder
 from meshwright.data.sources import FileSource, StoreSource, find_files, find_source, parse_sources
 from meshwright.data.store import PreferencePairs, TokenStore
-from meshwright.data.template import parse_fields
+from meshwright.data.template import parse_templates
 from meshwright.data.tokenizing import Tokenizing, tokenize
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "find_encoder",
     "find_files",
     "find_source",
-    "parse_fields",
     "parse_sources",
+    "parse_templates",
     "tokenize",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from meshwright.errors import MeshwrightError
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 """What stands for the tokens that begin and end a text."""
+
+_OF_SOURCE = re.compile(r'((?:[^"]|"(?:[^"\\]|\\.)*")+)=((?:[^"=]|"(?:[^"\\]|\\.)*")*)', re.DOTALL)
+"""A source and its template: the last = that is not in quotes is between them."""
 
 _WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[][,+]|[^][,+"\s][^][,+"]*)')
 
@@ -102,6 +105,28 @@ def parse_fields(text: str) -> tuple[Part, ...]:
     if not any(part.has_loss for part in parts):
         raise _wrong(text, "every part is in brackets, so that no token has loss")
     return tuple(parts)
+
+
+def parse_templates(texts: Iterable[str]) -> dict[str, str]:
+    """The template of each source that one names, as `qa.jsonl=[question],answer`, by its path.
+
+    One without a path is that of all other sources, under "".
+
+    Raises:
+        MeshwrightError: a text that is no template, or two of the same source.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        match = _OF_SOURCE.fullmatch(text)
+        path, template = match.groups() if match else ("", text)
+        parse_fields(template)
+        if path in found:
+            hint = "leave one out" if path else f"name the source of one, as qa.jsonl={template}"
+            raise MeshwrightError(
+                f"--fields has two templates for {path or 'all sources'}: {found[path]} and {template}; {hint}"
+            )
+        found[path] = template
+    return found
 
 
 def _item(text: str, word: str) -> str | Literal:

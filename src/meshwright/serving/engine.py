@@ -43,6 +43,7 @@ from meshwright.serving.settings import EngineSettings
 from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
 from meshwright.step import Serving, ServingLayout
+from meshwright.step.serve import page_parts
 from meshwright.text import TokenStream
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
@@ -309,13 +310,13 @@ class Engine:
 
     def means(self) -> tuple[Means, Means] | None:
         """What is measured of steps and what is planned; see `measured_and_planned`."""
-        dtype, settings = self.model.dtype, self.settings
-        serving = Serving(
-            model=self.model.config, prompt_len=1, output_len=1, page_size=self.layout.page_size,
-            weight_dtype=settings.weight_dtype or dtype, kv_dtype=settings.kv_dtype or dtype, compute_dtype=dtype,
-        )  # fmt: skip
+        dtype, settings, config = self.model.dtype, self.settings, self.model.config
         assert self.context.cache_split is not None
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split)
+        serving = Serving(
+            model=config, prompt_len=1, output_len=1, page_size=self.layout.page_size // page_parts(config, layout),
+            weight_dtype=settings.weight_dtype or dtype, kv_dtype=settings.kv_dtype or dtype, compute_dtype=dtype,
+        )  # fmt: skip
         return measured_and_planned(self.pace, serving, layout, self.model.system, self.layout.chunks[0][1])
 
     def _work(self, step: Step) -> Work:

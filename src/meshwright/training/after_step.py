@@ -24,7 +24,7 @@ class AfterStep:
     """Follows a run step by step: `is_state_due` before a step's row is there, then `follow_row`, then `follow_state`.
 
     Args:
-        log, profiler: of the first process; None in the others.
+        log: of the first process; None in the others.
         evaluate: None where the run is not evaluated.
         runs_ahead: whether devices are given a step before the one before it is done, as in `take_steps`.
     """
@@ -39,7 +39,7 @@ class AfterStep:
     saver: Saver
     evaluate: Evaluator | None
     log: RunLog | None
-    profiler: Profiler | None
+    profiler: Profiler
     runs_ahead: bool
     on_step: Callable[[Row], None]
     on_note: Note
@@ -48,8 +48,8 @@ class AfterStep:
     def is_state_due(self, step: int) -> bool:
         """Whether the state after a step is looked at before the next step is taken."""
         self.saver.decide(step + 1, self.interruption, waits=False)
-        is_profiled = self.profiler is not None and self.profiler.is_due(step + 1)
-        is_wanted = self.saver.is_due or self.config.evaluating.is_due(step + 1) or is_profiled
+        is_evaluated = self.config.evaluating.is_due(step + 1)
+        is_wanted = self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
         return self.interruption.stop is not None or is_wanted
 
     def follow_row(self, row: Row) -> None:
@@ -70,8 +70,7 @@ class AfterStep:
     def follow_state(self, row: Row, state: State) -> bool:
         """Profile, evaluate and save the state after a step where each is due; whether the run ends with this step."""
         taken = row["step"] + 1
-        if self.profiler is not None:
-            self.profiler.after(taken)
+        self.profiler.after(taken)
         if not self.runs_ahead:
             self.saver.decide(taken, self.interruption, waits=True)
         is_done = taken == self.config.steps

@@ -15,7 +15,7 @@ from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training import preference
 from meshwright.training.checks import check_start
-from meshwright.training.data import open_data, usual_rows
+from meshwright.training.data import check_templates, open_data, usual_rows
 from meshwright.training.data.pairs import load_pairs
 from meshwright.training.loop import run_steps
 from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
@@ -159,6 +159,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     preference.check_said(said, config.workload)
     config = with_settings(config, said)
     if config.workload.objective != "dpo":
+        check_templates(config.data, config.evaluating.data)
         rows = "packed" if config.workload.packed and config.data.rows is None else usual_rows(config.data)
         config = with_settings(config, {"rows": rows})
     check_said(config.optimizer, said, config.strategy, config.workload.model)

@@ -28,7 +28,7 @@ from meshwright.step import (
 )
 from meshwright.text import Tokenizer
 from meshwright.training.after_step import AfterStep
-from meshwright.training.data import BYTES, Batches, HeldOut, RunData, open_data
+from meshwright.training.data import BYTES, Batches, HeldOut, RunData, check_templates, open_data
 from meshwright.training.data.pairs import RunPairs, open_pairs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
@@ -128,6 +128,7 @@ def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) ->
     """The data of a run, or its pairs."""
     if config.workload.objective == "dpo":
         return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
+    check_templates(config.data, config.evaluating.data)
     return open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
 
 
@@ -198,9 +199,7 @@ def _run(
                 assert pairs is not None
                 held_out = pairs.held_out
             evaluate = Evaluator(config, layout, held_out, tasks)
-        profiler = None
-        if is_first_process():
-            profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
+        profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
         after = AfterStep(
             config=config, directory=directory, interruption=interruption, checkpoints=checkpoints, batches=batches,
             bad_steps=bad_steps, shortfall=_shortfall(config), saver=saver, evaluate=evaluate, log=log,

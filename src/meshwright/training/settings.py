@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -76,7 +76,8 @@ class TrainOptions(PlanOptions, total=False):
     """What a run is, beside its plan; each name is one of `SETTINGS`.
 
     data: files, folders or stores of tokens, each with a weight as `wiki.jsonl=0.7` or none with one; by default the
-    sources of Python's standard library. fields, rows, held_out, bad_data: those of `DataConfig`.
+    sources of Python's standard library. fields: the template of all records, or that of each source by its path;
+    rows, held_out, bad_data: those of `DataConfig`.
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002; of dpo 0.000001). lr_schedule to
     max_bad_steps: the fields of `Optimizer`; rate has its `rates`. beta, label_smoothing, preference_loss: those of
     `Preference`, for objective `dpo`, whose data are records with prompt, chosen and rejected. on_bad_step: `skip`
@@ -91,7 +92,7 @@ class TrainOptions(PlanOptions, total=False):
     """
 
     data: tuple[str, ...] | None
-    fields: str | None
+    fields: str | Sequence[str] | Mapping[str, str] | None
     rows: RowKind | None
     held_out: float | None
     bad_data: Rule | None
@@ -144,6 +145,8 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """
     parts: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
+        if name == "fields":
+            value = _templates(value)
         part, _, field = SETTINGS[name].path.rpartition(".")
         parts.setdefault(part, {})[field] = value
     if parts.get("evaluating", {}).get("every") == 0:
@@ -155,3 +158,10 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     if config.data.rows is not None:  # The plan must know it too.
         config = replace(config, workload=replace(config.workload, packed=config.data.rows != "windows"))
     return config
+
+
+def _templates(value: Any) -> Any:
+    """Templates as `DataConfig` has them: of one for all sources, or of those by source."""
+    if isinstance(value, Mapping):
+        return tuple(f"{path}={template}" for path, template in value.items())
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

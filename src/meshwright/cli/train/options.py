@@ -36,13 +36,14 @@ class DataArgs:
         ),
     ] = ()
     fields: Annotated[
-        str | None,
+        tuple[str, ...],
         option(
-            "TEMPLATE",
+            "TEMPLATE…",
             help="Of records: parts with commas between, fields joined by +, in [] what has no loss:"
-            " [question+prompt],answer. Default: messages, input_ids or text, as the first record has them.",
+            " [question+prompt],answer; of one source as qa.jsonl=[question],answer. Default: messages, input_ids or"
+            " text, as the first record has them.",
         ),
-    ] = None
+    ] = ()
     rows: Annotated[Literal["windows", "packed", "padded"] | None, option("windows|packed|padded")] = None
     """Windows of one long text, several documents a row, or one and padding. Default: windows of text, else packed."""
     held_out: Annotated[float | None, option("SHARE")] = None

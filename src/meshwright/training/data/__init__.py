@@ -2,10 +2,21 @@
 
 from meshwright.training.data.batches import Batches, HeldOut
 from meshwright.training.data.config import DataConfig, RowKind
-from meshwright.training.data.opened import RunData, open_data, usual_rows
+from meshwright.training.data.opened import RunData, check_templates, open_data, usual_rows
 from meshwright.training.data.texts import read_texts
 
 BYTES = 256
 """The vocabulary of text read as bytes."""
 
-__all__ = ["BYTES", "Batches", "DataConfig", "HeldOut", "RowKind", "RunData", "open_data", "read_texts", "usual_rows"]
+__all__ = [
+    "BYTES",
+    "Batches",
+    "DataConfig",
+    "HeldOut",
+    "RowKind",
+    "RunData",
+    "check_templates",
+    "open_data",
+    "read_texts",
+    "usual_rows",
+]

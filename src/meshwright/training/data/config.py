@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.data import Rule, parse_fields, parse_sources
+from meshwright.data import Rule, parse_sources, parse_templates
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 
@@ -18,13 +18,14 @@ class DataConfig:
     """Where the tokens of a run come from, and how they are laid into rows.
 
     sources: files, folders or stores of tokens, each with a weight as `wiki.jsonl=0.7` or none with one; by default the
-    sources of Python's standard library. fields: the template of records (`data.template`); by default the first record
-    of a source says it. rows: see `RowKind`; None for windows of text and packed documents. held_out: the share that
-    is left out of training, for evaluation. bad_data: what is done with records that cannot be used.
+    sources of Python's standard library. fields: templates of records (`data.template`), of one source as
+    `qa.jsonl=[question],answer`, or of all others as `text`; by default the first record of a source says it. rows: see
+    `RowKind`; None for windows of text and packed documents. held_out: the share that is left out of training, for
+    evaluation. bad_data: what is done with records that cannot be used.
     """
 
     sources: tuple[str, ...] = ()
-    fields: str | None = None
+    fields: tuple[str, ...] = ()
     rows: RowKind | None = None
     held_out: float = 0.0
     bad_data: Rule = "error"
@@ -32,7 +33,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         parse_sources(self.sources)
-        if self.fields is not None:
-            parse_fields(self.fields)
+        parse_templates(self.fields)
         if not 0 <= self.held_out < 1:
             raise MeshwrightError(f"held_out is {self.held_out}; it is a share from 0 to below 1, as 0.01")
+
+    def template(self, path: str) -> str | None:
+        """The template of the records of a source; None where its first record says it."""
+        templates = parse_templates(self.fields)
+        return templates.get(path, templates.get(""))

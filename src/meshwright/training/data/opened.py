@@ -18,9 +18,11 @@ from meshwright.data import (
     find_encoder,
     find_source,
     parse_sources,
+    parse_templates,
     tokenize,
 )
 from meshwright.errors import MeshwrightError
+from meshwright.field_types import not_a_choice
 from meshwright.step import Workload
 from meshwright.text import Tokenizer, byte_tokenizer, chat_template
 from meshwright.training.data.cache import cached_directory, locked_directory
@@ -113,6 +115,32 @@ def usual_rows(config: DataConfig) -> RowKind:
     return "windows" if is_text else "packed"
 
 
+def check_templates(config: DataConfig, evaluated: Sequence[str] = ()) -> None:
+    """Raise where a template is of no source, or of one without records.
+
+    evaluated: other sources that the run reads, for evaluation.
+    """
+    templates = parse_templates(config.fields)
+    if not templates:
+        return
+    paths = [path for path, _ in (*parse_sources(config.sources), *parse_sources(tuple(evaluated)))]
+    without = {path: what for path in paths if (what := _without_fields(find_source(path)))}
+    for path in templates:
+        if path and path not in paths:
+            raise MeshwrightError(not_a_choice("the source of --fields", path, paths))
+        if path in without:
+            raise MeshwrightError(f"{path} {without[path]}, which has no fields; leave its --fields out")
+    if "" in templates and without.keys() | templates.keys() >= {*paths}:
+        raise MeshwrightError(f"--fields is {templates['']!r}, and no source has records that it is for; leave it out")
+
+
+def _without_fields(source: FileSource | StoreSource) -> str:
+    """What a source is that has no records; nothing where it has some."""
+    if isinstance(source, StoreSource):
+        return "is a store of tokens"
+    return "is text" if source.kind == "text" else ""
+
+
 def _open_sources(
     config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, on_note: Note
 ) -> list[_Opened]:
@@ -164,11 +192,9 @@ def _open_files(
 ) -> _Opened:
     """Files: text as bytes as it is, all else by way of a store in the cache."""
     if source.kind == "text" and tokenizer is None:
-        if config.fields is not None:
-            find_encoder(source, config.fields, tokenizer)  # It says what is wrong.
         checksum = check_text(source.files)
         return _Opened(source.name, TextBytes(source.files), {}, checksum)
-    fields = None if source.kind == "text" else config.fields
+    fields = None if source.kind == "text" else config.template(source.name)
     encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
     what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")
     units = what.units()

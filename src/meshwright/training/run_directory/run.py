@@ -140,6 +140,8 @@ def config_from_data(data: Any) -> RunConfig:
         data = dict(data)
         if isinstance(data.get("data"), list):
             data["data"] = {"sources": data["data"]}
+        if isinstance(of_data := data.get("data"), dict) and not isinstance(fields := of_data.get("fields"), list):
+            data["data"] = of_data | {"fields": [fields] if fields else []}
         if "save_every" in data:
             data["saving"] = {"every": data.pop("save_every")}
     return from_data(RunConfig, data, readers=_READERS)

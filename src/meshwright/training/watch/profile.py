@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
@@ -18,7 +20,7 @@ from meshwright.hlo import Module, parse_hlo, read_collectives
 from meshwright.record import Collective, Record, record_from_json
 from meshwright.training.program import StepProgram
 from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.watch.trace import MeasuredStep, find_trace, read_trace
+from meshwright.training.watch.trace import DeviceTrace, MeasuredStep, find_trace, measured_step, read_trace
 
 FOLDER, FILE = "profile", "collectives.json"
 
@@ -43,15 +45,18 @@ def parse_profile(text: str) -> ProfiledSteps:
 
 
 class Profiler:
-    """Traces the steps that a run is to profile, in its first process. Used as a context.
+    """Traces the steps that a run is to profile, each process those of its own devices. Used as a context.
 
-    Devices are idle where a trace begins and ends, so that it has whole steps and nothing else.
+    Devices are idle where a trace begins and ends, so that it has whole steps and nothing else. The first process
+    gathers what all found; the trace of another is in a folder of its own, since all of one machine have one name.
     """
 
     def __init__(
         self, directory: Path, config: RunConfig, program: StepProgram, start: int, on_note: Callable[[str], None]
     ) -> None:
         self._folder, self._config, self._program = directory / FOLDER, config, program
+        number = jax.process_index()
+        self._own_folder = self._folder / f"process-{number}" if number else self._folder
         self._on_note = on_note
         text = config.watching.profile
         self._steps = parse_profile(text) if text is not None else None
@@ -77,32 +82,68 @@ class Profiler:
         if self._is_tracing and taken == self._steps.last:
             jax.profiler.stop_trace()
             self._is_tracing = False
-            try:
-                self._write()
-            except MeshwrightError as error:  # The trace is there all the same, and so is the run.
-                self._on_note(f"the trace in {self._folder} could not be read: {error}")
+            self._write()
         elif taken == self._steps.first - 1:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if jax.process_index() == 0:  # None of the others writes before steps that this one takes part in.
+                shutil.rmtree(self._folder, ignore_errors=True)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Every call of every library would be in it, and slow the steps.
-            jax.profiler.start_trace(self._folder, profiler_options=options)
+            jax.profiler.start_trace(self._own_folder, profiler_options=options)
             self._is_tracing = True
 
     def _write(self) -> None:
-        """What the trace shows beside what the step was compiled to, as `collectives.json` beside it."""
+        """What the traces show beside what the step was compiled to, as `collectives.json` beside the first one."""
         assert self._steps is not None
         assert self._program.compiled is not None
         text = self._program.compiled.as_text()
         assert text is not None
-        module, mesh = parse_hlo(text), self._config.mesh.degrees
-        count = self._steps.last - self._steps.first + 1
-        found = read_trace(find_trace(self._folder), module, mesh, steps=count)
-        data = _profile_data(self._config, self._steps, module, found)
-        write_file(self._folder / FILE, json.dumps(data, indent=2) + "\n")
+        module, own = parse_hlo(text), {}
+        try:
+            own = by_device(read_trace(find_trace(self._own_folder), module))
+        except MeshwrightError as error:  # The trace is there all the same, and so is the run.
+            self._on_note(f"the trace in {self._own_folder} could not be read: {error}")
+        devices, missing = join_traces(_from_all_processes(own))
+        if jax.process_index() == 0 and devices:
+            count = self._steps.last - self._steps.first + 1
+            found = measured_step(devices, module, self._config.mesh.degrees, steps=count)
+            data = _profile_data(self._config, self._steps, module, found, missing)
+            write_file(self._folder / FILE, json.dumps(data, indent=2) + "\n")
 
 
-def _profile_data(config: RunConfig, steps: ProfiledSteps, module: Module, found: MeasuredStep) -> dict[str, Any]:
-    """What `collectives.json` has."""
+def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
+    """The traces of this process as plain data, by the numbers of their devices among those of all processes.
+
+    Raises:
+        MeshwrightError: a trace of a device that this process does not have.
+    """
+    everywhere = jax.devices()
+    # A trace has the ids of simulated devices, which differ between processes, and of others the place in the machine.
+    here = {
+        device.id if device.platform == "cpu" else device.local_hardware_id: device for device in jax.local_devices()
+    }
+    if strange := traces.keys() - here.keys():
+        raise MeshwrightError(f"it names device {min(strange)}, and this process has {sorted(here)}")
+    return {str(everywhere.index(here[number])): asdict(trace) for number, trace in traces.items()}
+
+
+def join_traces(of_processes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, DeviceTrace], int]:
+    """The traces of the devices of all processes, each as `by_device` has them; and how many processes have none."""
+    devices = {number: DeviceTrace(**trace) for each in of_processes for number, trace in each.items()}
+    return devices, sum(not each for each in of_processes)
+
+
+def _from_all_processes(data: Any) -> list[Any]:
+    """Plain data of each process, on every one; all call this."""
+    frame = np.frombuffer(json.dumps(data).encode(), np.uint8)
+    sizes = process_allgather(np.int32(frame.size))
+    frames = process_allgather(np.pad(frame, (0, sizes.max() - frame.size)))
+    return [json.loads(each[:size].tobytes()) for each, size in zip(frames, sizes, strict=True)]
+
+
+def _profile_data(
+    config: RunConfig, steps: ProfiledSteps, module: Module, found: MeasuredStep, missing: int
+) -> dict[str, Any]:
+    """What `collectives.json` has. missing: the processes of whose devices there is no trace."""
     mesh = config.mesh.degrees
     compiled = Record(
         origin="compiled",
@@ -110,8 +151,10 @@ def _profile_data(config: RunConfig, steps: ProfiledSteps, module: Module, found
         hardware=config.hardware,
         collectives=read_collectives(module, mesh).collectives,
     )
-    notes = (f"{found.not_seen} collectives of the program are not in the trace",) if found.not_seen else ()
-    measured = replace(compiled, origin="measured", collectives=found.collectives, notes=notes)
+    notes = [f"{found.not_seen} collectives of the program are not in the trace"] if found.not_seen else []
+    if missing:
+        notes.append(f"of {missing} of {jax.process_count()} processes there is no trace that could be read")
+    measured = replace(compiled, origin="measured", collectives=found.collectives, notes=tuple(notes))
     return {
         "steps": [steps.first, steps.last],
         "compiled": compiled.to_json(),

@@ -6,11 +6,12 @@ the HLO of the compiled step (`hlo.each_collective`). Counts are those of the tr
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,18 @@ _DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d+)")
 _OP = re.compile(r"%?([\w.-]+)")
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class DeviceTrace:
-    """What one device did in the traced steps: the intervals of its ops in nanoseconds, and the time of each op."""
+    """What one device did in the traced steps.
 
-    intervals: list[tuple[float, float]] = field(default_factory=list)
-    op_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    op_counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    span_seconds: from the first op to the end of the last. busy_seconds: in which at least one op ran. op_seconds,
+    op_counts: of each op that ran, by its name in the HLO.
+    """
+
+    span_seconds: float
+    busy_seconds: float
+    op_seconds: Mapping[str, float]
+    op_counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +66,44 @@ def find_trace(folder: Path) -> Path:
     return found[-1]
 
 
-def read_trace(path: Path, module: Module, mesh: Mapping[str, int], *, steps: int) -> MeasuredStep:
-    """What a profile of some steps of a compiled program shows.
+def read_trace(path: Path, module: Module) -> dict[int, DeviceTrace]:
+    """What each device of this process did, by its number in the trace.
 
     Args:
-        path: of the `.xplane.pb`. module: the optimized HLO of the step. mesh: every axis and its degree, in order.
+        path: of the `.xplane.pb`. module: the optimized HLO of the step.
+    """
+    ops = {instruction.name for instruction in module.instructions()}
+    intervals: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    seconds: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for device, name, start, end in _events(ProfileData.from_file(str(path)), module.name):
+        if name in ops:
+            intervals[device].append((start, end))
+            seconds[device][name] += (end - start) / 1e9
+            counts[device][name] += 1
+    if not intervals:
+        raise MeshwrightError(f"{path} has no op of {module.name}: the profiler of these devices names none")
+    return {
+        device: DeviceTrace(
+            span_seconds=(max(end for _, end in ran) - min(start for start, _ in ran)) / 1e9,
+            busy_seconds=_covered(ran) / 1e9,
+            op_seconds=dict(seconds[device]),
+            op_counts=dict(counts[device]),
+        )
+        for device, ran in intervals.items()
+    }
+
+
+def measured_step(
+    devices: Mapping[str, DeviceTrace], module: Module, mesh: Mapping[str, int], *, steps: int
+) -> MeasuredStep:
+    """What the traces of all devices of a run show of a step of its compiled program.
+
+    Args:
+        devices: their traces by name, at least one. module: the optimized HLO of the step. mesh: every axis and its
+            degree, in order.
         steps: that were traced.
     """
-    devices = _device_traces(path, module)
-    if not devices:
-        raise MeshwrightError(f"{path} has no op of {module.name}: the profiler of these devices names none")
     found: list[Collective] = []
     communicating: set[str] = set()
     not_seen = 0
@@ -78,10 +112,10 @@ def read_trace(path: Path, module: Module, mesh: Mapping[str, int], *, steps: in
         # What the compiler runs as one fusion has the fusion's name in a trace.
         begin = _outer_name(module, instruction.computation, instruction.name)
         names = {begin, *_done_names(module, begin, instruction.computation)}
-        counts = [trace.op_counts[begin] for trace in devices.values()]
+        counts = [trace.op_counts.get(begin, 0) for trace in devices.values()]
         # A profiler under load loses an event now and then: of one device, not of most.
         count = statistics.median(counts) / steps
-        seconds = sum(trace.op_seconds[name] for trace in devices.values() for name in names)
+        seconds = sum(trace.op_seconds.get(name, 0.0) for trace in devices.values() for name in names)
         communicating |= names
         if not count:
             not_seen += 1
@@ -97,24 +131,18 @@ def read_trace(path: Path, module: Module, mesh: Mapping[str, int], *, steps: in
             )
             for entry in entries
         ]
-    uses = {name: _use(trace, communicating, steps) for name, trace in sorted(devices.items())}
+    uses = {
+        number: DeviceUse(
+            step_seconds=trace.span_seconds / steps,
+            busy_seconds=trace.busy_seconds / steps,
+            collective_seconds=sum(trace.op_seconds.get(name, 0.0) for name in communicating) / steps,
+        )
+        for number, trace in sorted(devices.items(), key=lambda item: int(item[0]))
+    }
     return MeasuredStep(collectives=tuple(found), devices=uses, not_seen=not_seen)
 
 
-def _device_traces(path: Path, module: Module) -> dict[str, DeviceTrace]:
-    """The ops of a module in a profile, by device."""
-    ops = {instruction.name for instruction in module.instructions()}
-    devices: defaultdict[str, DeviceTrace] = defaultdict(DeviceTrace)
-    for device, name, start, end in _events(ProfileData.from_file(str(path)), module.name):
-        if name in ops:
-            trace = devices[device]
-            trace.intervals.append((start, end))
-            trace.op_seconds[name] += (end - start) / 1e9
-            trace.op_counts[name] += 1
-    return dict(devices)
-
-
-def _events(profile: Any, module: str) -> Iterator[tuple[str, str, float, float]]:
+def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]]:
     """Device, op, begin and end in nanoseconds of everything that may be an op of a module.
 
     CPUs name the device in each event, TPUs and GPUs have a plane for each device. Of a TPU only the line of ops that
@@ -135,7 +163,7 @@ def _events(profile: Any, module: str) -> Iterator[tuple[str, str, float, float]
                 device = own[1] if own else stats.get("device_ordinal")
                 name = _OP.match(str(stats.get("hlo_op") or event.name))
                 if device is not None and name is not None:
-                    yield str(device), name[1], event.start_ns, event.start_ns + event.duration_ns
+                    yield int(device), name[1], event.start_ns, event.start_ns + event.duration_ns
 
 
 def _outer_name(module: Module, computation: str, name: str) -> str:
@@ -153,14 +181,10 @@ def _done_names(module: Module, name: str, computation: str) -> list[str]:
     return [user.name for user in module.users(instructions[name]) if user.opcode.endswith("-done")]
 
 
-def _use(trace: DeviceTrace, communicating: set[str], steps: int) -> DeviceUse:
-    """How a device spent a step of those that were traced."""
-    busy, reached = 0.0, 0.0
-    for start, end in sorted(trace.intervals):
-        busy += max(0.0, end - max(start, reached))
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of what intervals cover, where they overlap once."""
+    covered, reached = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        covered += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    span = reached - min(start for start, _ in trace.intervals)
-    collectives = sum(seconds for name, seconds in trace.op_seconds.items() if name in communicating)
-    return DeviceUse(
-        step_seconds=span / 1e9 / steps, busy_seconds=busy / 1e9 / steps, collective_seconds=collectives / steps
-    )
+    return covered
