@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.serving.engine import Engine
     from meshwright.serving.http.limits import Limits
     from meshwright.serving.http.service import Service
+    from meshwright.serving.runner import Work
     from meshwright.serving.settings import EngineSettings
 
 EXAMPLES = (
@@ -158,7 +160,7 @@ def run(args: Args) -> int:
         if is_first:
             _serve(model, draft, settings, limits, address, several)
         else:
-            _follow(model, draft, settings)
+            _follow(model, draft, settings, several)
     return 0
 
 
@@ -243,11 +245,12 @@ def _serve(
     leader = Leader(several.host if several else None) if jax.process_count() > 1 else None
     engine = Engine(model, settings, draft)
     if leader:
-        engine.runner.before_run = leader.send
+        engine.runner.before_run = _counted(leader.send, several)
     if several is None:
         engine.on_failure = lambda: service.fail(MeshwrightError(f"the engine has failed: {sys.exception()}"))
     else:  # Where another process is lost, who hosts the meeting says so, and ends this one too.
         engine.on_failure = several.crash
+        several.is_idle = lambda: engine.is_idle
     _say_layout(engine)
     service = Service(
         engine=engine,
@@ -269,6 +272,8 @@ def _serve(
         if leader:
             leader.watch(lambda: service.on_stop())
         start_with_bar(engine)
+        if several:
+            several.step = 0
 
     try:
         serve_http(service, host=address.host, port=address.port, grace_seconds=address.grace_seconds, start=start)
@@ -288,7 +293,18 @@ def _stop_without_front(service: Service) -> None:
     service.on_stop()
 
 
-def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings) -> None:
+def _counted(run: Callable[[Work], object], several: Member | None) -> Callable[[Work], None]:
+    """Run a step, and say to the other processes that it is taken."""
+
+    def counted(work: Work) -> None:
+        run(work)
+        if several is not None:
+            several.step = (several.step or 0) + 1
+
+    return counted
+
+
+def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, several: Member | None) -> None:
     """Run the steps that the first process sends, until it ends."""
     from meshwright.serving.followers import connect, follow, signals_passed_on
     from meshwright.serving.layout import engine_layout
@@ -297,7 +313,9 @@ def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSetti
     with connect() as connection, signals_passed_on(connection):
         runner = Runner(model, *engine_layout(model, settings), settings, draft)
         runner.compile()
-        follow(connection, runner.run)
+        if several:
+            several.step = 0
+        follow(connection, _counted(runner.run, several))
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -177,6 +177,11 @@ class Engine:
             num_steps=self._num_steps,
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, so that no step is taken."""
+        return not (self._asked or self._inbox or self._rounds)
+
     def _matcher(self, request: Request) -> Matcher:
         """The state of a constrained text that begins."""
         assert request.constraint is not None
@@ -436,11 +441,17 @@ class Engine:
                 text.done = "length"
                 self.scheduler.end(text)
                 self._outputs.append((asked, self._output(asked, text, (), "", ())))
+                self._end_others(asked, "length")
                 self._forget_ended(text.request_id, asked)
 
     def _forget_ended(self, request_id: str, asked: _Asked) -> None:
         if all(text.done for text in asked.texts):
             self._asked.pop(request_id, None)
+
+    def _end_others(self, asked: _Asked, done: Ending, error: str = "") -> None:
+        """End the texts that no step makes: where a prompt is only read, it is read for the first of them."""
+        for number in range(len(asked.texts), asked.request.num_texts):
+            self._outputs.append((asked, Output(text_number=number, done=done, error=error)))
 
     def _end_request(self, request_id: str, done: Ending, error: str = "") -> None:
         asked = self._asked.pop(request_id, None)
@@ -451,6 +462,7 @@ class Engine:
                 text.done = done
                 self.scheduler.end(text)
                 self._outputs.append((asked, Output(text_number=text.number, done=done, error=error)))
+        self._end_others(asked, done, error)
 
     def _end_all(self, done: Ending, error: str) -> None:
         with self._news:
