@@ -24,6 +24,8 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
+import httpx
+
 PROMPT, MADE = 32, 32
 ENVIRONMENT = os.environ | {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -42,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = f"{folder}/llama-40m"
         subprocess.run([sys.executable, "-c", MAKE, directory], env=ENVIRONMENT, check=True)
-        rounds = take_turns(directory, args.mesh, args.rounds)
+        rounds = asyncio.run(take_turns(directory, args.mesh, args.rounds))
     base = statistics.median(rate for rate, _ in rounds["raw, 8 rows"])
     print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'CPU-s / 256 tokens':>22}")
     for name, each in rounds.items():
@@ -50,7 +52,7 @@ def main() -> None:
         print(f"{name:24}{rate:10.1f}{rate / base:9.2f}x{cpu:22.2f}")
 
 
-def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
+async def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Of each way, the tokens a second and CPU-seconds for 256 tokens of each round but the first two."""
     words = [sys.executable, __file__, "--raw", directory, "--mesh", mesh]
     alone = subprocess.Popen(words, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -62,6 +64,9 @@ def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[f
     assert server.stdout is not None
     try:
         url = server.stdout.readline().split()[-1]
+        # The connections stay open from round to round, as those of the usual clients do.
+        limits = httpx.Limits(max_connections=64, keepalive_expiry=60)
+        client = httpx.AsyncClient(base_url=url, timeout=600, limits=limits)
         found: dict[str, list[tuple[float, float]]] = {}
         for number in range(rounds):
             seconds, used = dict[str, float](), dict[str, float]()
@@ -72,7 +77,7 @@ def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[f
                 used[f"raw, {count} rows"] = cpu_seconds(alone.pid) - cpu
             for count in (8, 64):
                 cpu = cpu_seconds(server.pid)
-                seconds[f"server, {count} requests"] = asyncio.run(ask(url, prompts(count)))
+                seconds[f"server, {count} requests"] = await ask(client, prompts(count))
                 used[f"server, {count} requests"] = cpu_seconds(server.pid) - cpu
             for name, taken in seconds.items():
                 tokens = MADE * int(name.split()[1])
@@ -150,19 +155,12 @@ def raw(directory: str, mesh: str) -> None:
             print(perf_counter() - began, flush=True)
 
 
-async def ask(url: str, texts: list[list[int]]) -> float:
+async def ask(client: httpx.AsyncClient, texts: list[list[int]]) -> float:
     """The seconds until all answers are there."""
-    import httpx
-
-    limits = httpx.Limits(max_connections=len(texts))
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        await client.get("/health")
-        began = perf_counter()
-        body = {"max_tokens": MADE, "temperature": 0, "ignore_eos": True}
-        answers = await asyncio.gather(
-            *(client.post("/v1/completions", json=body | {"prompt": text}) for text in texts)
-        )
-        seconds = perf_counter() - began
+    body = {"max_tokens": MADE, "temperature": 0, "ignore_eos": True}
+    began = perf_counter()
+    answers = await asyncio.gather(*(client.post("/v1/completions", json=body | {"prompt": text}) for text in texts))
+    seconds = perf_counter() - began
     for answer in answers:
         answer.raise_for_status()
         assert answer.json()["usage"]["completion_tokens"] == MADE, answer.text

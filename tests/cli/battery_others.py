@@ -114,6 +114,10 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --cache rows                                       | it is one of
 2 | verify tiny --serve decode --on cpu:8 --batch 0                                          | whole number from 1
 2 | verify tiny --serve decode --on cpu:8 --prompt-len x                                     | prompt_len
+2 | verify tiny --serve decode --on cpu:8 --chunk 16                                         | decode reads none
+2 | verify tiny --serve prefill --on cpu:8 --prompt-len 64 --chunk 65                        | use at most these
+2 | verify tiny --serve prefill --on cpu:8 --chunk 0                                         | whole number from 1
+2 | verify tiny --serve decode --on cpu:8 --mesh fsdp=4,tp=2 --cache batch --batch 6         | a multiple of 4
 2 | verify tiny --serve decode --on cpu:8 --latency soon                                     | soon
 2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort changes nothing on cpu:8
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
@@ -264,4 +268,7 @@ CALLS = """
 2 | serve run --api-keys none                                                                | cannot read --api-keys none
 2 | serve run --api-keys empty                                                               | has no key
 2 | serve run --drafts 99                                                                    | num_drafts is 99
+2 | serve run --plan none.yaml                                                               | no serving plan 'none.yaml'
+2 | serve run --plan plan.yaml                                                               | but a plan to train
+2 | serve run --plan plan.yaml --replicas 2                                                  | is of one server
 """

@@ -132,8 +132,9 @@ def test_a_cache_split_by_sequence_gathers_queries_and_merges_parts():
     assert found["reduce-scatter", "sp", "heads and sums"] == 64 * 8 * (128 * 2 + 4)
 
 
-def test_replicas_do_not_talk():
-    assert serving_collectives(LLAMA, ServingLayout(MeshShape(dp=8)), 64) == ()
+def test_replicas_exchange_the_newest_tokens_alone():
+    (move,) = serving_collectives(LLAMA, ServingLayout(MeshShape(dp=8)), 64)
+    assert (move.kind, move.axes, move.bytes, move.array) == ("all-gather", ("dp",), 4 * 64, "newest tokens")
     alone, beside = step(LLAMA, TP8, 16), step(LLAMA, ServingLayout(MeshShape(dp=2, tp=8)), 32, parse_system("v5e:4x4"))
     for term in ("weights", "cache", "products"):
         assert alone.breakdown_seconds[term] == beside.breakdown_seconds[term]

@@ -1,6 +1,8 @@
 """The meeting of a run's processes, without JAX: who comes, what is compared, and how a lost one is named."""
 
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,7 +13,7 @@ import time
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.processes import Processes, Relay, split_address
+from meshwright.processes import HOSTED, Processes, Relay, split_address
 from meshwright.processes.compare import find_difference, flatten
 
 MEMBER = """
@@ -29,10 +31,22 @@ except MeshwrightError as error:
     sys.exit(2)
 print("met", flush=True)
 one.step = said.get("step")
+if "idle" in said:
+    one.is_idle = lambda: said["idle"]
 if said.get("fails"):
     one.fail(said["fails"], 1)
 time.sleep(said.get("seconds", 0.0))
 one.leave()
+"""
+
+HOST = """
+import sys, time
+from meshwright.processes import Host, listen
+Host(
+    listen("localhost", int(sys.argv[1])), 2, 5.0, on_end=lambda end: print(end.line, flush=True), on_note=print,
+    stuck_seconds=1.0,
+).start()
+time.sleep(60)
 """
 
 
@@ -43,10 +57,10 @@ def free_port():
         return listening.getsockname()[1] - 1
 
 
-def start(port, number, of=2, **more):
+def start(port, number, environment=None, of=2, **more):
     """A process of a run."""
     said = json.dumps({"at": f"localhost:{port}", "of": of, "number": number} | more)
-    return subprocess.Popen([sys.executable, "-c", MEMBER, said], text=True, stdout=-1, stderr=-1)
+    return subprocess.Popen([sys.executable, "-c", MEMBER, said], env=environment, text=True, stdout=-1, stderr=-1)
 
 
 def results(*processes):
@@ -177,6 +191,29 @@ def test_a_process_behind_the_others_is_named_with_where_it_is():
     assert (code, other) == (0, (0, ""))
     assert line.startswith("note: process 1 (")
     assert "is at step 7; the others have waited" in line
+
+
+def test_a_servers_process_behind_the_others_ends_it():
+    port = free_port()
+    first, second = start(port, 0, seconds=60, step=8, idle=False), start(port, 1, seconds=60, step=7)
+    (code, line), other = results(first, second)
+    assert (code, other) == (1, (1, ""))
+    assert re.fullmatch(r"error: process 1 \(.*\) is at step 7; the others have waited 1 s for it", line)
+
+
+@pytest.mark.parametrize(
+    ("idle", "seconds", "code", "said"), [(True, 3, 0, ""), (False, 60, 1, "no step was taken for 1 s")]
+)
+def test_a_server_is_stuck_only_where_it_has_requests(idle, seconds, code, said):
+    port = free_port()
+    with subprocess.Popen([sys.executable, "-c", HOST, str(port)], text=True, stdout=-1) as host:
+        environment = dict(os.environ) | {HOSTED: "1"}
+        processes = [start(port, number, environment, seconds=seconds, step=8, idle=idle) for number in range(2)]
+        try:
+            assert results(*processes) == [(code, "")] * 2
+        finally:
+            host.terminate()
+        assert host.communicate()[0].partition(":")[0] == said
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from meshwright.serving.settings import EngineSettings
 GOLDENS = Path(__file__).parents[1] / "goldens"
 SMALL = replace(PRESETS["tiny"], num_layers=1)
 TWO_HEADS = replace(SMALL, name="grouped", num_kv_heads=4)
+EXPERTS = replace(PRESETS["tiny-moe"], num_layers=1, num_kv_heads=4)
 # Room for two texts of the longest kind, so that texts lose their pages to older ones.
 TIGHT = EngineSettings(rows=8, context=64, page_size=4, cache_tokens=144, chunk_tokens=16)
 
@@ -103,6 +105,19 @@ def test_log_probabilities_are_those_of_the_logits(engine):
         )
     assert len(outputs[0].pooled) == engine.model.config.embed
     assert sum(len(output.pooled) for output in outputs[1:]) == 0
+
+
+def test_a_prompt_that_is_only_scored_has_as_many_texts_as_were_asked_for(engine):
+    (outputs,) = answers(engine, [Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_texts=3)])
+    assert [(each.text_number, each.done, len(each.prompt_logprobs)) for each in outputs] == [
+        (0, "length", 2), (1, "length", 0), (2, "length", 0)
+    ]  # fmt: skip
+    ended = []
+    asked = Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_texts=3)
+    engine.abort(engine.submit(asked, ended.extend))
+    answers(engine, [Request(prompt=[1], max_tokens=1)])
+    assert sorted(each.text_number for each in ended if each.done) == [0, 1, 2]
+    assert is_empty(engine)
 
 
 def test_some_tokens_can_be_ruled_out(engine):
@@ -301,10 +316,10 @@ def test_an_engine_that_fails_says_why_and_takes_no_more():
         broken.submit(Request(prompt=[1], max_tokens=4), lambda outputs: None)
 
 
-@pytest.fixture(scope="module")
-def five_hundred():
+@cache
+def five_hundred(config):
     """Requests of mixed lengths, and what each prompt alone makes on one device."""
-    model = drawn_model(config=TWO_HEADS)
+    model = drawn_model(config=config)
     prompts = prompts_of(500, vocab=256, longest=40, seed=11)
     # Every fifth repeats itself, which can be guessed.
     prompts = [[*prompt, *prompt, *prompt][:40] if number % 5 == 0 else prompt for number, prompt in enumerate(prompts)]
@@ -314,12 +329,21 @@ def five_hundred():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "shape", [MeshShape(dp=2, tp=4), MeshShape(fsdp=2, tp=2, sp=2), MeshShape(dp=8), MeshShape(fsdp=4, tp=2)]
+    ("config", "shape"),
+    [
+        (TWO_HEADS, MeshShape(dp=2, tp=4)),
+        (TWO_HEADS, MeshShape(fsdp=2, tp=2, sp=2)),
+        (TWO_HEADS, MeshShape(dp=8)),
+        (TWO_HEADS, MeshShape(fsdp=4, tp=2)),
+        (EXPERTS, MeshShape(ep=2, tp=4)),
+        (EXPERTS, MeshShape(ep=2, fsdp=2, tp=2)),
+    ],
+    ids=lambda value: getattr(value, "name", None) or str(value),
 )
-def test_five_hundred_requests_at_random_get_what_each_gets_alone(five_hundred, shape):
-    requests, wanted = five_hundred
+def test_five_hundred_requests_at_random_get_what_each_gets_alone(config, shape):
+    requests, wanted = five_hundred(config)
     settings = replace(TIGHT, rows=16, cache_tokens=512, num_drafts=2)
-    engine = Engine(drawn_model(shape, TWO_HEADS), settings)
+    engine = Engine(drawn_model(shape, config), settings)
     engine.start()
     try:
         got = answers(engine, requests, spread_seconds=0.5)

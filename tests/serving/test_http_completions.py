@@ -69,6 +69,16 @@ def test_echo_with_logprobs_is_as_evaluation_harnesses_read_it(client):
     assert is_greedy == [True, False, False]
 
 
+def test_a_scored_prompt_is_as_many_choices_as_were_asked_for(client):
+    options = {"model": "fake/model", "prompt": ["abx", "ab"], "max_tokens": 0, "logprobs": 1, "echo": True}
+    done, one = (client.completions.create(**options, n=n) for n in (3, 1))
+    assert [choice.index for choice in done.choices] == [*range(6)]
+    for number, choice in enumerate(done.choices):
+        assert choice.logprobs == one.choices[number // 3].logprobs
+        assert (choice.text, choice.finish_reason) == (["abx", "ab"][number // 3], "length")
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 0)
+
+
 def test_a_stop_text_ends_a_text_before_it(client):
     for stream in (False, True):
         done = client.completions.create(
@@ -85,8 +95,6 @@ def test_mistakes_are_the_clients_exceptions(server, client):
     assert error.value.body["param"] == "temprature"
     with pytest.raises(openai.NotFoundError, match="there is no model 'other' here; it is 'fake/model'"):
         client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="max_tokens is 0, with which there is no text"):
-        client.completions.create(model="fake/model", prompt="a", n=2, max_tokens=0)
     server.engine.queue = 0
     try:
         with pytest.raises(openai.RateLimitError) as error:

@@ -13,6 +13,8 @@ from started import started
 from meshwright.serving.http.app import ENDPOINTS
 from meshwright.serving.http.generation import MOST_LOGIT_BIASES
 from meshwright.serving.http.limits import Limits
+from meshwright.serving.http.metrics import MEANS
+from meshwright.serving.pace import Means
 from meshwright.serving.request import MOST_LOGPROBS
 from meshwright.text import byte_tokenizer
 
@@ -72,3 +74,24 @@ def test_metrics_are_of_requests_tokens_and_the_engine():
         assert values["meshwright_token_seconds_count"] == "2.0"
         assert values["meshwright_num_pages"] == "100.0"
         assert values["meshwright_num_steps_total"] == "8.0"
+
+
+def test_metrics_have_what_is_measured_beside_what_is_planned():
+    seen = [None, (Means(0.25, 3.5, 4096, 1.5), Means(0.125, 4, 8192, 0.75))]
+    with started(FakeEngine(byte_tokenizer()), means=lambda: seen[0]) as server:
+        assert "meshwright_mean_" not in httpx.get(f"{server.url}/metrics").text
+        seen.pop(0)
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("meshwright_mean_"))
+    assert values == {
+        f'meshwright_mean_{name}{{origin="{origin}"}}': value
+        for name, both in {
+            "step_seconds": ("0.125", "0.25"),
+            "batch": ("4.0", "3.5"),
+            "cache_bytes": ("8192.0", "4096.0"),
+            "first_token_seconds": ("0.75", "1.5"),
+        }.items()
+        for origin, value in zip(("predicted", "measured"), both, strict=True)
+    }
+    assert set(MEANS) == set(Means._fields)
+    assert all(f"meshwright_mean_{name}" in DOCUMENT for name in MEANS)

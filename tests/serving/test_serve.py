@@ -89,8 +89,18 @@ def test_a_started_server_answers_openais_client_and_ends_after_its_last_answer(
         assert process.wait(20) == 0
 
 
+CASES = [
+    ("llama", "dp=2,tp=4"),
+    ("gemma3_text", "fsdp=2,tp=2,sp=2"),
+    ("deepseek_v3", "dp=2,fsdp=2,tp=2"),
+    ("qwen3_moe", "ep=2,fsdp=2,tp=2"),
+    ("gpt_oss", "ep=2,dp=2,tp=2"),
+]
+"""Plain attention, windows, latents with experts, experts, and attention with sinks."""
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize(("family", "mesh"), [("llama", "dp=2,tp=4")])
+@pytest.mark.parametrize(("family", "mesh"), CASES)
 def test_a_started_server_makes_what_transformers_makes(family, mesh):
     golden = np.load(GOLDENS / family / "golden.npz")
     prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]

@@ -1,6 +1,8 @@
 """A server of two processes: the steps that process 0 sends to the other, the tokens, and how it ends."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -56,6 +58,17 @@ def test_a_first_process_that_is_gone_ends_the_others():
         follow(far, lambda work: None)
 
 
+WORDS = ["serve", str(LLAMA), "--on", "cpu:4", "--mesh", "fsdp=2,tp=2", "--rows", "4", "--context", "64"]
+WORDS += ["--chunk", "16", "--port", "0"]
+HANGING = """
+import signal, sys, time
+from meshwright.cli.main import main
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(600))
+sys.exit(main(sys.argv[1:]))
+"""
+"""meshwright in a process whose main thread hangs from SIGUSR1 on."""
+
+
 class Started:
     """Two processes of one server on four devices, and what they wrote."""
 
@@ -63,13 +76,12 @@ class Started:
         with socket.socket() as listening:
             listening.bind(("localhost", 0))
             port = listening.getsockname()[1]
-        words = ["serve", str(LLAMA), "--on", "cpu:4", "--mesh", "fsdp=2,tp=2", "--rows", "4", "--context", "64"]
-        words += ["--chunk", "16", "--port", "0", "--coordinator", f"localhost:{port}", "--num-processes", "2"]
+        words = [*WORDS, "--coordinator", f"localhost:{port}", "--num-processes", "2"]
         self.errors = [directory / f"stderr{number}" for number in range(2)]
         self.processes = []
         for number in range(2):
             with self.errors[number].open("w") as stderr:
-                command = [sys.executable, "-m", "meshwright", *words, "--process-id", str(number)]
+                command = [sys.executable, "-c", HANGING, *words, "--process-id", str(number)]
                 self.processes.append(
                     subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=stderr, env=dict(os.environ))
                 )
@@ -93,9 +105,13 @@ def two(tmp_path):
         process.communicate()
 
 
+def body(prompt, count, **more):
+    same = {"temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    return {"prompt": prompt, "max_tokens": count} | same | more
+
+
 def tokens(url, prompt, count, **more):
-    body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
-    answer = httpx.post(f"{url}/v1/completions", json=body | more, timeout=120)
+    answer = httpx.post(f"{url}/v1/completions", json=body(prompt, count, **more), timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["token_ids"]
 
@@ -124,8 +140,21 @@ def test_two_processes_make_the_tokens_of_one_and_end_together(two):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_ends_the_other_in_one_line(two, killed):
+@pytest.mark.parametrize(
+    ("killed", "how", "line"),
+    [
+        (0, signal.SIGKILL, "error: process 0 "),
+        (1, signal.SIGKILL, "error: process 1 "),
+        (1, signal.SIGSTOP, r"error: process 1 \(.*, pid \d+\) has not answered for 2\d s after step \d+$"),
+        (
+            1,
+            signal.SIGUSR1,
+            r"error: process 1 \(.*, pid \d+\) is at step \d+, in .*; the others have waited 2\d s for it$",
+        ),
+    ],
+    ids=["kill the first", "kill", "stop", "hang"],
+)
+def test_a_process_that_is_lost_ends_the_other_in_one_line(two, killed, how, line):
     url, left = two.url(), two.processes[1 - killed]
     stopped = threading.Event()
 
@@ -140,11 +169,71 @@ def test_a_killed_process_ends_the_other_in_one_line(two, killed):
     asking.start()
     time.sleep(1.0)
     before = two.said(1 - killed)
-    two.processes[killed].kill()
+    two.processes[killed].send_signal(how)
     began = time.monotonic()
-    assert left.wait(30) == 1
+    assert left.wait(60) == 1
     assert time.monotonic() - began < 30
     stopped.set()
     asking.join()
-    (line,) = two.said(1 - killed)[len(before) :]
-    assert line.startswith(f"error: process {killed} ")
+    (said,) = two.said(1 - killed)[len(before) :]
+    assert re.match(line, said)
+
+
+class Launched:
+    """Two processes of one server that `meshwright launch` started, and what it wrote."""
+
+    def __init__(self):
+        command = [sys.executable, "-m", "meshwright", "launch", "-n", "2", "--", *WORDS]
+        self.process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.lines = []
+        self._reading = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
+        self._reading.start()
+
+    def url(self):
+        line = self.process.stdout.readline()
+        assert line.startswith("ready on http"), self.lines
+        return line.split()[-1]
+
+    def child(self, number):
+        """The id of a process of the server."""
+        shown = subprocess.run(
+            ["ps", "-ww", "--ppid", str(self.process.pid), "-o", "pid=,args="],
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout
+        (pid,) = [line.split()[0] for line in shown.splitlines() if f"--process-id {number}" in line]
+        return int(pid)
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        finally:
+            self.process.kill()
+            self._reading.join()
+            self.process.stdout.close()
+            self.process.stderr.close()
+
+    def __enter__(self):
+        return self
+
+
+@pytest.mark.matrix
+def test_a_launched_server_answers_drains_and_starts_again():
+    with Launched() as launched:
+        url = launched.url()
+        before = tokens(url, [1, 2, 3], 40)
+        os.kill(launched.child(1), signal.SIGKILL)
+        url = launched.url()
+        with httpx.stream("POST", f"{url}/v1/completions", json=body([1, 2, 3], 40, stream=True)) as answer:
+            lines = answer.iter_lines()
+            pieces = [next(lines)]
+            launched.process.terminate()
+            pieces += lines
+        assert launched.process.wait(60) == 0
+    found = [json.loads(piece[6:])["choices"][0]["token_ids"] for piece in pieces if piece.startswith("data: {")]
+    assert [token for each in found for token in each] == before
+    lost, again = [line for line in launched.lines if line.startswith("launch: ")]
+    assert re.fullmatch(r"launch: process 1 \(pid \d+\) was ended by SIGKILL after step \d+; all .* ended\n", lost)
+    assert again == "launch: restart 1 of 3 in 1 s: 2 processes go on\n"

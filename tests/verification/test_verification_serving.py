@@ -1,4 +1,4 @@
-"""The steps that generation runs, beside the serving plan."""
+"""The steps of the engine and of generation, beside the serving plan."""
 
 import pytest
 
@@ -42,6 +42,27 @@ def test_a_prefill_is_as_planned_or_differs_by_name(model, options):
     assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("tiny", {"mesh": "dp=2,tp=4"}),
+        pytest.param("tiny", {"mesh": "fsdp=4,tp=2", "cache": "sequence"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-gemma3", {"mesh": "fsdp=4,tp=2", "cache": "batch"}, marks=pytest.mark.matrix),
+        pytest.param("tiny-moe", {"mesh": "ep=2,tp=2,fsdp=2"}, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_chunk_of_prompts_is_as_planned_or_differs_by_name(model, options):
+    found = mw.verify(model, serve="prefill", on="cpu:8", batch=8, prompt_len=64, chunk=16, **options)
+    assert collectives(found)
+    assert all(row.is_explained for row in found.rows)
+    assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
+
+
+def test_rows_that_groups_of_devices_do_not_share_are_refused():
+    with pytest.raises(mw.MeshwrightError, match=r"batch is 6, and 4 groups of devices .* use a multiple of 4"):
+        mw.verify("tiny", serve="decode", on="cpu:8", batch=6, mesh="fsdp=4,tp=2", cache="batch")
+
+
 def test_prompts_that_a_mesh_does_not_split_are_refused():
     with pytest.raises(mw.MeshwrightError, match=r"prompt_len is 63, .* use a multiple of 2"):
         mw.verify("tiny", serve="prefill", on="cpu:8", batch=8, prompt_len=63, mesh="dp=2,fsdp=2,tp=2")
@@ -52,6 +73,14 @@ def test_prompts_that_a_mesh_does_not_split_are_refused():
 def test_a_prefill_for_a_tpu_moves_what_is_planned(mesh):
     pytest.importorskip("libtpu")
     found = mw.verify("llama3-8b", serve="prefill", on="v5e:4x4", batch=16, prompt_len=2048, mesh=mesh)
+    assert all(row.is_equal for row in collectives(found))
+    assert all(row.is_explained for row in found.rows)
+
+
+@pytest.mark.matrix
+def test_a_chunk_for_a_tpu_moves_what_is_planned():
+    pytest.importorskip("libtpu")
+    found = mw.verify("llama3-8b", serve="prefill", on="v5e:4x4", chunk=256)
     assert all(row.is_equal for row in collectives(found))
     assert all(row.is_explained for row in found.rows)
 
@@ -76,5 +105,5 @@ def test_a_serving_plan_says_its_layout_itself(tmp_path):
     assert found.plan == plan
     with pytest.raises(mw.MeshwrightError, match="says its batch itself; leave batch out"):
         mw.verify(path, serve="decode", batch=4)
-    with pytest.raises(mw.MeshwrightError, match="weight_dtype is int8, in which generate does not run"):
+    with pytest.raises(mw.MeshwrightError, match="weight_dtype is int8, in which no step is compiled"):
         mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="int8")

@@ -17,8 +17,8 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cost import sequence_cache_bytes
 from meshwright.errors import MeshwrightError
-from meshwright.planner import rank_serving
-from meshwright.step import SERVING_RULES, Serving, ServingPhase
+from meshwright.planner import planned_speed
+from meshwright.step import Serving, ServingLayout
 from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -146,19 +146,11 @@ def _shown(prompt: Prompt, text: str) -> str:
 
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
-    """How fast a server of this model on this mesh is planned to be; None where none can be."""
-    groups = model.mesh_shape.degree(SERVING_RULES["batch"])
+    """How fast texts of this model on this mesh are planned to be; None where they cannot be planned."""
+    from meshwright.models.generation import cache_split
+
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)
-
-    def seconds(phase: ServingPhase) -> float:
-        serving = Serving(
-            model=model.config, phase=phase, batch=-(-count // groups) * groups,
-            prompt_len=prompt_len, output_len=num_tokens, **dtypes,
-        )  # fmt: skip
-        return rank_serving(serving, model.system, model.mesh_shape).candidates[0].seconds
-
-    try:
-        rate = count / seconds("decode") if num_tokens > 1 else None
-        return Speed(seconds("prefill"), rate)
-    except MeshwrightError:
-        return None
+    texts = Serving(model=model.config, batch=count, prompt_len=prompt_len, output_len=num_tokens, **dtypes)
+    layout = ServingLayout(model.mesh_shape, cache_split(model.config, model.mesh_shape, count))
+    speed = planned_speed(texts, layout, model.system, prompts=count)
+    return speed and Speed(speed.first_token_seconds, count / speed.step_seconds if num_tokens > 1 else None)

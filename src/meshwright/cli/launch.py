@@ -112,6 +112,11 @@ def _serve(args: Args, words: Sequence[str], said: serve.Args) -> int:
     """Serve by several processes, all of which are started again when one is lost."""
     from meshwright.loading import find_model
 
+    if said.replicas != 1:
+        raise MeshwrightError(
+            f"--replicas {said.replicas} starts processes of its own, each a server: leave launch -n"
+            f" {args.processes.num_processes} out, or --replicas for one server of that many processes"
+        )
     found = find_model(said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=said.adapter)
     devices_of_each(found.system, number := args.processes.num_processes)
     return _supervise(args, lambda count, again: words, None, found.system, number, "for serve")

@@ -18,7 +18,7 @@ from meshwright.step import (
     local_parameter_shape,
     parameters,
 )
-from meshwright.step.serve import ServeStep, serve_step, step_length
+from meshwright.step.serve import ServeStep, page_parts, serve_step, table_entries
 from meshwright.step.serve_ops import LOGITS
 
 
@@ -30,19 +30,22 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
         "cache": paged_cache_bytes(step, serving),
         "activations": _activation_bytes(step, serving),
     }
-    sizes = {name: int(size) for name, size in terms.items()}
+    sizes = {name: round(size) for name, size in terms.items()}
     return sizes | {"peak": sum(sizes.values())}
 
 
 def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
-    """The bytes per device of what a step reads: weights, the tokens, and a number of each sequence.
+    """The bytes per device of what a step reads: weights and, of a server, the cache and the numbers of a step.
 
-    Of decode that is the token's position, and the cache is read too; of prefill it is the length of the prompt. Each
-    device has the numbers of all sequences.
+    Of whole prompts these are the tokens, and the length of each prompt. Of a server they are all in one array of which
+    each device has all: of each sequence a token, the first page of each window and its page table, and six more
+    (`serving.programs.Columns`); and the newest token of each.
     """
-    memory, own = serving_memory(serving, layout, batch), batch // layout.num_groups
-    cache = memory["cache"] if serving.phase == "decode" else 0
-    return memory["weights"] + cache + 4 * own * step_length(serving) + 4 * batch
+    memory = serving_memory(serving, layout, batch)
+    if not serving.is_paged:
+        return memory["weights"] + 4 * (batch // layout.num_groups) * serving.step_length + 4 * batch
+    tables = sum(1 + entries for entries in table_entries(serving, page_parts(serving.model, layout)))
+    return memory["weights"] + memory["cache"] + 4 * batch * (1 + 6 + serving.step_length + tables)
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:

@@ -188,7 +188,7 @@ def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
     for op in step.ops.attention:
         times = step.repeats[op.region.name].mean
         flops += times * _attention_flops(op, step.extents)
-        read += times * cache_bytes(op, step.extents, serving) if serving.phase == "decode" else 0.0
+        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
     peak = attention_share(system) * system.peak(serving.activation_dtype)
     return OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
 

@@ -82,7 +82,7 @@ def generate_tokens(
         prompts: of each row its tokens, at least one. sampling: of each row. sp_method: of prefill; models that cap
             their scores gather.
     """
-    num_prompts, split = len(prompts), _cache_split(model, mesh, len(prompts))
+    num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
     # Padding rows repeat the first prompt; they are not returned.
     rows = num_prompts + -num_prompts % mesh.degree(layout.rules["batch"])
@@ -136,7 +136,7 @@ def switching_length(model: ModelConfig) -> int | None:
     return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
 
 
-def _cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
+def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
     """How to split the cache: by rows if there are some for all devices, otherwise by slots."""
     layout = decode_layout(model, mesh)
     parts = mesh.degree(split_axes(layout, model.latent is not None))

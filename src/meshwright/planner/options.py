@@ -119,8 +119,9 @@ class ServingOptions(TypedDict, total=False):
     """What is served, and on what.
 
     on: the hardware. batch: sequences at once. latency: what a step may take, as `30ms` or in seconds. prompt_len,
-    output_len: tokens of a prompt and of an answer. dtype: of products; weight_dtype, kv_dtype: of weights and of the
-    cache. num_layers, hardware, memory_headroom: as in `WorkloadOptions`.
+    output_len: tokens of a prompt and of an answer. chunk: of a prefill, the tokens of each prompt that a step reads;
+    None for whole prompts. dtype: of products; weight_dtype, kv_dtype: of weights and of the cache. num_layers,
+    hardware, memory_headroom: as in `WorkloadOptions`.
     """
 
     on: SystemLike
@@ -128,6 +129,7 @@ class ServingOptions(TypedDict, total=False):
     latency: str | float | None
     prompt_len: Count | None
     output_len: Count | None
+    chunk: Count | None
     dtype: str | None
     weight_dtype: str | None
     kv_dtype: str | None
@@ -357,7 +359,9 @@ def read_serving(
     said = given(options, SERVING_OPTIONS)
     system = _hardware(model, said)
     plain = "f32" if system.chip.kind == "cpu" else "bf16"
-    counts = {name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len") if name in said}
+    counts = {
+        name: read_count(name, said[name]) for name in ("batch", "prompt_len", "output_len", "chunk") if name in said
+    }
     latency = said.get("latency")
     found = read_model(model, said.get("num_layers"))
     prompt_len = counts.get("prompt_len", PROMPT_LEN)
@@ -370,6 +374,7 @@ def read_serving(
         prompt_len=prompt_len,
         output_len=output_len,
         batch=counts.get("batch"),
+        chunk=counts.get("chunk"),
         weight_dtype=said.get("weight_dtype", plain),
         kv_dtype=said.get("kv_dtype", plain),
         compute_dtype=said.get("dtype", plain),

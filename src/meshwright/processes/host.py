@@ -21,7 +21,11 @@ from meshwright.processes.compare import find_difference
 from meshwright.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
 
 BEHIND_SECONDS = 20.0
-"""A process is named that is still at a step which others have taken, after so long without a step of any."""
+"""A process is named that is still at a step which others have taken, after so long without a step of any.
+
+It ends a server: its processes only dispatch steps, in milliseconds however long these run, so that one which does not
+hangs. In a run the step may still be going on, or a file be written.
+"""
 
 FAILURE_SECONDS = 2.0
 """How long to wait for the same failure of process 0: it speaks for all, and of a failure of others it is told."""
@@ -58,6 +62,8 @@ class _Peer:
     """Steps taken; None before the first."""
     at: str = ""
     """The line of meshwright's sources that its main thread is in."""
+    is_idle: bool | None = None
+    """See `Member.is_idle`."""
     is_done: bool = False
     failure: tuple[str, int] | None = None
 
@@ -213,7 +219,7 @@ class Host:
             step = message["beat"]
             if step != peer.step:
                 self._stepped, self._named = now, ()
-            peer.step, peer.at = step, message.get("at", "")
+            peer.step, peer.at, peer.is_idle = step, message.get("at", ""), message.get("idle")
         elif "done" in message:
             peer.is_done = True
         elif "failed" in message:
@@ -230,11 +236,18 @@ class Host:
         steps = {number: peer.step for number, peer in self._peers.items() if not peer.is_done}
         if len(steps) < self.count or None in steps.values():  # Some compile, which no limit is known of, or end.
             return
-        waited = now - self._stepped
         behind = tuple(number for number in steps if steps[number] != max(steps.values()))  # pyright: ignore
+        is_idle = self._peers[0].is_idle
+        if is_idle and not behind:
+            self._stepped, self._named = now, ()
+        waited = now - self._stepped
         if behind and behind != self._named and waited > BEHIND_SECONDS:
             self._named = behind
-            self.on_note(f"{self._describe(behind)}; the others have waited {waited:.0f} s for it")
+            line = f"{self._describe(behind)}; the others have waited {waited:.0f} s for it"
+            if is_idle is not None:
+                self._end(End(line, FAILED, "stuck", behind))
+                return
+            self.on_note(line)
         if self.stuck_seconds is not None and waited > self.stuck_seconds:
             # Where all wait for each other, the one that is in another line of code than the rest is to blame.
             places = [peer.at for peer in self._peers.values()]

@@ -34,6 +34,8 @@ class Member:
 
     number: of this process. host: of process 0, as the others reach it.
     before_end: called, in a thread, before the process is ended from outside; it gives the terminal back.
+    step: steps taken so far; None until there are steps to take.
+    is_idle: of process 0 of a server, whether there is no step to take now. None of a run, which always has a next one.
     """
 
     def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
@@ -41,6 +43,7 @@ class Member:
         self.host = split_address(address)[0]
         self.before_end: Callable[[], None] = lambda: None
         self.step: int | None = None
+        self.is_idle: Callable[[], bool] | None = None
         self._connection, self._address, self._is_hosted = connection, address, is_hosted
         self._inbox, self._sending = Inbox(), threading.Lock()
         self._has_left = False
@@ -135,7 +138,8 @@ class Member:
 
     def _beat(self) -> None:
         while not self._has_left:
-            self._say({"beat": self.step, "at": _place()})
+            idle = {} if self.is_idle is None else {"idle": self.is_idle()}
+            self._say({"beat": self.step, "at": _place()} | idle)
             time.sleep(BEAT_SECONDS)
 
     def _say(self, message: dict[str, Any]) -> None:

@@ -43,6 +43,7 @@ from meshwright.serving.settings import EngineSettings
 from meshwright.serving.stats import Stats
 from meshwright.serving.text import Text
 from meshwright.step import Serving, ServingLayout
+from meshwright.step.serve import page_parts
 from meshwright.text import TokenStream
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
@@ -176,6 +177,11 @@ class Engine:
             num_steps=self._num_steps,
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, so that no step is taken."""
+        return not (self._asked or self._inbox or self._rounds)
+
     def _matcher(self, request: Request) -> Matcher:
         """The state of a constrained text that begins."""
         assert request.constraint is not None
@@ -304,13 +310,13 @@ class Engine:
 
     def means(self) -> tuple[Means, Means] | None:
         """What is measured of steps and what is planned; see `measured_and_planned`."""
-        dtype, settings = self.model.dtype, self.settings
-        serving = Serving(
-            model=self.model.config, prompt_len=1, output_len=1, page_size=self.layout.page_size,
-            weight_dtype=settings.weight_dtype or dtype, kv_dtype=settings.kv_dtype or dtype, compute_dtype=dtype,
-        )  # fmt: skip
+        dtype, settings, config = self.model.dtype, self.settings, self.model.config
         assert self.context.cache_split is not None
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split)
+        serving = Serving(
+            model=config, prompt_len=1, output_len=1, page_size=self.layout.page_size // page_parts(config, layout),
+            weight_dtype=settings.weight_dtype or dtype, kv_dtype=settings.kv_dtype or dtype, compute_dtype=dtype,
+        )  # fmt: skip
         return measured_and_planned(self.pace, serving, layout, self.model.system, self.layout.chunks[0][1])
 
     def _work(self, step: Step) -> Work:
@@ -435,11 +441,17 @@ class Engine:
                 text.done = "length"
                 self.scheduler.end(text)
                 self._outputs.append((asked, self._output(asked, text, (), "", ())))
+                self._end_others(asked, "length")
                 self._forget_ended(text.request_id, asked)
 
     def _forget_ended(self, request_id: str, asked: _Asked) -> None:
         if all(text.done for text in asked.texts):
             self._asked.pop(request_id, None)
+
+    def _end_others(self, asked: _Asked, done: Ending, error: str = "") -> None:
+        """End the texts that no step makes: where a prompt is only read, it is read for the first of them."""
+        for number in range(len(asked.texts), asked.request.num_texts):
+            self._outputs.append((asked, Output(text_number=number, done=done, error=error)))
 
     def _end_request(self, request_id: str, done: Ending, error: str = "") -> None:
         asked = self._asked.pop(request_id, None)
@@ -450,6 +462,7 @@ class Engine:
                 text.done = done
                 self.scheduler.end(text)
                 self._outputs.append((asked, Output(text_number=text.number, done=done, error=error)))
+        self._end_others(asked, done, error)
 
     def _end_all(self, done: Ending, error: str) -> None:
         with self._news:

@@ -16,11 +16,11 @@ from meshwright.models.cache import split_axes
 from meshwright.models.generation import decode_layout, switching_length
 from meshwright.models.paged_cache import abstract_pages, page_axes
 from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.serving.settings import EngineLayout, EngineSettings, pages_read
+from meshwright.serving.settings import EngineLayout, EngineSettings
 from meshwright.step import CacheSplit, check_runnable
 from meshwright.step.frequencies import DynamicRopeScaling
 from meshwright.step.legality import learned_positions
-from meshwright.step.serve import layers_by_window
+from meshwright.step.serve import layers_by_window, pages_read
 from meshwright.units import show_bytes
 
 ROWS = 64
@@ -35,7 +35,7 @@ WIDTHS = 2
 HALVINGS = 3
 """Decoding is compiled for all rows, for half of them, and so on, so many times."""
 
-LEAST_WIDTH = 128
+LEAST_WIDTH = 64
 """Tokens: narrower page tables save less time than a program takes to compile."""
 
 LEAST_CHUNK = 16
@@ -137,12 +137,13 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
 def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
     """The shapes that prompts are read in: rows of each shard by tokens, from one long prompt to many short ones.
 
-    Of each length there is one for as many rows as `tokens` allow, and one for a row alone.
+    Of each length there is one for as many rows as `tokens` allow, for a quarter and a sixteenth of them, and for one.
     """
     each = max(1, tokens // shards)
     longest = min(each, 1 << (context - 1).bit_length())
     lengths = [longest >> shift for shift in (0, 2, 4) if longest >> shift >= min(longest, LEAST_CHUNK)]
-    return tuple(dict.fromkeys((rows, length) for length in lengths for rows in (max(1, each // length), 1)))
+    shapes = ((max(1, each // length >> shift), length) for length in lengths for shift in (0, 2, 4, each.bit_length()))
+    return tuple(dict.fromkeys(shapes))
 
 
 def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from meshwright.cost import sequence_cache_bytes, token_cache_bytes
-from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.planner.serving.plan import make_serving_plan
-from meshwright.step import SERVING_RULES, Serving, ServingLayout, ServingPhase
+from meshwright.planner.serving.plan import planned_speed
+from meshwright.step import Serving, ServingLayout
 from meshwright.units import show_bytes, show_seconds
 
 
@@ -56,25 +55,15 @@ def measured_and_planned(
     if not pace.steps or not pace.firsts:
         return None
     prompt_len, made = max(1, round(pace.prompt_tokens / pace.firsts)), max(1, round(pace.made / pace.firsts))
-    batch, groups = pace.texts / pace.steps, layout.mesh.degree(SERVING_RULES["batch"])
-
-    def plan(phase: ServingPhase, batch: float, prompt_len: int) -> Serving:
-        return Serving(
-            model=serving.model, phase=phase, prompt_len=prompt_len, output_len=made,
-            batch=math.ceil(batch / groups) * groups, weight_dtype=serving.weight_dtype, kv_dtype=serving.kv_dtype,
-            compute_dtype=serving.compute_dtype, page_size=serving.page_size,
-        )  # fmt: skip
-
-    decode = plan("decode", batch, prompt_len)
-    try:
-        step_seconds = make_serving_plan(decode, layout, system).seconds
-        chunks = math.ceil(prompt_len / chunk)
-        read = make_serving_plan(plan("prefill", 1, min(chunk, prompt_len)), layout, system).seconds
-    except MeshwrightError:
+    batch = pace.texts / pace.steps
+    texts = replace(serving, prompt_len=prompt_len, output_len=made, batch=math.ceil(batch))
+    speed = planned_speed(texts, layout, system, prompts=1, chunk=chunk)
+    if speed is None:
         return None
-    assert decode.batch is not None
-    planned = Means(step_seconds, decode.batch, sequence_cache_bytes(decode) * decode.batch, chunks * read)
-    cache = pace.cached / pace.steps * token_cache_bytes(decode)
+    planned = Means(
+        speed.step_seconds, speed.batch, sequence_cache_bytes(texts) * speed.batch, speed.first_token_seconds
+    )
+    cache = pace.cached / pace.steps * token_cache_bytes(texts)
     return Means(pace.seconds / pace.steps, batch, cache, pace.first_seconds / pace.firsts), planned
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.step import CacheSplit
+from meshwright.step.serve import pages_read
 
 Int8 = Literal["int8"]
 
@@ -37,7 +38,7 @@ class EngineSettings:
     cache_split: CacheSplit | None = None
     kv_dtype: Int8 | None = None
     weight_dtype: Int8 | None = None
-    chunk_tokens: int = 256
+    chunk_tokens: int = 1024
     prefix_cache: bool = True
     num_drafts: int = 0
     max_queue: int = 1024
@@ -88,8 +89,3 @@ class EngineLayout:
     def entries(self, width: int, length: int) -> tuple[int, ...]:
         """The table entries of each window in a step of `length` tokens a row, where texts have `width` pages."""
         return pages_read(self.windows, self.page_size, width, length)
-
-
-def pages_read(windows: tuple[int | None, ...], page_size: int, most: int, length: int) -> tuple[int, ...]:
-    """Of each window, the pages that `length` tokens in a row read and are written to, of texts of `most` pages."""
-    return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)

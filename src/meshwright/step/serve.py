@@ -8,7 +8,7 @@ holds some cache, `T` tokens of each that it reads; `keys`, which no array has, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -43,7 +43,7 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
         "Q": math.ceil(own / split),
     }
     if dispatch:
-        sizes |= _expert_sizes(dispatch, mesh, own * step_length(serving))
+        sizes |= _expert_sizes(dispatch, mesh, own * serving.step_length)
     return ServeStep(
         ops=one.ops,
         live=one.live,
@@ -58,15 +58,16 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
     """What of a step does not depend on its batch, and how its model sends tokens to experts."""
     mesh, found = layout.mesh, program(serving.model)
     live = frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
-    ops, arrays = serving_ops(serving.model, serving.phase, layout.cache, live)
-    parts = mesh.degree(cache_axes(serving.model)) if layout.cache == "sequence" else 1
+    ops, arrays = serving_ops(serving.model, serving.is_paged, layout.cache, live)
+    parts = page_parts(serving.model, layout)
     paged = paged_tokens(serving, parts)
     kept = min(kept_tokens(serving), math.ceil(paged)) if parts > 1 else kept_tokens(serving)
     sizes = {
-        "S": step_length(serving),
+        "S": serving.step_length,
         "P": mesh.degree(SERVING_RULES["vocab"]),
         "T": kept,
-        "keys": keys_of_query(serving) if serving.phase == "prefill" else kept,
+        # Pages are read whole, and what of them is before or behind a query is masked.
+        "keys": paged if serving.is_paged else keys_of_query(serving),
     }
     step = ServeStep(
         ops=ops,
@@ -80,17 +81,12 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 
 def model_step(serving: Serving, batch: int) -> Step:
     """The step of `batch` sequences on one device, each token with its own experts and heads: what the model needs."""
-    found, length = program(serving.model), step_length(serving)
+    found, length = program(serving.model), serving.step_length
     sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
     if dispatch := _dispatch(found):
         sizes |= {"A": dispatch.num_experts, "R": batch * length * dispatch.num_active / dispatch.num_experts}
-    ops, _ = serving_ops(serving.model, "prefill", "heads", frozenset[str]())
+    ops, _ = serving_ops(serving.model, False, "heads", frozenset[str]())
     return Step(ops=ops, repeats=_repeats(found), extents=Extents(sizes=sizes, mesh=MeshShape()))
-
-
-def step_length(serving: Serving) -> int:
-    """The tokens of a sequence in a step."""
-    return serving.prompt_len if serving.phase == "prefill" else 1
 
 
 def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
@@ -115,6 +111,11 @@ def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
 def cache_slots(window: int | None, length: int, unit: int) -> int:
     """The slots of a cache for the keys that a layer still reads of `length` tokens, in whole units."""
     return math.ceil(min(window or length, length) / unit) * unit
+
+
+def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
+    """Of each window, the pages that `length` tokens in a row read and are written to, of texts of `most` pages."""
+    return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 
 def kept_tokens(serving: Serving) -> int:
@@ -145,7 +146,21 @@ def paged_tokens(serving: Serving, parts: int = 1) -> float:
     parts: the devices over which its pages are split, each with as many; the result is that of one.
     """
     unit = serving.page_size * parts
-    return mean_over_layers(serving.model, lambda window: cache_slots(window, serving.context, unit)) / parts
+    if not serving.is_paged:
+        return mean_over_layers(serving.model, lambda window: cache_slots(window, serving.context, unit)) / parts
+    of_window = dict(zip(layers_by_window(serving.model), table_entries(serving, parts), strict=True))
+    return mean_over_layers(serving.model, of_window.__getitem__) * serving.page_size
+
+
+def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
+    """Of each window, the pages of a sequence at its end that a step reads. parts: the devices that share a page."""
+    unit = serving.page_size * parts
+    return pages_read(layers_by_window(serving.model), unit, math.ceil(serving.context / unit), serving.step_length)
+
+
+def page_parts(model: ModelConfig, layout: ServingLayout) -> int:
+    """The devices that share a page, each with `page_size` tokens of it: those that split the tokens of a sequence."""
+    return layout.mesh.degree(cache_axes(model)) if layout.cache == "sequence" else 1
 
 
 def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:

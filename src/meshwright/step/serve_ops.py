@@ -45,16 +45,19 @@ from meshwright.step.layer import (
 from meshwright.step.layer import Block as LayerBlock
 from meshwright.step.model import ModelConfig
 from meshwright.step.passes.nodes import Layout, moves_between
-from meshwright.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit, ServingPhase
+from meshwright.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit
 
 LOGITS, EMBEDDING = Region("logits"), Region("embedding")
 
 
 @lru_cache(maxsize=1 << 10)
 def serving_ops(
-    model: ModelConfig, phase: ServingPhase, split: CacheSplit, live: frozenset[str]
+    model: ModelConfig, is_paged: bool, split: CacheSplit, live: frozenset[str]
 ) -> tuple[Ops, Mapping[str, tuple[Array, ...]]]:
-    """The ops of a step, and what is live at once: they depend on which axes are larger than 1, not on any number."""
+    """The ops of a step, and what is live at once: they depend on which axes are larger than 1, not on any number.
+
+    is_paged: see `Serving.is_paged`; without it the stream is split along the tokens of whole prompts.
+    """
     found = program(model)
 
     def on(axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,12 +68,12 @@ def serving_ops(
         live=live,
         batch=on(SERVING_RULES["batch"]),
         sequence=(),
-        residual=on(TENSOR_AXES) if phase == "prefill" else (),
+        residual=() if is_paged else on(TENSOR_AXES),
         sp_method="gather",
         is_packed=False,
         is_pair=False,
         collective_matmul=False,
-        tp_stream="split" if phase == "prefill" else "whole",
+        tp_stream="whole" if is_paged else "split",
         dropout=False,
     )
     ops: list[Op] = list(_embedding(found.embedding, layout))
@@ -267,14 +270,14 @@ class _BlockWalk:
             yield from self._to_cache(query, output, across)
             if self.split != "heads":
                 heads = _whole(heads, across)
-            queries = Array(op.query, (Dim("Q", None), heads, Dim("H", score)))
+            queries = Array(op.query, (Dim("Q", None), self.layout.tokens[1], heads, Dim("H", score)))
         yield AttentionOp(
             name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
             output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows, cache=held,
         )  # fmt: skip
 
     def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
-        """Queries of single tokens sent to where the cache lies, and results sent back.
+        """Queries sent to where the cache lies, and results sent back.
 
         across: the axes of heads that do not split the cache's. Over parts of a sequence attention is merged: each
         head's maximum, then its weighted results and their sum (flash decoding, pytorch.org/blog/flash-decoding).
@@ -355,6 +358,10 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             # A value and its id.
             best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
             yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
+            if layout.tp_stream == "whole":
+                # Every device of a server has the newest token of every row, where a row's next step looks for it.
+                newest = Array("newest tokens", (batch,), width="float32")
+                yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
 
 
 def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:

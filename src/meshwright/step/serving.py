@@ -48,7 +48,9 @@ class Serving:
     batch: over all devices; None leaves it to the planner. latency_seconds: what a step may take at most, of decode a
     token of every sequence, of prefill the prompts of one batch; None where nothing is asked. Weights are kept in
     weight_dtype, keys and values in kv_dtype, products computed in compute_dtype. page_size: the tokens in which the
-    cache is handed out (16 in vLLM, arXiv:2309.06180).
+    cache is handed out (16 in vLLM, arXiv:2309.06180). chunk: of a prefill, the tokens of each prompt that a step reads
+    into these pages, as a server does between two steps of decoding (chunked prefill, arXiv:2403.02310); None for whole
+    prompts, as generation reads them.
     """
 
     model: ModelConfig
@@ -60,15 +62,22 @@ class Serving:
     kv_dtype: str = "bf16"
     compute_dtype: str = "bf16"
     page_size: int = 16
+    chunk: int | None = None
     latency_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.phase not in get_args(ServingPhase):
             raise MeshwrightError(f"phase is {self.phase!r}; it is one of {', '.join(get_args(ServingPhase))}")
-        for field in ("prompt_len", "output_len", "page_size", "batch"):
+        for field in ("prompt_len", "output_len", "page_size", "batch", "chunk"):
             value = getattr(self, field)
-            if (value is not None or field != "batch") and (not isinstance(value, int) or value < 1):
+            if (value is not None or field not in ("batch", "chunk")) and (not isinstance(value, int) or value < 1):
                 raise MeshwrightError(f"{field} is {value!r}; it takes a whole number from 1")
+        if self.chunk is not None and self.phase == "decode":
+            raise MeshwrightError(f"chunk is {self.chunk}, of prompts; decode reads none, leave it out")
+        if self.chunk is not None and self.chunk > self.prompt_len:
+            raise MeshwrightError(
+                f"chunk is {self.chunk}, and a prompt has {self.prompt_len} tokens; use at most these"
+            )
         for field in ("weight_dtype", "kv_dtype", "compute_dtype"):
             dtype_bytes(getattr(self, field))  # A dtype that is not known says so.
         if self.latency_seconds is not None and not self.latency_seconds > 0:
@@ -78,6 +87,16 @@ class Serving:
     def context(self) -> int:
         """The tokens of a sequence at its end, the most it ever holds; of a prefill those of the prompt."""
         return self.prompt_len + (self.output_len if self.phase == "decode" else 0)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a step attends to the pages of a cache, as all of a server's do, and not to whole prompts alone."""
+        return self.phase == "decode" or self.chunk is not None
+
+    @property
+    def step_length(self) -> int:
+        """The tokens of a sequence in a step."""
+        return 1 if self.phase == "decode" else self.chunk or self.prompt_len
 
     @property
     def activation_dtype(self) -> str:

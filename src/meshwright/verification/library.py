@@ -68,7 +68,7 @@ def verify(
     Args:
         what: a plan or its file; a model's name or a ModelConfig, with at least `on` and `batch` among the options; or
             the directory of a run, whose measured record is then compared too.
-        serve: the phase of a server, `decode` or `prefill`, whose step generation runs, instead of a train step.
+        serve: the phase of a server, `decode` or `prefill`, whose step is compiled instead of a train step.
         effort: `fast` gives counts and bytes, `default` the schedule that will run (TPUs).
         run: the directory of a run of the same step.
         measured: the record of a run, instead of its directory.

@@ -1,4 +1,4 @@
-"""Verify a serving plan: compile the step that generation runs for its hardware and compare."""
+"""Verify a serving plan: compile the engine's step, or that of whole prompts, for its hardware and compare."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from meshwright.models.serving_step import check_served
 from meshwright.planner import ServingPlan
 from meshwright.planner.serving.plan import step_tokens
 from meshwright.record import Record
+from meshwright.serving.lowered import check_engine_step
 from meshwright.simulate import Schedule
-from meshwright.step import ServingPhase
 from meshwright.verification.comparison import Row, compare
 from meshwright.verification.differences import UNNAMED, Cause, Difference
 from meshwright.verification.plans import compiled_record
 
-STEPS: dict[ServingPhase, str] = {
-    "decode": "meshwright.models.serving_step:lower_decode_step",
-    "prefill": "meshwright.models.serving_step:lower_prefill_step",
-}
-"""The functions that lower each phase, called by name in the process that compiles."""
+ENGINE_STEP = "meshwright.serving.lowered:lower_engine_step"
+"""The function that lowers the server's step, of decode or of a chunk of prompts, called by name where it compiles."""
+
+PROMPT_STEP = "meshwright.models.serving_step:lower_prefill_step"
+"""The function that lowers the step in which `generate` reads whole prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingVerification:
-    """A serving plan and the compiled step of generation, side by side.
+    """A serving plan and its compiled step, side by side.
 
     compiled: with canonical collectives. schedule: the simulated step; None where the program's schedule is not final,
     as at the TPU compiler's fast effort.
@@ -43,11 +43,15 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
     """Compile the step of a serving plan for its hardware, which need not be present, and compare it with the plan.
 
     effort: `fast` for counts and bytes, `default` for the schedule that will run. Raises where the compiler is not
-    installed, or generation does not run what is planned, or it does not fit.
+    installed, or no step runs as is planned, or it does not fit.
     """
-    check_served(plan.serving, plan.mesh)
+    is_paged = plan.serving.is_paged
+    if is_paged:
+        check_engine_step(plan.serving, plan.layout)
+    else:
+        check_served(plan.serving, plan.mesh)
     request = CompileRequest(
-        function=STEPS[plan.serving.phase],
+        function=ENGINE_STEP if is_paged else PROMPT_STEP,
         hardware=plan.hardware,
         mesh=plan.mesh.layout,
         arguments={"serving": asdict(plan.serving), "cache": plan.cache},

@@ -103,6 +103,8 @@ class ServedArgs:
     """Tokens of a prompt. Default: 1024."""
     output_len: Annotated[str | None, option("N")] = None
     """Tokens of an answer. Default: 256; prefill has none."""
+    chunk: Annotated[str | None, option("N")] = None
+    """Of --serve prefill, the tokens of each prompt that a step reads, as `serve` does. Default: whole prompts."""
     num_layers: Annotated[str | None, option("N")] = None
     """Cut the model to N layers, to look at a part of it. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None

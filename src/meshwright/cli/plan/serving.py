@@ -101,14 +101,18 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
     best, serving = ranking.candidates[0], ranking.candidates[0].serving
     asked = f" · {show_seconds(serving.latency_seconds)} asked for" if serving.latency_seconds else ""
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
-    show(console(), f"{serving.model.name} · {serving.phase} · {serving.prompt_len}{answers} tokens · {system}{asked}")
+    chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk}"
+    show(
+        console(),
+        f"{serving.model.name} · {serving.phase} · {serving.prompt_len}{answers} tokens{chunks} · {system}{asked}",
+    )
     show(
         console(),
         f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype};"
         f" {ranking.num_layouts} layouts, {len(ranking.candidates)} legal, {ranking.num_fit} fit",
     )
     print()
-    unit = "a token" if serving.phase == "decode" else "a batch"
+    unit = "a token" if serving.phase == "decode" else "a batch" if serving.chunk is None else "a chunk"
     room = f"{show_bytes(best.predicted.memory_bytes['peak'])} of {show_bytes(system.usable_bytes)}"
     verdict = "   DOES NOT FIT" if not best.predicted.fits else "   TOO LATE" if not best.is_in_time else ""
     answer = (

@@ -1,6 +1,6 @@
 """`meshwright verify`: a step compiled by the compiler that will run it, beside what was planned.
 
-The step is that of training; with --serve, or of a serving plan's file, it is that of generation (`verify_serving`).
+The step is that of training; with --serve, or of a serving plan's file, it is a server's (`verify_serving`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ EXAMPLES = (
     "meshwright verify runs/tiny",
     "meshwright verify llama3-8b --serve decode --on v5e:4x4",
     "meshwright verify llama3-8b --serve prefill --on v5e:4x4 --batch 16",
+    "meshwright verify llama3-8b --serve prefill --chunk 256 --on v5e:4x4",
 )
 
 

@@ -1,4 +1,4 @@
-"""`meshwright verify … --serve decode` or `--serve prefill`: a step of generation compiled, beside a serving plan."""
+"""`meshwright verify … --serve decode` or `--serve prefill`: a server's step compiled, beside a serving plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServedCompareArgs:
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """Compile the step of generation for a mesh and compare predicted | compiled; no accelerator is needed."""
+    """Compile the step of a server for a mesh and compare predicted | compiled; no accelerator is needed."""
 
     model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
     """A preset (llama3-8b, …), a Hugging Face directory, or the path of its config.json."""
@@ -78,7 +78,8 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
         print(json.dumps(verification_data(found), indent=2))
     else:
         answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
-        tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens"
+        chunks = "" if serving.chunk is None else f" in chunks of {serving.chunk}"
+        tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
         kept = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
         print_verification(found, f"{serving.model.name} · {serving.phase} · {tokens} · {kept} · {plan.hardware}")
     return exit_code(found.rows, tolerance)

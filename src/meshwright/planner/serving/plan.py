@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -90,6 +91,40 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
     )
 
 
+@dataclass(frozen=True)
+class ServingSpeed:
+    """What is planned of texts: the seconds until their first tokens and of a step of decoding, and its batch."""
+
+    first_token_seconds: float
+    step_seconds: float
+    batch: int
+
+
+def planned_speed(
+    texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
+) -> ServingSpeed | None:
+    """How fast texts are planned to be made; None where a mesh splits them in no way that is planned.
+
+    Args:
+        texts: decode, with any batch: it is filled up to one that the mesh splits evenly.
+        prompts: how many are read at once, filled up likewise. chunk: in steps of so many tokens; None for whole.
+    """
+
+    def plan(serving: Serving, batch: int) -> ServingPlan:
+        groups = layout.num_groups
+        return make_serving_plan(replace(serving, batch=math.ceil(batch / groups) * groups), layout, system)
+
+    assert texts.batch is not None
+    chunk = None if chunk is None else min(chunk, texts.prompt_len)
+    try:
+        read = plan(replace(texts, phase="prefill", chunk=chunk), prompts)
+        made = plan(texts, texts.batch)
+    except MeshwrightError:
+        return None
+    steps = 1 if chunk is None else math.ceil(texts.prompt_len / chunk)
+    return ServingSpeed(steps * read.seconds, made.seconds, made.batch)
+
+
 def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshPlacement, step: ServingStep) -> Record:
     """The record of a step."""
     assert serving.batch is not None
@@ -112,8 +147,8 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshP
 
 
 def step_tokens(serving: Serving, batch: int) -> int:
-    """The tokens that a step goes through: one of each sequence, or whole prompts."""
-    return batch * (serving.prompt_len if serving.phase == "prefill" else 1)
+    """The tokens that a step goes through: one of each sequence, whole prompts or a chunk of each."""
+    return batch * serving.step_length
 
 
 def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
@@ -133,8 +168,9 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
     """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
     if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
+        training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
         raise MeshwrightError(
-            f"{name} is not a serving plan of format {FORMAT};"
+            f"{name} is not a serving plan of format {FORMAT}{training};"
             f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
     try:

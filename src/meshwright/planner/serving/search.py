@@ -147,9 +147,9 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
 
 
 def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, ...]:
-    """A mesh with every split of the cache; a prefill leaves keys and values where their tokens were."""
+    """A mesh with every split of the cache; whole prompts leave keys and values where their tokens were."""
     splits = CACHE_SPLITS if mesh.degree(cache_axes(serving.model)) > 1 else CACHE_SPLITS[:1]
-    return tuple(ServingLayout(mesh, split) for split in (splits if serving.phase == "decode" else splits[-1:]))
+    return tuple(ServingLayout(mesh, split) for split in (splits if serving.is_paged else splits[-1:]))
 
 
 def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:

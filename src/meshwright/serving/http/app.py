@@ -53,7 +53,7 @@ class ModelList(BaseModel):
 
 def make_app(service: Service) -> tuple[ASGIApp, Calls]:
     """The app of a service, and the calls that it has open."""
-    metrics = Metrics(service.stats)
+    metrics = Metrics(service.stats, service.means)
     calls = Calls(service.engine, metrics, on_closed=service.fail)
     host = Host(service=service, calls=calls, token_texts=TokenTexts(service.tokenizer))
     routes: list[BaseRoute] = [

@@ -77,8 +77,6 @@ def engine_request(
     Raises:
         ApiError: what is over a limit, or cannot be together.
     """
-    if asked.n > 1 and max_tokens == 0:
-        raise ApiError(f"n is {asked.n} and max_tokens is 0, with which there is no text; leave n out", param="n")
     return Request(
         prompt=prompt,
         max_tokens=checked_max_tokens(service, len(prompt), max_tokens, param, usual_tokens),

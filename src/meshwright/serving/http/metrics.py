@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from meshwright.serving.pace import Means
 from meshwright.serving.stats import Stats
 
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -29,12 +30,23 @@ COUNTERS = {
     "preemptions": "Times a request lost its pages to others",
     "num_steps": "Device steps",
 }
+MEANS = {
+    "step_seconds": "Mean time of a step of decoding that nothing came between",
+    "batch": "Mean texts of such a step",
+    "cache_bytes": "Mean bytes of their pages, over all devices",
+    "first_token_seconds": "Mean time from a request to its first token; the predicted one waits for nothing",
+}
+"""The fields of `Means`: each a gauge of two samples, measured, and predicted for texts as long as those measured."""
 
 
 class Metrics:
     """What a server counts. The registry is its own: several servers of one process do not share numbers."""
 
-    def __init__(self, stats: Callable[[], Stats] | None) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], Stats] | None,
+        means: Callable[[], tuple[Means, Means] | None] | None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "meshwright_http_requests", "Answers by endpoint and status", ("endpoint", "status"), registry=self.registry
@@ -60,6 +72,8 @@ class Metrics:
         )
         if stats is not None:
             self.registry.register(_OfEngine(stats))
+        if means is not None:
+            self.registry.register(_OfPlan(means))
 
     def observe_text(self, *, first_seconds: float | None, token_seconds: float | None) -> None:
         """Take the times of a text that has ended; None of one with no token, or with no second one."""
@@ -88,3 +102,23 @@ class _OfEngine(Collector):
             yield GaugeMetricFamily(f"meshwright_{name}", what, value=getattr(stats, name))
         for name, what in COUNTERS.items():
             yield CounterMetricFamily(f"meshwright_{name}", what, value=getattr(stats, name))
+
+
+class _OfPlan(Collector):
+    """What is measured of the engine's steps beside what is planned; nothing before there is anything to compare."""
+
+    def __init__(self, means: Callable[[], tuple[Means, Means] | None]) -> None:
+        self._means = means
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        if (both := self._means()) is None:
+            return
+        measured, planned = both
+        for name, what in MEANS.items():
+            gauge = GaugeMetricFamily(f"meshwright_mean_{name}", what, labels=["origin"])
+            gauge.add_metric(["predicted"], getattr(planned, name))
+            gauge.add_metric(["measured"], getattr(measured, name))
+            yield gauge

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.limits import Limits
+from meshwright.serving.pace import Means
 from meshwright.serving.request import Serves
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer
@@ -52,7 +53,7 @@ class Service(ServerState):
     Args:
         model: the name clients call it by. tokenizer: None for a model that takes and makes tokens only.
         context: the most tokens of a prompt and its text together.
-        stats: the engine's numbers for `/metrics`.
+        stats: the engine's numbers for `/metrics`. means: those measured and those planned, likewise.
     """
 
     engine: Serves
@@ -60,6 +61,7 @@ class Service(ServerState):
     context: int
     tokenizer: Tokenizer | None = None
     stats: Callable[[], Stats] | None = None
+    means: Callable[[], tuple[Means, Means] | None] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

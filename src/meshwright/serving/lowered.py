@@ -1,0 +1,62 @@
+"""The engine's steps of serving plans, lowered for meshes whose devices need not be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.errors import MeshwrightError
+from meshwright.families import serving_from_data
+from meshwright.mesh import MeshShape
+from meshwright.models.generation import decode_layout
+from meshwright.models.paged_cache import abstract_pages, page_axes
+from meshwright.models.serving_step import check_served, dtype_of
+from meshwright.runtime import DTYPES, abstract
+from meshwright.serving.programs import Shape, greedy_program
+from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving, parameters
+from meshwright.step.serve import page_parts, table_entries
+
+
+def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
+    """The step of an engine where every row takes the likeliest token; serving as `dataclasses.asdict` has it.
+
+    Of decode each row has one token, of a chunked prefill a chunk of its prompt. Page tables and pages are those of
+    texts as long as they get.
+    """
+    read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
+    layout = ServingLayout(shape, cache)
+    check_engine_step(read, layout)
+    assert read.batch is not None
+    model, context, parts = read.model, decode_layout(read.model, shape, cache), page_parts(read.model, layout)
+    entries = table_entries(read, parts)
+    program = Shape(read.batch, read.step_length, entries)
+    counts = tuple(read.batch // shape.degree(page_axes(context, model)) * count for count in entries)
+    dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
+    with jax.set_mesh(mesh):
+        pages = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
+            abstract_pages(model, context, counts, read.page_size * parts, dtype),
+        )
+        last, numbers = (
+            jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, P()))
+            for size in ((read.batch,), (read.batch, program.columns.width))
+        )
+        params = abstract(parameters(model), mesh, context, dtype_of("weight_dtype", read.weight_dtype))
+        return greedy_program(model, shape, cache, program, dtype).lower(params, pages, last, numbers, None)
+
+
+def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
+    """Raise where an engine does not run the step of a serving plan."""
+    check_serving(serving, layout)
+    check_served(serving, layout.mesh)
+    context = decode_layout(serving.model, layout.mesh, layout.cache)
+    shards = layout.mesh.degree(page_axes(context, serving.model))
+    if serving.batch is not None and serving.batch % shards:
+        raise MeshwrightError(
+            f"batch is {serving.batch}, and {shards} groups of devices have rows of their own on {layout}; use a"
+            f" multiple of {shards}"
+        )
