@@ -268,4 +268,7 @@ CALLS = """
 2 | serve run --api-keys none                                                                | cannot read --api-keys none
 2 | serve run --api-keys empty                                                               | has no key
 2 | serve run --drafts 99                                                                    | num_drafts is 99
+2 | serve run --plan none.yaml                                                               | no serving plan 'none.yaml'
+2 | serve run --plan plan.yaml                                                               | but a plan to train
+2 | serve run --plan plan.yaml --replicas 2                                                  | is of one server
 """
