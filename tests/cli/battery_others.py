@@ -121,7 +121,8 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --latency soon                                     | soon
 2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort changes nothing on cpu:8
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
-2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype int8                                  | kv_dtype is int8
+2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype fp8                                   | kv_dtype is fp8
+2 | verify tiny --serve prefill --on v5e:2x2 --weight-dtype int8                             | weight_dtype is int8
 2 | verify tiny --on cpu:8 --batch 8 --cache batch                                           | --cache is an option of
 2 | verify tiny --on cpu:8 --batch 8 --for training                                          | --serve
 2 | verify plan.yaml --batch 16                                                              | batch
