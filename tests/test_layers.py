@@ -20,6 +20,7 @@ FLOORS = (
     "units",
     "encoding",
     "files",
+    "signals",
     "field_types",
     "notebook",
     "mesh",

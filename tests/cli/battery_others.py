@@ -121,7 +121,8 @@ CALLS = """
 2 | verify tiny --serve decode --on cpu:8 --latency soon                                     | soon
 2 | verify tiny --serve decode --on cpu:8 --effort default                                   | --effort changes nothing on cpu:8
 2 | verify tiny --serve decode --on cpu:8 --tolerance -1                                     | --tolerance
-2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype int8                                  | kv_dtype is int8
+2 | verify tiny --serve decode --on v5e:2x2 --kv-dtype fp8                                   | kv_dtype is fp8
+2 | verify tiny --serve prefill --on v5e:2x2 --weight-dtype int8                             | weight_dtype is int8
 2 | verify tiny --on cpu:8 --batch 8 --cache batch                                           | --cache is an option of
 2 | verify tiny --on cpu:8 --batch 8 --for training                                          | --serve
 2 | verify plan.yaml --batch 16                                                              | batch
@@ -268,4 +269,7 @@ CALLS = """
 2 | serve run --api-keys none                                                                | cannot read --api-keys none
 2 | serve run --api-keys empty                                                               | has no key
 2 | serve run --drafts 99                                                                    | num_drafts is 99
+2 | serve run --plan none.yaml                                                               | no serving plan 'none.yaml'
+2 | serve run --plan plan.yaml                                                               | but a plan to train
+2 | serve run --plan plan.yaml --replicas 2                                                  | is of one server
 """

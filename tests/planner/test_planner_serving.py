@@ -12,6 +12,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import (
     best_prefill,
     make_serving_plan,
+    planned_speed,
     prefill_share,
     rank_serving,
     read_serving_plan,
@@ -21,6 +22,7 @@ from meshwright.planner import (
     why_serving,
     write_serving_plan,
 )
+from meshwright.planner.serving.plan import ServingSpeed
 from meshwright.planner.serving.search import serving_layouts, serving_meshes
 from meshwright.step import Serving, ServingLayout, check_serving
 
@@ -239,3 +241,17 @@ def test_deepseek_v3_decodes_on_hopper_within_its_stated_error():
     assert plan.tokens_per_second / 16 / 14_800 - 1 == pytest.approx(-0.31, abs=0.02)
     without = plan.seconds - plan.predicted.breakdown_seconds["communication"]
     assert plan.batch / without / 16 > 14_800
+
+
+def test_the_speed_of_texts_is_that_of_the_plans_of_their_steps():
+    layout, system = ServingLayout(MeshShape(dp=2, tp=8)), parse_system("v5e:4x4")
+    texts = Serving(model=PRESETS["llama3-8b"], prompt_len=600, output_len=100, batch=5)
+    found = planned_speed(texts, layout, system, prompts=1, chunk=256)
+    read = replace(texts, phase="prefill", chunk=256, batch=2)
+    # Prompts of 600 tokens are 3 chunks of up to 256; batches are filled up to what dp splits.
+    assert found == ServingSpeed(
+        first_token_seconds=3 * make_serving_plan(read, layout, system).seconds,
+        step_seconds=make_serving_plan(replace(texts, batch=6), layout, system).seconds,
+        batch=6,
+    )
+    assert planned_speed(texts, ServingLayout(MeshShape(tp=16)), system, prompts=1) is None

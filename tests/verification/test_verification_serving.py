@@ -58,6 +58,17 @@ def test_a_chunk_of_prompts_is_as_planned_or_differs_by_name(model, options):
     assert found.plan.mesh.ep > 1 or all(row.is_equal for row in collectives(found))
 
 
+@pytest.mark.parametrize(
+    "options", [{"kv_dtype": "int8"}, pytest.param({"weight_dtype": "int8"}, marks=pytest.mark.matrix)]
+)
+def test_int8_moves_what_is_planned_and_names_its_scales(options):
+    found = mw.verify("tiny", serve="decode", on="cpu:8", batch=8, mesh="dp=2,tp=4", **options)
+    assert all(row.is_equal for row in collectives(found))
+    arguments = next(row for row in found.rows if row.quantity == "memory arguments")
+    assert arguments.compiled > arguments.predicted
+    assert [cause.difference for cause in arguments.causes] == ["int8 scales"]
+
+
 def test_rows_that_groups_of_devices_do_not_share_are_refused():
     with pytest.raises(mw.MeshwrightError, match=r"batch is 6, and 4 groups of devices .* use a multiple of 4"):
         mw.verify("tiny", serve="decode", on="cpu:8", batch=6, mesh="fsdp=4,tp=2", cache="batch")
@@ -105,5 +116,5 @@ def test_a_serving_plan_says_its_layout_itself(tmp_path):
     assert found.plan == plan
     with pytest.raises(mw.MeshwrightError, match="says its batch itself; leave batch out"):
         mw.verify(path, serve="decode", batch=4)
-    with pytest.raises(mw.MeshwrightError, match="weight_dtype is int8, in which no step is compiled"):
-        mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="int8")
+    with pytest.raises(mw.MeshwrightError, match="weight_dtype is fp8, in which no step is compiled"):
+        mw.verify("tiny", serve="decode", on="v5e:2x2", batch=8, weight_dtype="fp8")

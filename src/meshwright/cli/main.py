@@ -15,12 +15,12 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 from meshwright.errors import MeshwrightError
+from meshwright.signals import handled_signals, not_ignored
 
 COMMANDS = {
     "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
@@ -94,17 +94,10 @@ def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is one of `EXIT_CODES`."""
-    if threading.current_thread() is not threading.main_thread():
-        return _guarded(argv)
-    # What is ignored stays so, as nohup wants it.
-    before = {number: handler for number in _ENDS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, _interrupt)
     try:
-        return _guarded(argv)
+        with handled_signals(not_ignored(_ENDS), _interrupt):
+            return _guarded(argv)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if argv is None:
             # The process ends: Python would first look for cycles among all that a search has kept, for seconds.
             gc.freeze()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from meshwright.cli.arguments import option
 from meshwright.cli.engine_start import start_with_bar
 from meshwright.cli.loading import ModelArgs, note, read_with_bar
+from meshwright.cli.serve_plan import check_model, planned_options, read_plan_to_serve
 from meshwright.cli.several import ProcessArgs, devices_of_each, environments_of, telling_others
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
     "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
+    "meshwright serve Qwen3-8B --plan serve.yaml",
     "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
     "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
 )
 
 KEYS = "MESHWRIGHT_API_KEYS"
+
+PLANNED = ("on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype")
+"""The options that a plan has too."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,15 @@ class Args(ModelArgs):
     """The port; 0 picks a free one. Default: 8000."""
     name: Annotated[str | None, option("NAME")] = None
     """What clients call the model. Default: the name of its directory."""
+    plan: Annotated[Path | None, option("FILE")] = None
+    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --rows, --context, --cache and dtypes."""
     rows: Annotated[int | None, option("N")] = None
     """The most texts that are made at once, over all devices. Default: 64."""
     context: Annotated[int | None, option("N")] = None
     """The most tokens of a text with its prompt. Default: what the model was trained on, at most 4096."""
     cache_tokens: Annotated[int | None, option("N")] = None
     """The tokens that the KV cache has room for. Default: what memory allows, at most rows times context."""
-    page_size: Annotated[int, option("N")] = 16
+    page_size: Annotated[int | None, option("N")] = None
     """The tokens of a page of the cache. Default: 16."""
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
     """What fsdp and sp split of the cache, beside the heads that tp splits. Default: batch, its texts."""
@@ -99,6 +106,10 @@ def run(args: Args) -> int:
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it is a number of seconds above 0")
     keys = _keys(args.api_keys)
     if args.replicas != 1:
+        if args.plan is not None:
+            raise MeshwrightError(
+                f"--plan {args.plan} is of one server; leave it out beside --replicas, and say --mesh"
+            )
         return _serve_replicas(args, keys)
     with waiting("loading JAX"):
         from meshwright.loading import find_model
@@ -108,24 +119,32 @@ def run(args: Args) -> int:
         from meshwright.serving.settings import EngineSettings
         from meshwright.training import is_first_process
 
+    plan = None if args.plan is None else read_plan_to_serve(args.plan)
+    options = {name: value for name in PLANNED if (value := getattr(args, name)) is not None}
+    if plan is not None and args.plan is not None:
+        options |= planned_options(plan, args.plan, options)
     settings = EngineSettings(
-        rows=args.rows,
-        context=args.context,
-        page_size=args.page_size,
+        rows=options.get("rows"),
+        context=options.get("context"),
+        page_size=options.get("page_size", EngineSettings.page_size),
         cache_tokens=args.cache_tokens,
-        cache_split=args.cache,
-        kv_dtype="int8" if args.kv_dtype else None,
-        weight_dtype="int8" if args.weight_dtype else None,
+        cache_split=options.get("cache"),
+        kv_dtype=options.get("kv_dtype"),
+        weight_dtype=options.get("weight_dtype"),
         chunk_tokens=args.chunk,
         prefix_cache=not args.no_prefix_cache,
         num_drafts=(4 if args.draft_model else 0) if args.drafts is None else args.drafts,
         max_queue=args.max_queue,
     )
-    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    found = find_model(
+        args.model, adapter=args.adapter, **{name: options.get(name) for name in ("on", "mesh", "dtype")}
+    )
+    if plan is not None and args.plan is not None:
+        check_model(plan, args.plan, found.model, args.model)
     address = _Address(args.host, args.port, args.grace, args.name or args.model.resolve().name, keys, args.cors)
     guesser = None
     if args.draft_model is not None:
-        guesser = find_model(args.draft_model, on=str(found.system), mesh=str(found.mesh), dtype=args.dtype)
+        guesser = find_model(args.draft_model, on=found.system, mesh=found.mesh, dtype=options.get("dtype"))
     limits = Limits(seconds=args.timeout)
     processes = args.process.processes
     check_all_read(args, "here")

@@ -12,16 +12,15 @@ import random
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.launch.children import Children, Exit, meshwright_command, state_of
 from meshwright.processes import FAILED, End, Host, listen
+from meshwright.signals import handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 """The wait before the first restart, which doubles with each one that brings no checkpoint, and the longest."""
@@ -67,7 +66,9 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
     """
     number, used, before = job.num_processes, 0, checkpoints_in(job.directory)
     words = job.words(number, False)
-    with _signals() as received:
+    received: list[int] = []
+    # A terminal's stop (Ctrl-Z) is left to the processes' own host.
+    with handled_signals(not_ignored(FORWARDED), lambda number, _: received.append(number)):
         while True:
             began = time.monotonic()
             end, code = _attempt(job, number, words, received, say)
@@ -196,19 +197,3 @@ def free_ports() -> int:
             one.bind(("127.0.0.1", port))
             other.bind(("127.0.0.1", port + 1))
             return port
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The signals to pass on, as they come; a terminal's stop (Ctrl-Z) is left to the processes' own host."""
-    received: list[int] = []
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in FORWARDED:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

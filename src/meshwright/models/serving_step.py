@@ -24,7 +24,8 @@ def check_served(serving: Serving, mesh: MeshShape) -> None:
         dtype_of(name, getattr(serving, name))
     if serving.kv_dtype != serving.compute_dtype:
         raise MeshwrightError(
-            f"kv_dtype is {serving.kv_dtype}; verify keys and values in the dtype of products, {serving.compute_dtype}"
+            f"kv_dtype is {serving.kv_dtype}; verify keys and values in the dtype of products, {serving.compute_dtype},"
+            f" or in int8 of a step through pages (decode, or prefill with a chunk)"
         )
     check_runnable(serving.model, mesh)
 
@@ -34,7 +35,8 @@ def dtype_of(name: str, value: str) -> Dtype:
     for known in DTYPES:
         if value == known:
             return known
-    raise MeshwrightError(f"{name} is {value}, in which no step is compiled; verify {' or '.join(DTYPES)}")
+    more = "" if name == "compute_dtype" else ", or int8 of a step through pages (decode, or prefill with a chunk)"
+    raise MeshwrightError(f"{name} is {value}, in which no step is compiled; verify {' or '.join(DTYPES)}{more}")
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:

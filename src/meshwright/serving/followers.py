@@ -27,6 +27,7 @@ from meshwright.models import Sampling
 from meshwright.serving.programs import Shape
 from meshwright.serving.runner import RowChange, Work
 from meshwright.serving.scheduler import PageCopy
+from meshwright.signals import handled_signals
 
 ADDRESS_BYTES = 512
 """Of the address and the secret that process 0 sends to the others, by a collective of JAX's."""
@@ -116,17 +117,12 @@ def follow(connection: socket.socket, run: Callable[[Work], object]) -> None:
 def signals_passed_on(connection: socket.socket) -> Iterator[None]:
     """The first SIGTERM or SIGINT has process 0 drain the server, which ends all; a second one ends this process."""
 
-    def handle(number: int, _: object) -> None:
-        signal.signal(number, before[signal.Signals(number)])
+    def pass_on(_: int, __: object) -> None:
         with contextlib.suppress(OSError):
             connection.sendall(STOP)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled_signals((signal.SIGTERM, signal.SIGINT), pass_on, once=True):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def encode_work(work: Work) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import serving_from_data
 from meshwright.mesh import MeshShape
 from meshwright.models.generation import decode_layout
+from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import abstract_pages, page_axes
 from meshwright.models.serving_step import check_served, dtype_of
 from meshwright.runtime import DTYPES, abstract
@@ -36,23 +38,30 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
     program = Shape(read.batch, read.step_length, entries)
     counts = tuple(read.batch // shape.degree(page_axes(context, model)) * count for count in entries)
     dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
+    weight_dtype = read.compute_dtype if read.weight_dtype == "int8" else read.weight_dtype
     with jax.set_mesh(mesh):
-        pages = jax.tree.map(
+        stored = jnp.int8 if read.kv_dtype == "int8" else dtype
+        pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
+        params = abstract(parameters(model), mesh, context, dtype_of("weight_dtype", weight_dtype))
+        if read.weight_dtype == "int8":
+            params = jax.eval_shape(lambda own: in_int8(own, model), params)
+        params, pages = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
-            abstract_pages(model, context, counts, read.page_size * parts, dtype),
+            (params, pages),
         )
         last, numbers = (
             jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, P()))
             for size in ((read.batch,), (read.batch, program.columns.width))
         )
-        params = abstract(parameters(model), mesh, context, dtype_of("weight_dtype", read.weight_dtype))
         return greedy_program(model, shape, cache, program, dtype).lower(params, pages, last, numbers, None)
 
 
 def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
     """Raise where an engine does not run the step of a serving plan."""
     check_serving(serving, layout)
-    check_served(serving, layout.mesh)
+    # What is in int8 has scales, and is multiplied in the dtype of products.
+    plain = {name: serving.compute_dtype for name in ("weight_dtype", "kv_dtype") if getattr(serving, name) == "int8"}
+    check_served(replace(serving, **plain), layout.mesh)
     context = decode_layout(serving.model, layout.mesh, layout.cache)
     shards = layout.mesh.degree(page_axes(context, serving.model))
     if serving.batch is not None and serving.batch % shards:

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.training.data import Batches
-from meshwright.training.data.pair_batches import PairBatches
+import jax
+
+from meshwright.training.inputs import StepInputs
 from meshwright.training.interrupt import Interruption
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
-from meshwright.training.run_directory.restart import is_first_process
+from meshwright.training.run_directory.restart import begin, is_first_process
 from meshwright.training.run_directory.run import NotFiniteError, Row, RunConfig
 from meshwright.training.run_directory.saver import Saver
+from meshwright.training.run_record import compiled_record
 from meshwright.training.step import State
 from meshwright.training.update.bad_steps import BadSteps, note_bad_step
 from meshwright.training.watch import Evaluator, Profiler, RunLog, Shortfall
@@ -24,6 +26,7 @@ class AfterStep:
     """Follows a run step by step: `is_state_due` before a step's row is there, then `follow_row`, then `follow_state`.
 
     Args:
+        start: the steps that were taken before.
         log: of the first process; None in the others.
         evaluate: None where the run is not evaluated.
         runs_ahead: whether devices are given a step before the one before it is done, as in `take_steps`.
@@ -31,9 +34,10 @@ class AfterStep:
 
     config: RunConfig
     directory: Path
+    start: int
     interruption: Interruption
     checkpoints: Checkpoints
-    batches: Batches | PairBatches
+    inputs: StepInputs
     bad_steps: BadSteps
     shortfall: Shortfall
     saver: Saver
@@ -51,6 +55,15 @@ class AfterStep:
         is_evaluated = self.config.evaluating.is_due(step + 1)
         is_wanted = self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
         return self.interruption.stop is not None or is_wanted
+
+    def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
+        """Write what a run has from its first step on. row: of that step, which gets the counts of all data too."""
+        begin(self.config, self.directory, self.checkpoints, self.start, row, self.on_note)
+        row |= self.inputs.counts
+        self.inputs.keep()
+        self.interruption.has_begun = True
+        if self.log is not None:
+            self.log.begin(self.start, compiled_record(self.config, compiled))
 
     def follow_row(self, row: Row) -> None:
         """Log the row of a step, and say what is wrong with it.
@@ -92,7 +105,7 @@ class AfterStep:
         """
         step = row["step"]
         if row.get("skipped"):
-            text = {"seed": self.config.seed, "items": self.batches.items(step)}
+            text = {"seed": self.config.seed, "items": self.inputs.batches.items(step)}
             if is_first_process():
                 note_bad_step(self.directory, row, why, text)
             self.on_note(f"step {step + 1} is left out: {why}")

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright.signals import handled_signals
 from meshwright.training.run_directory.checkpoint import Note
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -99,7 +99,6 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
     state = Interruption()
     grace = threading.Timer(grace_seconds, lambda: leave and leave(signal.SIGTERM, True))
     grace.daemon = True
-    before: dict[int, Any] = {}
 
     def start_grace() -> None:
         if grace.ident is None:
@@ -109,14 +108,11 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
 
     def note(number: int, _: object) -> None:
         state.signal = number
-        signal.signal(number, before[number])
         if number == signal.SIGTERM:
             start_grace()
         if state.has_begun or leave is None:
             on_note("stopping after this step; once more stops at once")
 
-    for number in SIGNALS:
-        before[number] = signal.signal(number, note)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -129,12 +125,11 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield state
+        with handled_signals(SIGNALS, note, once=True):
+            yield state
     finally:
         grace.cancel()
         signal.set_wakeup_fd(old)
         os.close(writer)
         watcher.join()
         os.close(reader)
-        for number, handler in before.items():
-            signal.signal(number, handler)

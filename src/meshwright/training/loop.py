@@ -6,17 +6,16 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan
 from meshwright.record import Record
-from meshwright.runtime import ShardingContext, build_mesh, token_order
+from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.step import (
     check_mesh,
     check_reference,
@@ -28,8 +27,9 @@ from meshwright.step import (
 )
 from meshwright.text import Tokenizer
 from meshwright.training.after_step import AfterStep
-from meshwright.training.data import BYTES, Batches, HeldOut, RunData, check_templates, open_data
+from meshwright.training.data import BYTES, RunData, check_templates, open_data
 from meshwright.training.data.pairs import RunPairs, open_pairs
+from meshwright.training.inputs import text_inputs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
 from meshwright.training.program import StepProgram
@@ -37,7 +37,6 @@ from meshwright.training.run_directory.checkpoint import Checkpoints, Note, chec
 from meshwright.training.run_directory.frozen import abstract_parts
 from meshwright.training.run_directory.lock import RunLock
 from meshwright.training.run_directory.restart import (
-    begin,
     check_identity,
     end_failed_start,
     first_state,
@@ -48,7 +47,7 @@ from meshwright.training.run_directory.restart import (
 )
 from meshwright.training.run_directory.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_directory.saver import Saver
-from meshwright.training.run_record import compiled_record, measured, seconds_at_peak
+from meshwright.training.run_record import measured, seconds_at_peak
 from meshwright.training.run_reference import begin_pairs
 from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.stepping import BatchOfStep, take_steps
@@ -169,62 +168,57 @@ def _run(
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     tasks = Tasks(config, mesh, tokenizer) if config.evaluating.tasks else None
-    taken, runs_ahead = start, jax.local_devices()[0].platform != "cpu"
     with _telling_what_is_left(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
         log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
         exits.enter_context(checkpoints)
         wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
         check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
-        before = [row for row in read_metrics(directory) if row["step"] < start]
-        bad_steps = BadSteps(config.optimizer.spike_factor, before)
+        # Before the state, so that what a precomputed reference took is free again.
         if isinstance(data, RunPairs):
-            # Before the state, so that what a precomputed reference took is free again.
-            pairs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
-            batches = pairs.batches
+            inputs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
         else:
-            batches, pairs = _text_batches(config, data, layout, mesh), None
-            exits.callback(batches.close)
-        first = first_state(config, layout, mesh, checkpoints, start, on_bytes)
-        is_limited = config.strategy.on_bad_step == "skip"
-        of_steps = LimitedBatches(batches, bad_steps.limits, mesh) if is_limited else batches
+            inputs = text_inputs(config, data, layout, mesh, tokenizer, on_note)
+        exits.callback(inputs.batches.close)
+        state = first_state(config, layout, mesh, checkpoints, start, on_bytes)
+        step = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
+        program = StepProgram(step, on_note, inputs.prepare)
+        before = [row for row in read_metrics(directory) if row["step"] < start]
         about = {"config": config.to_json(), "identity": identity}
-        saver = Saver(config, directory, checkpoints, order_of_checkpoints(config, layout, mesh), about, log, on_note)
-        step_of = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
-        program = StepProgram(step_of, on_note, *([pairs.prepare] if pairs else ()))
-        evaluate = None
-        if config.evaluating.every:
-            if isinstance(batches, Batches):
-                held_out = _held_out(config, batches, tokenizer, on_note)
-            else:
-                assert pairs is not None
-                held_out = pairs.held_out
-            evaluate = Evaluator(config, layout, held_out, tasks)
-        profiler = exits.enter_context(Profiler(directory, config, program, start, on_note))
+        ordered = order_of_checkpoints(config, layout, mesh)
         after = AfterStep(
-            config=config, directory=directory, interruption=interruption, checkpoints=checkpoints, batches=batches,
-            bad_steps=bad_steps, shortfall=_shortfall(config), saver=saver, evaluate=evaluate, log=log,
-            profiler=profiler, runs_ahead=runs_ahead, on_step=on_step, on_note=on_note, on_evaluation=on_evaluation,
+            config=config, directory=directory, start=start, interruption=interruption, checkpoints=checkpoints,
+            inputs=inputs, bad_steps=BadSteps(config.optimizer.spike_factor, before), shortfall=_shortfall(config),
+            saver=Saver(config, directory, checkpoints, ordered, about, log, on_note),
+            evaluate=Evaluator(config, layout, inputs.held_out, tasks) if config.evaluating.every else None, log=log,
+            profiler=exits.enter_context(Profiler(directory, config, program, start, on_note)),
+            runs_ahead=jax.local_devices()[0].platform != "cpu",
+            on_step=on_step, on_note=on_note, on_evaluation=on_evaluation,
         )  # fmt: skip
-        rows = _rows(config, program, of_steps, first, start, after.is_state_due, runs_ahead=runs_ahead)
-        for row, state in rows:
-            taken = row["step"] + 1
-            if isinstance(batches, Batches):
-                row |= batches.row(row["step"])
-            if not interruption.has_begun:
-                row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
-                begin(config, directory, checkpoints, start, row, on_note)
-                if pairs is not None:
-                    row |= pairs.counts
-                    pairs.keep()
-                interruption.has_begun = True
-                if log is not None:
-                    assert program.compiled is not None
-                    log.begin(start, compiled_record(config, program.compiled))
-            after.follow_row(row)
-            if state is not None and after.follow_state(row, state):
-                break
+        taken = _take_all(program, state, after, mesh, began)
     record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
     return Outcome(record, taken, interruption.stop)
+
+
+def _take_all(program: StepProgram, state: State, after: AfterStep, mesh: Mesh, began: float) -> int:
+    """Take the steps of a run to its end, or to where it is interrupted; the number taken in all.
+
+    began: when the run did, as `time.perf_counter` has it.
+    """
+    batches: BatchOfStep = after.inputs.batches
+    if after.config.strategy.on_bad_step == "skip":
+        batches = LimitedBatches(batches, after.bad_steps.limits, mesh)
+    taken = after.start
+    for row, state_after in _rows(program, batches, state, after):
+        taken = row["step"] + 1
+        row |= after.inputs.batches.row(row["step"])
+        if not after.interruption.has_begun:
+            row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+            assert program.compiled is not None
+            after.begin(row, program.compiled)
+        after.follow_row(row)
+        if state_after is not None and after.follow_state(row, state_after):
+            break
+    return taken
 
 
 @contextmanager
@@ -255,37 +249,16 @@ def _shortfall(config: RunConfig) -> Shortfall:
     return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
 
 
-def _text_batches(config: RunConfig, data: RunData, layout: ShardingContext, mesh: Mesh) -> Batches:
-    """The batches of a run of text or records."""
-    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-    order = token_order(config.workload.seq_len, layout, config.strategy)
-    shape = (config.workload.batch, config.workload.seq_len)
-    return Batches(data, sharding, shape, seed=config.seed, order=order, draws=config.draws)
-
-
-def _held_out(config: RunConfig, batches: Batches, tokenizer: Tokenizer | None, on_note: Note) -> HeldOut:
-    """What a run's loss is evaluated on: rows of other files, or those that its own data holds out."""
-    if not config.evaluating.data:
-        return batches.held_out
-    other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
-    return batches.in_order(open_data(other, config.workload, tokenizer, seed=config.seed, on_note=on_note).training)
-
-
 def _rows(
-    config: RunConfig,
-    program: StepProgram,
-    batches: BatchOfStep,
-    state: State,
-    start: int,
-    is_due: Callable[[int], bool],
-    *,
-    runs_ahead: bool,
+    program: StepProgram, batches: BatchOfStep, state: State, after: AfterStep
 ) -> Iterator[tuple[Row, State | None]]:
-    """The whole row of each step from `start` on, with the state after it as `take_steps` has it."""
+    """The whole row of each step to be taken, with the state after it as `take_steps` has it."""
+    config, steps = after.config, range(after.start, after.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
-    steps = range(start, config.steps)
-    for found, state_after in take_steps(program, batches, state, steps, is_due=is_due, runs_ahead=runs_ahead):
+    for found, state_after in take_steps(
+        program, batches, state, steps, is_due=after.is_state_due, runs_ahead=after.runs_ahead
+    ):
         seconds = found["step_seconds"]
-        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": start} | found
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": after.start} | found
         row |= {"learning_rate": config.optimizer.rate(found["step"])}
         yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

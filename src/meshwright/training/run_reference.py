@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from meshwright.step.parameter_tree import is_adapter
 from meshwright.step.reference import ReferencePass
 from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
 from meshwright.training.data.pairs import PairData, RunPairs
+from meshwright.training.inputs import StepInputs
 from meshwright.training.reference import abstract_reference, reference_step, text_batch
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.run import RunConfig
@@ -38,28 +39,6 @@ from meshwright.training.watch import HeldOutPairs
 FOLDER, FILE = "reference", "log_probabilities.npz"
 
 
-class PairRun(NamedTuple):
-    """What a run of pairs has beside one of text.
-
-    batches: of any step. prepare: makes of a state and one of them what the step takes. keep: writes the reference
-    into the run directory; of several processes all call it. counts: the pairs, and those that were cut, left out or
-    bad.
-    """
-
-    batches: PairBatches
-    prepare: Callable[[State, Mapping[str, Any]], Mapping[str, Array]]
-    keep: Callable[[], None]
-    counts: Mapping[str, int]
-
-    @property
-    def held_out(self) -> HeldOutPairs:
-        """The pairs to evaluate on."""
-        held_out, prepare = self.batches.held_out, self.prepare
-        return HeldOutPairs(
-            self.batches.num_held_out, lambda params, number: prepare({"params": params}, held_out(number))
-        )
-
-
 def begin_pairs(
     config: RunConfig,
     directory: Path,
@@ -68,7 +47,7 @@ def begin_pairs(
     start: int,
     on_note: Note,
     on_bytes: Callable[[int], None],
-) -> PairRun:
+) -> StepInputs:
     """The pairs of a run that stands at step `start`, with its reference.
 
     That is what the policy begins with; of a run that goes on what its directory keeps, if anything.
@@ -91,7 +70,8 @@ def begin_pairs(
     if config.workload.reference == "precomputed":
         found = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
         batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=found, **more)
-        return PairRun(batches, lambda _, batch: batch, lambda: _write(directory, found, data), counts)
+        held_out = HeldOutPairs(batches.num_held_out, lambda _, number: batches.held_out(number))
+        return StepInputs(batches, held_out, keep=lambda: _write(directory, found, data), counts=counts)
     there = build_mesh(own.mesh)
     has_adapters = config.workload.config.lora is not None
     if shares_base(config.workload, config.mesh, config.strategy):
@@ -116,7 +96,10 @@ def begin_pairs(
 
     place = Place.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
     batches = PairBatches(pairs, config.workload, policy, place, **more)
-    return PairRun(batches, prepare, keep, counts)
+    held_out = HeldOutPairs(
+        batches.num_held_out, lambda params, number: prepare({"params": params}, batches.held_out(number))
+    )
+    return StepInputs(batches, held_out, prepare, keep, counts)
 
 
 def _without_adapters(params: Any) -> Any:

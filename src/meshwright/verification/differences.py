@@ -33,6 +33,9 @@ class Difference(StrEnum):
     EXPERT_BUFFERS = "expert buffers"
     """Generation sends whole tokens to experts, in buffers for any routing; the plan parts of them, in balance."""
 
+    INT8_SCALES = "int8 scales"
+    """Scales beside what is in int8, and parameters that a server does not keep in it: tables of tokens and routers."""
+
     SINGLE_ROWS = "single rows"
     """Products of one row, which compilers run as multiplications and sums that no count of flops has."""
 

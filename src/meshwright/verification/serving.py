@@ -79,9 +79,12 @@ def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
         Difference.EXPERT_BUFFERS: plan.mesh.ep > 1,
         Difference.SINGLE_ROWS: is_decode and plan.batch == plan.layout.num_groups,
     }
+    has_int8 = "int8" in (plan.serving.weight_dtype, plan.serving.kv_dtype)
     for row in rows:
         is_unnamed = any(cause.difference in UNNAMED for cause in row.causes)
-        if is_unnamed and row.unit == "flop" and (causes := () if is_decode else _causes_of_prompts(row, plan)):
+        if has_int8 and row.quantity == "memory arguments" and not row.is_equal:
+            yield replace(row, causes=(Cause(difference=Difference.INT8_SCALES),))
+        elif is_unnamed and row.unit == "flop" and (causes := () if is_decode else _causes_of_prompts(row, plan)):
             yield replace(row, causes=causes)
         elif is_unnamed and row.unit == "B" and known[Difference.EXPERT_BUFFERS]:
             yield replace(row, causes=(Cause(difference=Difference.EXPERT_BUFFERS),))

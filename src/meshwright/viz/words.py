@@ -19,6 +19,7 @@ DIFFERENCES: Mapping[Difference, str] = {
     Difference.KERNEL_ESTIMATES: "attention kernels state half of the scores, and two products more backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
     Difference.EXPERT_BUFFERS: "whole tokens in buffers for any routing; planned in parts, as in balance",
+    Difference.INT8_SCALES: "scales beside int8; what is no product of a layer stays in the dtype of products",
     Difference.SINGLE_ROWS: "products of one row or column are done element by element, without flops of their own",
     Difference.MASKED_SCORES: "scores of later keys are made too, and left out; planned without them",
     Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, done as an all-reduce",

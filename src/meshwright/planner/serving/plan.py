@@ -168,8 +168,9 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
     """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
     if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
+        training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
         raise MeshwrightError(
-            f"{name} is not a serving plan of format {FORMAT};"
+            f"{name} is not a serving plan of format {FORMAT}{training};"
             f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
         )
     try:

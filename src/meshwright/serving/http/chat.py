@@ -14,8 +14,9 @@ from meshwright.serving.http.call import Call, Piece
 from meshwright.serving.http.endpoint import Endpoint, Events, Host
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.generation import Generation, checked_logprobs, engine_request
-from meshwright.serving.http.messages import Message, Tool, chat_prompt
+from meshwright.serving.http.messages import Message, Tool, ToolCall, chat_prompt
 from meshwright.serving.http.texts import TakenToken, chat_logprobs
+from meshwright.serving.http.tool_calls import ToolCallReader
 from meshwright.serving.http.usage import FinishReason, Usage, UsageCount, finish_reason
 from meshwright.serving.request import Output, Request
 
@@ -47,12 +48,16 @@ class Logprobs(BaseModel):
     refusal: None = None
 
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
+
 class AssistantMessage(BaseModel):
-    """The message that was made."""
+    """The message that was made. content: None where it is calls of tools alone."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class Choice(BaseModel):
@@ -61,7 +66,7 @@ class Choice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: Logprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     token_ids: list[int] | None = None
 
 
@@ -77,11 +82,18 @@ class Chat(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
+class NumberedToolCall(ToolCall):
+    """A call of a tool, and which of its message's it is."""
+
+    index: int
+
+
 class Delta(BaseModel):
     """What is new in a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[NumberedToolCall] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -90,7 +102,7 @@ class ChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: Logprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     token_ids: list[int] | None = None
 
 
@@ -148,6 +160,8 @@ class _Making:
         self._usage = UsageCount(host.calls.metrics, [request])
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
+        names = [] if asked.tool_choice == "none" else [tool.function.name for tool in asked.tools]
+        self._readers = [ToolCallReader(host.service.tokenizer, names) for _ in range(asked.n)] if names else []
         self._begun: set[int] = set()
 
     async def whole(self) -> Chat:
@@ -177,11 +191,15 @@ class _Making:
         return Call(self._host.calls, [self._request], self._host.service.limits, is_streamed=self._asked.stream)
 
     def _choice(self, output: Output) -> Choice:
+        content, calls = self._read(output)
+        called: dict[str, Any] = {"tool_calls": calls} if calls else {}
         return Choice(
             index=output.text_number,
-            message=AssistantMessage(role="assistant", content=output.text, refusal=None),
+            message=AssistantMessage(
+                role="assistant", content=content or (None if calls else ""), refusal=None, **called
+            ),
             logprobs=self._logprobs(output),
-            finish_reason=finish_reason(output.done) or "stop",
+            finish_reason=self._finish_reason(output) or "stop",
             **self._ids(output),
         )
 
@@ -193,12 +211,19 @@ class _Making:
             self._begun.add(output.text_number)
             role = Delta(role="assistant", content="")
             choices.append(ChunkChoice(index=output.text_number, delta=role, logprobs=None, finish_reason=None))
+        content, calls = self._read(output)
+        new: dict[str, Any] = {"content": content} if content else {}
+        if calls:
+            before = self._readers[output.text_number].num_calls - len(calls)
+            new["tool_calls"] = [
+                NumberedToolCall(index=before + number, **dict(call)) for number, call in enumerate(calls)
+            ]
         choices.append(
             ChunkChoice(
                 index=output.text_number,
-                delta=Delta(content=output.text) if output.text else Delta(),
+                delta=Delta(**new),
                 logprobs=self._logprobs(output),
-                finish_reason=finish_reason(output.done),
+                finish_reason=self._finish_reason(output),
                 **self._ids(output),
             )
         )
@@ -209,6 +234,17 @@ class _Making:
             id=self._id, object="chat.completion.chunk", created=self._created, model=self._host.service.model,
             choices=list(choices), **usage,
         )  # fmt: skip
+
+    def _read(self, output: Output) -> tuple[str, list[ToolCall]]:
+        """The content and the calls that an output adds to its message."""
+        if not self._readers:
+            return output.text, []
+        return self._readers[output.text_number].add(output.text, is_last=output.done is not None)
+
+    def _finish_reason(self, output: Output) -> ChatFinishReason | None:
+        found = finish_reason(output.done)
+        has_calls = self._readers and self._readers[output.text_number].num_calls
+        return "tool_calls" if has_calls and found == "stop" else found
 
     def _logprobs(self, output: Output) -> Logprobs | None:
         if not self._asked.logprobs:

@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 import uvicorn
 import uvloop
@@ -22,6 +21,7 @@ from meshwright.serving.http.errors import CLOSE, ApiError
 from meshwright.serving.http.gate import shutting_down
 from meshwright.serving.http.protocol import limited_protocol
 from meshwright.serving.http.service import ServerState, Service
+from meshwright.signals import handled_signals
 
 SECONDS_IDLE = 60
 """How long a connection is kept for a next request. OpenAI's clients forget theirs after 5; one that the server closes
@@ -63,8 +63,19 @@ def serve_http(
 
 
 def serve_app(server: HttpServer) -> None:
-    """Run a server until SIGTERM or SIGINT, in the main thread."""
-    with _signals(server):
+    """Run a server until SIGTERM or SIGINT, in the main thread. A second one ends the process by it."""
+
+    was_asked = False  # By a signal: what else stops a server does not make the first one the second.
+
+    def handle(number: int, _: object) -> None:
+        nonlocal was_asked
+        if was_asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        was_asked = True
+        server.stop()
+
+    with handled_signals((signal.SIGTERM, signal.SIGINT), handle):
         server.run()
 
 
@@ -195,25 +206,3 @@ def _listen(host: str, port: int) -> socket.socket:
         raise MeshwrightError(
             f"cannot listen on {host}:{port}: {reason}; --port 0 picks a free port, --host 127.0.0.1 is this machine"
         ) from None
-
-
-@contextlib.contextmanager
-def _signals(server: HttpServer) -> Iterator[None]:
-    """The first SIGTERM or SIGINT stops the server, a second one ends the process by it."""
-
-    was_asked = False
-
-    def handle(number: int, _: FrameType | None) -> None:
-        nonlocal was_asked
-        if was_asked:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        was_asked = True
-        server.stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

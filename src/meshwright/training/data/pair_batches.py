@@ -78,6 +78,13 @@ class PairBatches:
         self._log_probabilities = log_probabilities
         self._seed = seed if draws else None
 
+    def row(self, _: int) -> dict[str, Any]:
+        """What a step's row of metrics says of its data: nothing, since every pair is read as often."""
+        return {}
+
+    def close(self) -> None:
+        """End reading: nothing is read ahead."""
+
     def items(self, step: int) -> dict[str, list[int]]:
         """The numbers of a step's pairs, in the order of the batch."""
         return {"pairs": self._training[np.asarray(self._numbers[step])].tolist()}

@@ -1,0 +1,45 @@
+"""Handlers of signals for as long as a context lasts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def handled_signals(
+    numbers: Iterable[int], handle: Callable[[int, FrameType | None], object], *, once: bool = False
+) -> Iterator[None]:
+    """Have some signals call a function; after the context they do what they did before it.
+
+    In another thread than the main one nothing is changed: Python lets handlers be set in that alone.
+
+    Args:
+        numbers: the signals. handle: called with the signal and the frame that it came in.
+        once: whether a signal that comes again already does what it did before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # All are known before the first handler is set, which a signal may call at once.
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def handle_once(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before[number])
+        handle(number, frame)
+
+    try:
+        for number in before:
+            signal.signal(number, handle_once if once else handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def not_ignored(numbers: Iterable[int]) -> list[int]:
+    """Those of some signals that are not ignored: what is ignored should stay so, as nohup wants it."""
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]

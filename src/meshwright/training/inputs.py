@@ -1,0 +1,51 @@
+"""What the steps of a run read: text, or pairs with what a reference makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+
+from meshwright.runtime import ShardingContext, token_order
+from meshwright.text import Tokenizer
+from meshwright.training.data import Batches, RunData, open_data
+from meshwright.training.data.pair_batches import PairBatches
+from meshwright.training.run_directory.checkpoint import Note
+from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.step import State
+from meshwright.training.watch.evaluation import HeldOutBatches, HeldOutPairs
+
+
+class StepInputs(NamedTuple):
+    """What the steps of a run read.
+
+    batches: of any step. held_out: those to evaluate on. prepare: makes of a state and a batch what the step takes.
+    keep: writes what a run needs to go on into its directory; of several processes all call it. counts: what the first
+    row of metrics says of all data.
+    """
+
+    batches: Batches | PairBatches
+    held_out: HeldOutBatches | HeldOutPairs | None
+    prepare: Callable[[State, Mapping[str, Any]], Mapping[str, Array]] = lambda _, batch: batch
+    keep: Callable[[], None] = lambda: None
+    counts: Mapping[str, int] = MappingProxyType({})
+
+
+def text_inputs(
+    config: RunConfig, data: RunData, layout: ShardingContext, mesh: Mesh, tokenizer: Tokenizer | None, on_note: Note
+) -> StepInputs:
+    """The batches of a run of text or records; it is evaluated on other files, or on what its own data holds out."""
+    workload = config.workload
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    order = token_order(workload.seq_len, layout, config.strategy)
+    shape = (workload.batch, workload.seq_len)
+    batches = Batches(data, sharding, shape, seed=config.seed, order=order, draws=config.draws)
+    held_out = batches.held_out
+    if config.evaluating.data:
+        other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
+        held_out = batches.in_order(open_data(other, workload, tokenizer, seed=config.seed, on_note=on_note).training)
+    return StepInputs(batches, held_out)
