@@ -361,6 +361,8 @@ def with_lora(model: ModelConfig, *targets: str, dropout: float = 0.0) -> ModelC
 
 
 LORA = with_lora(DENSE)
+ONE = replace(DENSE, name="one", num_layers=1)
+"""One layer is no loop, so that a compiler leaves out each gradient that leads to nothing that is trained."""
 
 FINE_TUNING = [
     Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), core=True),
@@ -375,6 +377,12 @@ FINE_TUNING = [
     Row(LORA, MeshShape(pp=4), GPIPE, "matmuls"),
     Row(LORA, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
     Row(with_lora(DENSE, "q_proj", "v_proj"), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(ONE, "q_proj", "v_proj"), MeshShape(fsdp=2, tp=2), core=True),
+    Row(with_lora(ONE, "k_proj"), MeshShape(fsdp=2, sp=2, tp=2), ULYSSES),
+    Row(with_lora(ONE, "v_proj"), MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "matmuls"),
+    Row(with_lora(ONE, "o_proj"), MeshShape(fsdp=2, tp=2), remat="attention"),
+    Row(with_lora(ONE, "gate_proj", "down_proj"), MeshShape(fsdp=2, tp=2), remat="matmuls"),
+    Row(with_lora(SHARED, "q_proj", "v_proj"), MeshShape(ep=2, fsdp=2, tp=2)),
     Row(with_lora(DENSE, dropout=0.2), MeshShape(fsdp=2, sp=2, tp=2), core=True),
     Row(with_lora(DENSE, dropout=0.2), MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
     Row(with_lora(DENSE, dropout=0.2), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),

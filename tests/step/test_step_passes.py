@@ -339,3 +339,28 @@ def test_one_layer_is_no_loop_so_that_nothing_leads_to_what_is_frozen_before_it(
     assert two - one == before | {f"{name}_lora_a" for name in before}
     assert moves_of_two - moves_of_one == {"attention input gradient"}
     assert one >= {"output", "gate", "query_lora_b"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "gradients", "is_recomputed"),
+    [
+        (("q_proj",), {"query"}, True),
+        (("q_proj", "v_proj"), {"query", "value"}, True),
+        (("v_proj",), {"value"}, True),
+        (("o_proj",), set(), True),
+        (("gate_proj",), set(), False),
+    ],
+)
+def test_attention_of_one_layer_makes_the_gradients_of_what_is_trained_alone(targets, gradients, is_recomputed):
+    """Of a frozen product that nothing trained leads to no gradient is made, nor what only that would read."""
+    model = with_adapters(replace(LLAMA, num_layers=1), rank=4, targets=targets)
+    workload = Workload(model=model, batch=8, seq_len=32, remat="matmuls")
+    step = train_step(workload, MeshShape(fsdp=2, tp=2))
+    backward = [op for op in step.ops.attention if op.phase == "backward"]
+    recompute = [op for op in step.ops.attention if op.phase == "recompute"]
+    assert [op.gradients for op in backward] == ([gradients] if gradients else [])
+    # The gradient of the values needs scores, and not what attention makes of them.
+    assert [op.is_scores_alone for op in recompute] == ([gradients == {"value"}] if is_recomputed else [])
+    # Nor does what a branch alone is trained for gather the gradient of the product beside it.
+    gathers = {op.name for op in step.ops.communication if op.phase == "backward" and op.axes == ("tp",)}
+    assert ("attention output gradient" in gathers) is bool(gradients)

@@ -24,7 +24,7 @@ from meshwright.step import (
     has_reference,
     reference_pass,
 )
-from meshwright.step.ir import AttentionOp, Extents, Matmul, Repeat, Step
+from meshwright.step.ir import OPERANDS, AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.step.parameter_tree import is_adapter
 from meshwright.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.step.train import train_step
@@ -122,10 +122,11 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
         if not op.is_scores_alone:
             yield AttentionProduct(kind="values", role="result", flops=values)
         return
-    yield AttentionProduct(kind="values", role="left_gradient", flops=values)
-    yield AttentionProduct(kind="values", role="right_gradient", flops=values)
-    yield AttentionProduct(kind="scores", role="left_gradient", flops=scores)
-    yield AttentionProduct(kind="scores", role="right_gradient", flops=scores)
+    # A kernel makes the gradients of all its operands.
+    whole = replace(op, gradients=OPERANDS) if is_fused else op
+    for kind, side in whole.gradient_products:
+        flops = scores if kind == "scores" else values
+        yield AttentionProduct(kind=kind, role="left_gradient" if side == "left" else "right_gradient", flops=flops)
 
 
 def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:

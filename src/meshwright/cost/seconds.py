@@ -357,7 +357,8 @@ class OpTimer:
             products += product_seconds(
                 heads * seq_len, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved
             )
-        forward, backward = products, 2 * products
+        # Backward is as many products for each of the two, less those that lead to no gradient.
+        forward, backward = products, products * len(op.gradient_products) / 2
         for each in softmax_passes(fuses=self.strategy.profile.fused_elementwise, dropout=self.strategy.dropout > 0):
             forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
             backward += self._pass(pairs, each.backward_bytes, each.backward_kernels)

@@ -156,13 +156,19 @@ class Matmul:
     image: Array | None = None
 
 
+Operand = Literal["query", "key", "value"]
+"""What attention reads."""
+
+OPERANDS: frozenset[Operand] = frozenset(("query", "key", "value"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
     """Attention of queries over keys: scores, softmax, and the product with the values.
 
     windows: how many keys a query may attend to, of each layer in a cycle; None for all before it. is_scores_alone:
     whether backward recomputes the scores without their product with the values. cache: what a device of a server holds
-    of keys and values.
+    of keys and values. gradients: which of its operands backward makes gradients of.
     """
 
     name: str
@@ -179,6 +185,22 @@ class AttentionOp:
     is_scores_alone: bool = False
     is_of_chunks: bool = False
     cache: tuple[Array, ...] = ()
+    gradients: frozenset[Operand] = OPERANDS
+
+    @property
+    def gradient_products(self) -> tuple[tuple[Literal["scores", "values"], Literal["left", "right"]], ...]:
+        """The products of backward through memory: the gradients of both operands of each of attention's products.
+
+        Those that lead to no operand with a gradient are left out: that of the weights serves queries and keys.
+        """
+        has_scores = not self.gradients.isdisjoint(("query", "key"))
+        made = {
+            ("values", "left"): has_scores,
+            ("values", "right"): "value" in self.gradients,
+            ("scores", "left"): "query" in self.gradients,
+            ("scores", "right"): "key" in self.gradients,
+        }
+        return tuple(product for product, is_made in made.items() if is_made)  # type: ignore[return-value]
 
 
 Pass = Literal[

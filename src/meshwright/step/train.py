@@ -26,7 +26,7 @@ from meshwright.step.ir import (
 from meshwright.step.layer import STREAM, Stack
 from meshwright.step.model import Model
 from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, scatters, sums
+from meshwright.step.passes.differentiate import backward_ops, forward_ops, gathers, gradients_of, scatters, sums
 from meshwright.step.passes.microbatch import extents_of, gradient_sum
 from meshwright.step.passes.muon import is_matrix, matrix_moves
 from meshwright.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
@@ -189,6 +189,8 @@ class _Builder:
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
+        is_at_once = self.strategy.attention == "scores" and not self.has_chunks
+        parts = tuple(gradients_of(nodes, with_gradient, is_at_once=is_at_once))
         self.has_gradient |= any(node.is_trained for node in nodes)
         if not self.has_gradient:
             for node in nodes:
@@ -196,19 +198,17 @@ class _Builder:
                 yield from self._of_weights(node, is_recomputed=False)
                 yield from self._without_policy(node)
             return
-        positions = recomputed(nodes, remat, is_whole=is_whole)
-        for at, node in enumerate(nodes):
+        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole)
+        for at, (node, has_input_gradient) in enumerate(parts):
             yield from forward_ops(node)
             is_recomputed = at in positions
             if is_recomputed:
                 yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
             if not keeps_read(remat):
                 yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
-            has_input_gradient = not with_gradient.isdisjoint(node.reads)
-            if has_input_gradient or node.is_trained:
-                with_gradient.add(node.writes)
             yield from self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient)
-            yield from self._recomputed_scores(node, remat)
+            if has_input_gradient:
+                yield from self._recomputed_scores(node, remat, is_recomputed=is_recomputed)
             yield from self._of_weights(node, is_recomputed=is_recomputed or has_input_gradient)
             yield from self._without_policy(node)
 
@@ -221,13 +221,13 @@ class _Builder:
             if not (is_there and is_key):
                 yield op
 
-    def _recomputed_scores(self, node: Node, remat: Remat) -> Iterator[Op]:
-        """The scores that are recomputed though what attention made of them is kept."""
+    def _recomputed_scores(self, node: Node, remat: Remat, *, is_recomputed: bool) -> Iterator[Op]:
+        """The scores that are recomputed though what attention made of them is kept, or read by no gradient."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
             if isinstance(op, AttentionOp):
-                if remat == "attention":
+                if remat == "attention" or (not is_recomputed and remat in ("block", "matmuls", "offload")):
                     yield replace(op, is_scores_alone=True)
                 elif self.has_chunks:
                     # Each chunk of queries recomputes its scores.

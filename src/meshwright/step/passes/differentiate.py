@@ -7,13 +7,14 @@ gradient is a sum over the axes that split the tokens it worked on. A product ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.record import Phase
-from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Matmul, Op, Region
+from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Matmul, Op, Operand, Region
 from meshwright.step.passes.nodes import (
+    EXCHANGED_GRADIENTS,
     Collected,
     Core,
     Exchange,
@@ -26,6 +27,46 @@ from meshwright.step.passes.nodes import (
     Work,
     moves_between,
 )
+
+
+def gradients_of(
+    nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
+) -> Iterator[tuple[Node, bool]]:
+    """Each node without what backward would do for nothing that is trained; whether something before it is trained.
+
+    Args:
+        nodes: those of a layer, in order.
+        with_gradient: the names of values with a gradient before the first node.
+        is_at_once: whether attention makes all of its scores at once and through memory, so that a compiler sees which
+            of its results nothing reads.
+    """
+    found = set(with_gradient)
+    for node in nodes:
+        read = found.intersection(node.reads)
+        if read or node.is_trained:
+            found.add(node.writes)
+        yield _without_dead_gradients(node, read, is_at_once=is_at_once), bool(read)
+
+
+def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> Node:
+    """A node whose backward makes the gradients of those of its inputs that are `read` alone."""
+    if not read and not node.is_trained:
+        return replace(node, saved=()) if node.saved else node
+    core = next((work for work in node.work if isinstance(work, Core)), None)
+    if core is None or read.issuperset(node.reads):
+        return node
+    operands: tuple[Operand, ...] = ("query", "key", "value")
+    names = dict(zip(operands, node.reads, strict=True))
+    gradients = frozenset(operand for operand in operands if names[operand] in read)
+    dead = {EXCHANGED_GRADIENTS[operand] for operand in operands if operand not in gradients}
+    work = tuple(
+        replace(each, gradients=gradients) if each is core else each
+        for each in node.work
+        if not (isinstance(each, Exchange) and each.name in dead)
+    )
+    # The gradient of the values needs the softmax alone, those of queries and keys also the values and the output.
+    saved = (names["query"], names["key"]) if is_at_once and gradients == frozenset(("value",)) else node.saved
+    return replace(node, work=work, saved=saved)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -166,6 +207,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
         qk_dim=work.op.qk_dim,
         value_dim=work.op.value_dim,
         windows=work.op.windows,
+        gradients=work.gradients,
     )
 
 

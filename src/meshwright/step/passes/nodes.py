@@ -13,7 +13,7 @@ from meshwright.notation import Communicate as Inferred
 from meshwright.notation import ShardedArray, Sizes
 from meshwright.notation.reshard import reshard
 from meshwright.record import Kind
-from meshwright.step.ir import Array, Block, Dim, Pass, Region
+from meshwright.step.ir import OPERANDS, Array, Block, Dim, Operand, Pass, Region
 from meshwright.step.layer import (
     Attention,
 )
@@ -38,6 +38,13 @@ LETTERS = {
 
 IMBALANCE = "loss of imbalance"
 """What the loss has of the load of experts."""
+
+EXCHANGED_GRADIENTS: Mapping[Operand, str] = {
+    "query": "queries gradient",
+    "key": "keys gradient",
+    "value": "values gradient",
+}
+"""The names of the exchanges of attention's gradients over a split sequence."""
 
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
@@ -163,7 +170,10 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """Attention between its products, with the arrays that it has on one device."""
+    """Attention between its products, with the arrays that it has on one device.
+
+    gradients: as of an `AttentionOp`.
+    """
 
     op: Attention
     query: Array
@@ -171,6 +181,7 @@ class Core:
     value: Array
     output: Array
     num_heads: Dim
+    gradients: frozenset[Operand] = OPERANDS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ class _BlockSharder:
         self.arrays: _Layouts = {}
         self.entries: dict[str, str] = {}
         self.parts: set[str] = set()
+        self.branches: dict[str, str] = {}
 
     def nodes(self) -> Iterator[Node]:
         """A node for each op, with moves between."""
@@ -233,7 +234,12 @@ class _BlockSharder:
         out = self._factor(f"{op.name}{LORA_B}", rows[1], (rank,), op.outputs)
         added = PassOver(kind="low_rank", arrays=(Array(op.target, (*rows[1], *out[1].columns)),))
         saved = (split,) if out[0].is_trained else ()
-        yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
+        if not partial:
+            yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
+        else:
+            # It is added once the product's own sum over tp is made, whose gradient goes another way (`_summed`).
+            self.branches[op.target] = made = f"{op.target} of low rank"
+            yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
 
     def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
         """One of the two products of a low-rank branch, with its weight."""
@@ -290,7 +296,10 @@ class _BlockSharder:
         move = Move(name=f"{self.name} output", before=before, after=after, is_ring=self.layout.collective_matmul)
         for name in partial:
             self.arrays[name] = after
-        yield self._node(move, reads=partial, writes=target, tag=Tag.PRODUCT)
+        branches = tuple(self.branches[name] for name in partial if name in self.branches)
+        yield self._node(move, reads=partial, writes=target, tag=Tag.OTHER if branches else Tag.PRODUCT)
+        if branches:
+            yield self._node(reads=(target, *branches), writes=target, tag=Tag.PRODUCT)
 
     def _rotary(self, op: Rotary) -> Iterator[Node]:
         """Rotation of queries and keys in place."""
