@@ -37,6 +37,8 @@ PROMPTS = (
     "they are split, and tokens on their way to experts of other devices are not gathered before."
 )
 SHARED_EXPERT = "Experts and the MLP beside them are each summed over tp, as the program does it."
+NEWEST = "Every device of a server has the newest token of every text, where the text's next step looks for it."
+STRADDLED = "A window and the tokens of a step may lie across one page more than they would fill."
 FEATURES = "The mean of the last image, which the product to the classes reads, is kept for its gradient."
 
 PLACES = "Positions of gathered keys follow from how a sequence is cut: nothing sends them, in no layer."
@@ -53,9 +55,32 @@ REFERENCE = "A frozen reference is a phase of its own, of no flops where a step 
 UPDATE = "Muon's update has products: a phase of flops of its own, of none with any other optimizer."
 
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "decode 70b int8 on v5e": (NORM_SUMS, ("search/best/*", "search in 20 ms/*")),
+    "decode 70b int8 on v5e": (
+        f"{NORM_SUMS} {NEWEST}",
+        (
+            *TIMES,
+            "predicted collectives/*",
+            "useful collectives/*",
+            "search/best/*",
+            "search/frontier/*",
+            "search in 20 ms/*",
+        ),
+    ),
+    "decode mixtral on h100": (NEWEST, (*TIMES, "predicted collectives/*", "useful collectives/*")),
+    "decode qwen on tpu7x": (NEWEST, (*TIMES, "predicted collectives/*", "useful collectives/*")),
+    "decode tiny on cpu": (NEWEST, (*TIMES, "predicted collectives/*", "useful collectives/*")),
+    "decode window on a100": (STRADDLED, ("memory/*",)),
     "decode 7b cache by batch on v5e": (NORM_SUMS, (*TIMES, "predicted collectives/*", "useful collectives/*")),
-    "decode deepseek-v3 fp8 on h100": (SHARED_EXPERT, ("search in 50 ms/frontier",)),
+    "decode deepseek-v3 fp8 on h100": (
+        f"{SHARED_EXPERT} {NEWEST}",
+        (
+            *TIMES,
+            "predicted collectives/*",
+            "useful collectives/*",
+            "search in 50 ms/frontier",
+            "search in 50 ms/best/*",
+        ),
+    ),
     "prefill 70b on v5p": (
         f"{NORM_SUMS} {PROMPTS}",
         (*TIMES, "predicted collectives/*", "useful collectives/*", "search/best/*", "search/frontier/*"),
