@@ -25,6 +25,7 @@ from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import pack, pieces
 from meshwright.training.data.row_index import read_row_index, write_row_index
 from meshwright.training.data.rows import DocumentRows
+from meshwright.training.data.text_files import TextBytes
 
 SEQ_LEN, BATCH = 16, 8
 MODEL = replace(PRESETS["tiny"], vocab=300)
@@ -394,6 +395,20 @@ def test_a_store_of_pairs_is_for_preference_tuning(tmp_path):
     tokenize(Tokenizing(source, find_encoder(source, None, None, pairs=True), "error", "bytes"), tmp_path / "store")
     with pytest.raises(MeshwrightError, match="holds pairs of answers, which --objective dpo learns from"):
         make(DataConfig(sources=(str(tmp_path / "store"),)))
+
+
+def test_text_that_changes_while_a_run_reads_it_is_one_line(tmp_path):
+    """A mapped file that is cut would end the process instead."""
+    path = tmp_path / "a.txt"
+    path.write_text("To be, or not to be. " * 100)
+    text = TextBytes([path])
+    assert bytes(text.read(0, 3, 5).tokens.tolist()) == b"be"
+    path.write_text("To be")
+    with pytest.raises(MeshwrightError, match=r"a\.txt was changed while the run reads it"):
+        text.read(0, 100, 120)
+    path.unlink()
+    with pytest.raises(MeshwrightError, match=r"cannot read .*a\.txt: No such file"):
+        text.read(0, 100, 120)
 
 
 def test_too_little_data_is_one_line(tmp_path):
