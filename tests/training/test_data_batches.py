@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from meshwright.mesh import MeshShape
 from meshwright.runtime import build_mesh
 from meshwright.step import Workload
 from meshwright.text import read_tokenizer
-from meshwright.training.data import Batches, DataConfig, open_data
+from meshwright.training.data import Batches, DataConfig, open_data, tokenize_sources
 from meshwright.training.data.held_out import split
 from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import pack, pieces
@@ -301,7 +302,9 @@ def test_a_mixture_has_the_shares_of_its_weights_at_any_step(lines, tmp_path):
     rows = np.concatenate([np.asarray(found[step]["tokens"]) for step in range(20)])
     assert (rows == ord("~")).all(axis=1).sum() == pytest.approx(0.25 * 160, abs=1)
     row = found.row(3)["sources"]
-    assert row[str(other)] == {"tokens": 32, "documents": 2}
+    # Of 32 rows 8 were of the other source, which has 9.
+    assert row[str(other)] == {"tokens": 32, "documents": 2, "epoch": 0.888889}
+    assert found.sizes(20)[str(other)] == {"rows": 9, "epochs": 4.444444}
     assert [*row] == [lines, str(other)]
     items = Mixture(found._data.training, (0.75, 0.25), 0)
     sources, numbers = items.at(np.arange(1200))
@@ -318,6 +321,33 @@ def test_sources_without_weights_are_read_once_an_epoch_each(lines, tmp_path):
     total = sum(rows.count for rows in data.training)
     sources, items = Mixture(data.training, None, 0).at(np.arange(total))
     assert len({*zip(sources.tolist(), items.tolist(), strict=True)}) == total
+    assert Mixture(data.training, None, 0).epochs(total // 2) == [total // 2 / total] * 2
+
+
+def test_a_bar_is_shown_while_a_source_is_tokenised_and_never_again(lines, tmp_path):
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for text in texts:
+        text.write_text("To be, or not to be. " * 50)
+    bars = []
+
+    @contextmanager
+    def bar(name, size):
+        bars.append([name, size])
+        yield bars[-1].append
+
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "tokenizer"), vocab=300)
+    workload = replace(WORKLOAD, model=replace(WORKLOAD.model, vocab=300))
+    for config, reader in (
+        (DataConfig(sources=(lines,), rows="packed"), None),
+        (DataConfig(sources=tuple(map(str, texts))), tokenizer),  # Texts are one.
+    ):
+        bars.clear()
+        tokenize_sources(config, workload, reader, bar)
+        [(_, size, done, *rest)] = [[*each, 0] for each in bars]
+        assert size == done + sum(rest)
+        tokenize_sources(config, workload, reader, bar)
+        open_data(config, workload, reader, seed=0)
+        assert len(bars) == 1
 
 
 @given(st.integers(2, 3000), st.floats(0.0001, 0.9), st.integers(0, 500))

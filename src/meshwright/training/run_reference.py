@@ -61,7 +61,8 @@ def begin_pairs(
         {"seed": config.seed, "draws": config.draws},
     )
     data = pairs.data
-    counts = {"pairs": len(pairs.training)} | data.counts
+    epochs = config.steps * config.workload.batch / len(pairs.training)
+    counts = {"pairs": len(pairs.training), "epochs": round(epochs, 6)} | data.counts
     if words := data.describe():
         on_note(words)
     # What is computed before the first step is computed as a live one would be, on the policy's mesh.

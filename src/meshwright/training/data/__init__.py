@@ -3,6 +3,7 @@
 from meshwright.training.data.batches import Batches, HeldOut
 from meshwright.training.data.config import DataConfig, RowKind
 from meshwright.training.data.opened import RunData, check_templates, open_data, usual_rows
+from meshwright.training.data.stores import tokenize_sources
 from meshwright.training.data.texts import read_texts
 
 BYTES = 256
@@ -18,5 +19,6 @@ __all__ = [
     "check_templates",
     "open_data",
     "read_texts",
+    "tokenize_sources",
     "usual_rows",
 ]
