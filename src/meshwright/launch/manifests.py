@@ -59,8 +59,8 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
 #SBATCH --signal=B:USR1@{GRACE_SECONDS}
 
 # Before the time limit: the run saves and ends, and the job is queued again.
-trap 'requeue=yes; kill -TERM "$run"' USR1
 requeue=
+trap 'requeue=yes; kill -TERM "$!"' USR1
 for attempt in $(seq 0 {restarts}); do
     echo "start $attempt"
     srun --kill-on-bad-exit=1 --label {command} &
@@ -81,8 +81,8 @@ exit "$status"
 
 
 _POD_SCRIPT = """\
-trap 'evicted=yes; kill -TERM "$run"' TERM
 evicted=
+trap 'evicted=yes; kill -TERM "$!"' TERM
 {command} &
 run=$!
 wait "$run"
