@@ -34,7 +34,9 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
 
     if config.workload.objective != "dpo":
         tokenizer = run_tokenizer(config, directory)
-        tokenize_sources(config.data, config.workload, tokenizer, lambda name, size: byte_bar(f"tokenising {name}", size))
+        tokenize_sources(
+            config.data, config.workload, tokenizer, lambda name, size: byte_bar(f"tokenising {name}", size)
+        )
     with waiting(f"starting {config.hardware}"):
         several = claim_devices(config.system, args.process.processes, config.to_json())
     is_first = is_first_process()

@@ -69,7 +69,7 @@ class Batches:
     def row(self, step: int) -> dict[str, Any]:
         """What a step's row of metrics says of its data.
 
-        By source: documents and tokens of the step, `epoch`, how often its rows have been read after it, and bad records.
+        By source: documents, tokens, bad records, and `epoch`: how often its rows have been read after the step.
         """
         sources, items = self._items(step)
         epochs = dict(zip(self._names, self._mixture.epochs((step + 1) * self._arrangement[1][0]), strict=True))
