@@ -27,7 +27,6 @@ from meshwright.training import (
     RunConfig,
     initial_state,
     read_metrics,
-    run_reference,
     train,
     train_step,
 )
@@ -35,6 +34,7 @@ from meshwright.training.data.config import DataConfig
 from meshwright.training.data.pair_batches import Place
 from meshwright.training.data.pairs import open_pairs
 from meshwright.training.gradients import loss_and_gradients
+from meshwright.training.preference import inputs as preference_inputs
 from meshwright.training.preference.loss import MEANS, Preference, pair_means
 from meshwright.training.preference.reference import reference_step
 from meshwright.training.run_directory.saving import Saving
@@ -364,7 +364,7 @@ def test_the_reference_of_adapters_is_the_base_and_trains_as_a_copy_does(pairs, 
     train(with_data(pairs, replace(config, steps=3)), tmp_path / "base")
     train(with_data(pairs, config), tmp_path / "base")
     assert not (tmp_path / "base" / "reference").exists()
-    monkeypatch.setattr(run_reference, "shares_base", lambda *how: False)
+    monkeypatch.setattr(preference_inputs, "shares_base", lambda *how: False)
     train(with_data(pairs, config), tmp_path / "copy")
     rows, others = (read_metrics(tmp_path / name) for name in ("base", "copy"))
     assert same(rows, others)
