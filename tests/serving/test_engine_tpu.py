@@ -37,9 +37,9 @@ def test_heads_first_and_padded_rows_change_no_token(tpu_programs, monkeypatch):
         return rows
 
     monkeypatch.setattr(stationary, "pad_single_row", record)
-    model = drawn_model(MeshShape(dp=2, fsdp=2, tp=2), replace(PRESETS["tiny"], num_layers=1))
-    # A row on each device of dp.
-    engine = Engine(model, EngineSettings(rows=2, context=64, page_size=8, chunk_tokens=16))
+    model = drawn_model(MeshShape(dp=4, tp=2), replace(PRESETS["tiny"], num_layers=1))
+    # A row on each device of dp, one token of which is decoded.
+    engine = Engine(model, EngineSettings(rows=1, context=64, page_size=8, chunk_tokens=16))
     stored = engine.runner._params["layers"]
     assert stored["query"].format.layout.major_to_minor == (0, 2, 3, 1, 4)  # [layers, embed, kv_heads, group, head_dim]
     assert stored["down"].format.layout.major_to_minor == (0, 1, 2)
