@@ -22,6 +22,9 @@ from meshwright.step import ModelConfig, parameters
 from meshwright.step.layer import Linear
 from meshwright.step.parameter_tree import Parameter
 
+WEIGHTS = "weights"
+"""The named scope of products with weights, and of what brings these to them."""
+
 LEAST_TPU_ROWS = 8
 """The rows that fill a TPU's registers: as many cost a product no more than one does."""
 
@@ -76,14 +79,15 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
     inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
     used = jax.reshard(weight.astype(x.dtype), layout.spec(*names, *outputs))
     sums = tuple(axis for name in names for axis in layout.axes(name))
-    made = jnp.einsum(
-        f"yz{inner},{inner}{columns}->yz{columns}",
-        pad_single_row(x, layout),
-        used,
-        preferred_element_type=dtype or x.dtype,
-        out_sharding=layout.spec("batch", tokens, *outputs, unreduced=sums),
-    )
-    return made[:, : x.shape[1]]
+    with jax.named_scope(WEIGHTS):
+        made = jnp.einsum(
+            f"yz{inner},{inner}{columns}->yz{columns}",
+            pad_single_row(x, layout),
+            used,
+            preferred_element_type=dtype or x.dtype,
+            out_sharding=layout.spec("batch", tokens, *outputs, unreduced=sums),
+        )
+        return made[:, : x.shape[1]]
 
 
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
