@@ -109,8 +109,8 @@ def serving_device_flops(
 ) -> float:
     """The flops of a step on the fullest device: of products with weights, and of attention to all it holds.
 
-    keys: that each query is multiplied with, masked ones too; by default those that it attends to. logits: how often the
-    product to the logits is counted.
+    keys: that each query is multiplied with, masked ones too; by default those that it attends to. logits: how often
+    the product to the logits is counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
