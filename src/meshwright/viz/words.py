@@ -54,7 +54,7 @@ def cause_text(cause: Cause) -> str:
         return f"{show_bytes(cause.num_bytes or 0)} of weights read ahead into fast memory"
     if cause.seconds is not None:
         amount = f"{'+' if cause.seconds > 0 else '-'}{show_seconds(abs(cause.seconds))}"
-        if cause.difference == Difference.LEAST_OP_TIME:
+        if cause.count:
             return f"{cause.count:,} ops, most of at least {show_seconds(cause.seconds / cause.count)}: {amount}"
         return f"{' '.join(filter(None, (cause.term, amount, DIFFERENCES.get(cause.difference))))}"
     if cause.lowering is not None:
