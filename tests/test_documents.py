@@ -199,7 +199,7 @@ LONG = (
     "docs/preference.md",
     "docs/python.md",
     "docs/run_directory.md",
-    "docs/train.md",
+    "docs/training.md",
     "docs/weights.md",
 )
 """Documents whose commands take over 5 s, which tests of commands run too: `make matrix` runs them."""

@@ -205,7 +205,7 @@ def _replace_work(patch, name, folder):
     patch.setattr("meshwright.inference.LoadedModel.losses", _losses)
     patch.setattr("meshwright.serving.load.drive.find_model", lambda *_: "llama3-8b")
     patch.setattr("meshwright.serving.load.drive.drive", _answered)
-    patch.setattr("meshwright.cli.generate.perf_counter", itertools.count().__next__)
+    patch.setattr("meshwright.cli.generate.command.perf_counter", itertools.count().__next__)
     patch.setattr("meshwright.cli.demo.subprocess.run", lambda *_, **__: Done())
 
 

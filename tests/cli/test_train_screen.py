@@ -73,6 +73,19 @@ def test_a_pipe_has_plain_lines(monkeypatch, capsys):
     assert printed.err == "checkpoint 6 is kept as 6.damaged\n"
 
 
+@pytest.mark.parametrize(("first", "line"), [
+    ({"data": {"wiki.jsonl": {"rows": 120_000, "epochs": 0.00456}, "qa": {"rows": 300, "epochs": 2.5}}},
+     "data: wiki.jsonl, 120,000 rows, under 0.01 epochs; qa, 300 rows, 2.50 epochs in 200 steps"),
+    ({"pairs": 64, "epochs": 0.5}, "data: 64 pairs, 0.50 epochs in 200 steps"),
+    ({}, ""),
+])  # fmt: skip
+def test_the_data_and_its_epochs_stand_before_the_first_step(monkeypatch, first, line):
+    plain = row
+    monkeypatch.setitem(globals(), "row", lambda step: plain(step) | (first if step == 0 else {}))
+    lines, _ = shown(monkeypatch, width=100, is_terminal=True, taken=2)
+    assert [one for one in lines if one.startswith("data:")] == ([line] if line else [])
+
+
 def test_an_output_that_is_gone_does_not_end_the_run(monkeypatch, capsys):
     """`train … | head -1` once ended the run with exit code 0 and no checkpoint."""
 

@@ -18,10 +18,10 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "data" / "jobset_schema.json").
 SBATCH = {
     "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "exclusive", "requeue", "open-mode", "signal",
 }  # fmt: skip
-"""Options that slurm.schedmd.com/sbatch.html lists, of those that we use."""
+"""Options of the manual page sbatch(1) of Slurm 22.05, of those that we use."""
 
 SRUN = {"kill-on-bad-exit", "label"}
-"""As slurm.schedmd.com/srun.html has them."""
+"""Options of srun(1), the same."""
 
 GCLOUD = {
     "queued-resources create": {
@@ -42,6 +42,18 @@ def manifest(capsys, on, *kind):
     return capsys.readouterr().out
 
 
+def run_script(text, tmp_path, environment=None, **programs):
+    """Run a script whose cluster is made of small shell programs; what it printed, and its exit code."""
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\ncd {tmp_path}\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", "-c", text], env=path | (environment or {}), text=True, capture_output=True, timeout=60
+    )
+    return done.stdout.splitlines(), done.returncode
+
+
 def check_shell(text):
     """Raise where a shell cannot read a script, or shellcheck, where it is installed, finds anything."""
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, capture_output=True)
@@ -57,10 +69,30 @@ def test_an_sbatch_script(on, nodes, gpus, capsys):
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.MULTILINE))
     assert options.keys() <= SBATCH
     assert (options["nodes"], options["ntasks-per-node"], options["gpus-per-node"]) == (str(nodes), "1", str(gpus))
-    words = shlex.split(next(line for line in text.splitlines() if line.startswith("srun ")))
+    words = shlex.split(next(line for line in text.splitlines() if line.startswith("    srun ")))
     at = words.index("meshwright")
     assert {word[2:].partition("=")[0] for word in words[1:at]} <= SRUN
-    assert words[at:] == ["meshwright", *TRAIN, on, "--resume", "--coordinator", "auto"]
+    assert words[at:] == ["meshwright", *TRAIN, on, "--resume", "--coordinator", "auto", "&"]
+
+
+@pytest.mark.parametrize(
+    ("srun", "starts", "requeued", "code"),
+    [
+        ("exit 0", 1, False, 0),
+        ("exit 2", 1, False, 2),
+        ("exit 1", 4, False, 1),
+        ("[ -e started ] && exit 0; touch started; exit 137", 2, False, 0),
+        # The time limit is near: Slurm signals the script, which stops the run; this one saves and ends with 0.
+        ("trap 'echo saved; exit 0' TERM; kill -USR1 $PPID; sleep 20 >/dev/null 2>&1 & wait", 1, True, 0),
+    ],
+    ids=["finished", "wrong input", "always lost", "lost once", "time limit"],
+)
+def test_what_an_sbatch_script_does(srun, starts, requeued, code, capsys, tmp_path):
+    text = manifest(capsys, "h100:64", "--slurm")
+    printed, ended_with = run_script(text, tmp_path, srun=srun, scontrol='echo "scontrol $*"')
+    assert [line for line in printed if line.startswith("start")] == [f"start {number}" for number in range(starts)]
+    assert printed[starts:] == (["saved", "scontrol requeue 7"] if requeued else [])
+    assert ended_with == code
 
 
 @pytest.mark.parametrize(
@@ -73,7 +105,7 @@ def test_an_sbatch_script(on, nodes, gpus, capsys):
         ("h100:64", 1, 8, "nvidia.com/gpu", 8, None),
     ],
 )
-def test_a_jobset(on, slices, pods, resource, chips, selector, capsys):
+def test_a_jobset(on, slices, pods, resource, chips, selector, capsys, tmp_path):
     found = yaml.safe_load(manifest(capsys, on, "--jobset", "--image", "image", "--claim", "runs"))
     jsonschema.validate(found, SCHEMA)
     [workers] = found["spec"]["replicatedJobs"]
@@ -86,23 +118,48 @@ def test_a_jobset(on, slices, pods, resource, chips, selector, capsys):
     expected = {} if selector is None else dict(zip(("accelerator", "topology"), selector, strict=True))
     assert labels == {f"cloud.google.com/gke-tpu-{name}": value for name, value in expected.items()}
     shell = container["command"][2]
-    check_shell(f"#!/bin/sh\n# shellcheck disable=SC2154\n{shell}\n")
+    check_shell(f"#!/bin/sh\n# shellcheck disable=SC2154\n{shell}")
     numbers = set()
     for slice_index in range(slices):
         for pod_index in range(pods):
             environment = {"JOB_INDEX": str(slice_index), "JOB_COMPLETION_INDEX": str(pod_index)}
             if (slice_index, pod_index) in ((0, 0), (slices - 1, pods - 1)):
-                words = shell.replace("exec meshwright", "printf '%s\\n'")
-                done = subprocess.run(["sh", "-c", words], env=environment, text=True, capture_output=True, check=True)
-                numbers.add(int(done.stdout.splitlines()[-1]))
+                printed, code = run_script(shell, tmp_path, environment, meshwright="printf '%s\\n' \"$@\"")
+                assert code == 0
+                numbers.add(int(printed[-1]))
     assert numbers == {0, slices * pods - 1}
     assert f"--coordinator long-workers-0-0.long:8476 --num-processes {slices * pods} " in shell
 
 
-def test_the_schema_refuses_what_jobset_does(capsys):
+@pytest.mark.parametrize(
+    ("meshwright", "code"),
+    [("exit 0", 0), ("exit 2", 2), ("trap 'exit 0' TERM; kill -TERM $PPID; sleep 20 >/dev/null 2>&1 & wait", 143)],
+    ids=["finished", "wrong input", "evicted"],
+)
+def test_what_a_pod_ends_with(meshwright, code, capsys, tmp_path):
+    """A run that SIGTERM stopped has ended with 0; the pod has not, or Kubernetes would take its job for complete."""
+    found = yaml.safe_load(manifest(capsys, "h100:64", "--jobset", "--image", "image"))
+    [container] = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    environment = {"JOB_INDEX": "0", "JOB_COMPLETION_INDEX": "0"}
+    assert run_script(container["command"][2], tmp_path, environment, meshwright=meshwright) == ([], code)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "wrong"),
+    [
+        ("spec.failurePolicy", "maxRestarts", "maxRestart"),
+        ("spec.replicatedJobs.0.template.spec", "backoffLimit", "backOffLimit"),
+        ("spec.replicatedJobs.0.template.spec.template.spec.containers.0.ports.0", "containerPort", "port"),
+        ("spec.replicatedJobs.0.template.spec.template.spec.containers.0.resources", "limits", "limit"),
+    ],
+)
+def test_the_schema_refuses_what_jobset_does(path, name, wrong, capsys):
     found = yaml.safe_load(manifest(capsys, "v5p:4x4x4", "--jobset", "--image", "image"))
-    found["spec"]["failurePolicy"]["maxRestart"] = found["spec"]["failurePolicy"].pop("maxRestarts")
-    with pytest.raises(jsonschema.ValidationError, match="'maxRestart' was unexpected"):
+    part = found
+    for step in path.split("."):
+        part = part[int(step) if step.isdigit() else step]
+    part[wrong] = part.pop(name)
+    with pytest.raises(jsonschema.ValidationError, match=f"'{wrong}' was unexpected|'{name}' is a required"):
         jsonschema.validate(found, SCHEMA)
 
 
@@ -114,10 +171,20 @@ def test_the_schema_refuses_what_jobset_does(capsys):
         ("2*v6e:16x16", "--accelerator-type=v6e-256 --runtime-version=v2-alpha-tpuv6e"),
     ],
 )
-def test_a_script_for_cloud_tpu(on, kind, capsys):
+def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
     text = manifest(capsys, on, "--tpu-vm")
     check_shell(text)
     assert kind in text
+    # The queued resource cannot be had: the script says so and ends, where it waited for ever.
+    zone = {"ZONE": "z", "INSTALL": "i", "DIRECTORY": "/d"}
+    refused = 'case "$*" in *describe*) [ -e made ] && echo FAILED;; *create*) echo create; touch made;; esac'
+    assert run_script(text, tmp_path, zone, gcloud=refused) == (["create"], 1)
+    ready = """case "$*" in
+        *describe*) echo ACTIVE;;
+        *--command=i) echo install;;
+        *) [ -e lost ] || { touch lost; exit 1; };;
+    esac"""
+    assert run_script(text, tmp_path, zone, gcloud=ready) == (["install", "start 0", "start 1"], 0)
     calls = re.findall(r"gcloud (?:alpha )?compute tpus (\S+ \S+) ((?:[^\n]|\\\n)*)", text)
     assert {name for name, _ in calls} == {
         "queued-resources create",

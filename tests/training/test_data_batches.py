@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from meshwright.mesh import MeshShape
 from meshwright.runtime import build_mesh
 from meshwright.step import Workload
 from meshwright.text import read_tokenizer
-from meshwright.training.data import Batches, DataConfig, open_data
+from meshwright.training.data import Batches, DataConfig, open_data, tokenize_sources
 from meshwright.training.data.held_out import split
 from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import pack, pieces
 from meshwright.training.data.row_index import read_row_index, write_row_index
 from meshwright.training.data.rows import DocumentRows
+from meshwright.training.data.text_files import TextBytes
 
 SEQ_LEN, BATCH = 16, 8
 MODEL = replace(PRESETS["tiny"], vocab=300)
@@ -235,7 +237,7 @@ def test_the_index_of_rows_is_made_once_and_a_damaged_one_is_one_line(lines, tmp
     config = DataConfig(sources=(lines,), held_out=0.2)
     first = arrays(make(config)[0])
     with monkeypatch.context() as patch:
-        patch.setattr("meshwright.training.data.opened.write_row_index", None)
+        patch.setattr("meshwright.training.data.run_data.write_row_index", None)
         for name, array in arrays(make(config)[0]).items():
             np.testing.assert_array_equal(array, first[name])
         with pytest.raises(TypeError):
@@ -300,7 +302,9 @@ def test_a_mixture_has_the_shares_of_its_weights_at_any_step(lines, tmp_path):
     rows = np.concatenate([np.asarray(found[step]["tokens"]) for step in range(20)])
     assert (rows == ord("~")).all(axis=1).sum() == pytest.approx(0.25 * 160, abs=1)
     row = found.row(3)["sources"]
-    assert row[str(other)] == {"tokens": 32, "documents": 2}
+    # Of 32 rows 8 were of the other source, which has 9.
+    assert row[str(other)] == {"tokens": 32, "documents": 2, "epoch": 0.888889}
+    assert found.sizes(20)[str(other)] == {"rows": 9, "epochs": 4.444444}
     assert [*row] == [lines, str(other)]
     items = Mixture(found._data.training, (0.75, 0.25), 0)
     sources, numbers = items.at(np.arange(1200))
@@ -317,6 +321,33 @@ def test_sources_without_weights_are_read_once_an_epoch_each(lines, tmp_path):
     total = sum(rows.count for rows in data.training)
     sources, items = Mixture(data.training, None, 0).at(np.arange(total))
     assert len({*zip(sources.tolist(), items.tolist(), strict=True)}) == total
+    assert Mixture(data.training, None, 0).epochs(total // 2) == [total // 2 / total] * 2
+
+
+def test_a_bar_is_shown_while_a_source_is_tokenised_and_never_again(lines, tmp_path):
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for text in texts:
+        text.write_text("To be, or not to be. " * 50)
+    bars = []
+
+    @contextmanager
+    def bar(name, size):
+        bars.append([name, size])
+        yield bars[-1].append
+
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "tokenizer"), vocab=300)
+    workload = replace(WORKLOAD, model=replace(WORKLOAD.model, vocab=300))
+    for config, reader in (
+        (DataConfig(sources=(lines,), rows="packed"), None),
+        (DataConfig(sources=tuple(map(str, texts))), tokenizer),  # Texts are one.
+    ):
+        bars.clear()
+        tokenize_sources(config, workload, reader, bar)
+        [(_, size, done, *rest)] = [[*each, 0] for each in bars]
+        assert size == done + sum(rest)
+        tokenize_sources(config, workload, reader, bar)
+        open_data(config, workload, reader, seed=0)
+        assert len(bars) == 1
 
 
 @given(st.integers(2, 3000), st.floats(0.0001, 0.9), st.integers(0, 500))
@@ -394,6 +425,20 @@ def test_a_store_of_pairs_is_for_preference_tuning(tmp_path):
     tokenize(Tokenizing(source, find_encoder(source, None, None, pairs=True), "error", "bytes"), tmp_path / "store")
     with pytest.raises(MeshwrightError, match="holds pairs of answers, which --objective dpo learns from"):
         make(DataConfig(sources=(str(tmp_path / "store"),)))
+
+
+def test_text_that_changes_while_a_run_reads_it_is_one_line(tmp_path):
+    """A mapped file that is cut would end the process instead."""
+    path = tmp_path / "a.txt"
+    path.write_text("To be, or not to be. " * 100)
+    text = TextBytes([path])
+    assert bytes(text.read(0, 3, 5).tokens.tolist()) == b"be"
+    path.write_text("To be")
+    with pytest.raises(MeshwrightError, match=r"a\.txt was changed while the run reads it"):
+        text.read(0, 100, 120)
+    path.unlink()
+    with pytest.raises(MeshwrightError, match=r"cannot read .*a\.txt: No such file"):
+        text.read(0, 100, 120)
 
 
 def test_too_little_data_is_one_line(tmp_path):

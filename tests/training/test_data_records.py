@@ -2,8 +2,10 @@
 
 import gzip
 import itertools
+import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -153,6 +155,44 @@ def test_chats_have_loss_on_the_assistants_turns(tmp_path, tokenizer):
     ]
 
 
+TOOLS = [{"type": "function", "function": {"name": "clock"}}]
+
+
+def test_chats_have_their_tools_calls_and_weights(tmp_path):
+    """What a message has beside role and content is the template's to write; a weight of 0 takes a turn's loss."""
+    template = (
+        "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{% for m in messages %}<|{{ m.role }}|>"
+        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}!{{ c.function.name }}{% endfor %}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path / "t", template=template), vocab=300)
+    chat = [
+        {"role": "user", "content": [{"type": "text", "text": "Time"}, {"type": "text", "text": "?"}]},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "clock"}}]},
+        {"role": "system", "content": "12:00"},
+        {"role": "assistant", "content": "About noon", "weight": 0},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "12:00", "weight": 1},
+    ]
+    wanted = (
+        "[[clock]<|user|>Time?</s><|assistant|>]!clock</s>[<|system|>12:00</s><|assistant|>About noon</s>"
+        "<|user|>Sure?</s><|assistant|>]12:00</s>"
+    )
+    lines = write_lines(tmp_path / "a.jsonl", [{"messages": chat, "tools": TOOLS}])
+    # A table has null where a message has no such key, and tools as text.
+    table = write_parquet(tmp_path / "a.parquet", [{"messages": [chat[0] | {"content": "Time?"}, *chat[1:]],
+                                                    "tools": json.dumps(TOOLS)}])  # fmt: skip
+    for name, path in (("lines", lines), ("table", table)):
+        assert documents(path, tmp_path / name, tokenizer=tokenizer) == ([wanted], {})
+    for wrong, reason in (
+        ({"messages": chat, "tools": "{"}, "tools is no list of tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1 of messages has not a role and"),
+        ({"messages": [{"role": "user", "content": "a", "weight": 2}]}, "has the weight 2; it is 0 or 1"),
+    ):
+        with pytest.raises(MeshwrightError, match=f"line 1: .*{reason}"):
+            documents(write_lines(tmp_path / "b.jsonl", [wrong]), tmp_path / "none", tokenizer=tokenizer)
+
+
 def test_a_template_that_marks_the_assistants_words_says_where_they_are(tmp_path):
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{% generation %}{{ m.content }}"
@@ -279,9 +319,11 @@ BAD = {
     "an array": ("[1]", "this is a list; each line holds an object"),
     "missing": ('{"other": 1}', "the field text is missing; there are other"),
     "no text": ('{"text": 7}', "the field text is 7, not text"),
+    "null": ('{"text": null}', "the field text is null, not text"),
+    "twice": ('{"text": "a", "text": "b"}', 'the key "text" stands twice in one object'),
     "surrogate": ('{"text": "\\ud800"}', "the text has half of a surrogate pair"),
 }
-COUNTED = {"broken": 2, "missing_field": 2, "invalid_utf8": 2, "empty": 2}
+COUNTED = {"broken": 3, "missing_field": 3, "invalid_utf8": 2, "empty": 2}
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD.values(), ids=[*BAD])
@@ -335,6 +377,68 @@ def test_a_chat_that_the_template_refuses_is_named_or_counted(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"messages": [CHAT[2]]}])
     with pytest.raises(MeshwrightError, match="line 1: the chat template does not take these messages: roles must"):
         documents(path, tmp_path / "1", tokenizer=tokenizer)
+
+
+def test_a_source_without_a_record_says_what_its_first_line_is(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ["[1]", "{"])
+    with pytest.raises(MeshwrightError, match=r"has no record that can be read: .*a\.jsonl, line 1: this is a list"):
+        find_encoder(find_files((str(path),)), None, None)
+
+
+def test_a_pattern_stands_for_the_files_that_match_it(tmp_path):
+    for name in ("b", "a"):
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": name * 3}])
+    write_lines(tmp_path / "c.txt", ["no record"])
+    assert documents(tmp_path / "*.jsonl", tmp_path / "out")[0] == ["aaa\n", "bbb\n"]
+    with pytest.raises(MeshwrightError, match="are of several formats"):
+        find_source(str(tmp_path / "*.*"))
+
+
+def test_a_bad_record_is_mended_or_skipped_in_the_same_directory(tmp_path, monkeypatch):
+    path, out = write_lines(tmp_path / "a.jsonl", [*RECORDS, "{"]), tmp_path / "out"
+    with pytest.raises(MeshwrightError, match="line 12: this is not JSON"):
+        documents(path, out)
+    assert [*out.iterdir()] == []
+    write_lines(path, RECORDS)
+    whole = documents(path, out)
+    monkeypatch.setattr(records_module, "UNIT_BYTES", 200)
+    monkeypatch.setattr(tokenizing, "UNIT_BYTES", 200)
+    write_lines(path, [*RECORDS, "{"])
+    with pytest.raises(MeshwrightError, match="line 12: this is not JSON"):
+        documents(path, tmp_path / "parts")
+    assert (tmp_path / "parts" / "000000.json").is_file()
+    assert documents(path, tmp_path / "parts", rule="skip") == (whole[0], {"broken": 1})
+
+
+def test_memory_does_not_grow_with_a_compressed_file(tmp_path):
+    """It is one unit of work, because it cannot be read from its middle."""
+    peaks = []
+    for count in (500, 5000):
+        path = tmp_path / f"{count}.jsonl.gz"
+        path.write_bytes(gzip.compress(b'{"text": "%s"}\n' % (b"word " * 100) * count))
+        tracemalloc.start()
+        source = find_files((str(path),))
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        tokenize(
+            Tokenizing(source, find_encoder(source, None, None), "error", "bytes"), tmp_path / str(count), processes=1
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 500_000  # All of its tokens are 2.5 MB.
+
+
+def test_files_that_change_while_they_are_tokenised_are_one_line(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / "a.jsonl", RECORDS)
+    make = tokenizing.make_shard
+
+    def changing(*args):
+        path.write_text("")
+        return make(*args)
+
+    monkeypatch.setattr(tokenizing, "make_shard", changing)
+    with pytest.raises(MeshwrightError, match=r"a\.jsonl was changed while it was tokenised; delete .*out"):
+        documents(path, tmp_path / "out")
 
 
 def test_a_large_file_of_text_is_one_text_in_pieces(tmp_path, monkeypatch):

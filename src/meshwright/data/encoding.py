@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,9 @@ from meshwright.data.sources import FileSource
 from meshwright.data.template import BOS, EOS, Part, parse_fields, text_field
 from meshwright.errors import MeshwrightError
 from meshwright.text import Tokenizer, byte_tokenizer, chat_examples, chat_template
+
+Message = dict[str, Any]
+"""A message of a chat, or a tool, as templates read them."""
 
 IGNORED = -100
 """The label of a token without loss, as Hugging Face's datasets and PyTorch's cross-entropy have it."""
@@ -116,32 +120,32 @@ class Encoder:
 
     def _chat(self, record: Mapping[str, Any]) -> list[Document]:
         """A chat with loss on the assistant's turns, or the several texts in which it has them."""
-        return self._chat_of(_messages(record, self.fields))
+        return self._chat_of(_messages(record, self.fields), _tools(record))
 
     def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
         """The chosen answer after its prompt, and the rejected one."""
         if isinstance(record.get("chosen"), str):
             prompt = self._encode(text_field(record, "prompt"))
             return [self._answer(prompt, text_field(record, name)) for name in ("chosen", "rejected")]
-        chosen, rejected = _messages(record, "chosen"), _messages(record, "rejected")
+        chosen, rejected, tools = _messages(record, "chosen"), _messages(record, "rejected"), _tools(record)
         if isinstance(record.get("prompt"), Sequence) and not isinstance(record["prompt"], str):
             prompt_messages = _messages(record, "prompt")
             chosen, rejected, first = prompt_messages + chosen, prompt_messages + rejected, len(prompt_messages)
         else:  # Both hold the whole chat; what they begin with alike is the prompt.
             both = zip(chosen, rejected, strict=False)
             first = next((at for at, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
-        answers = [self._chat_of(messages, first) for messages in (chosen, rejected)]
+        answers = [self._chat_of(messages, tools, first) for messages in (chosen, rejected)]
         if any(len(texts) > 1 for texts in answers):
             raise BadRecordError(
                 "chat", "the chat template writes an answer's turns otherwise once more follow; an answer is one turn"
             )
         return [document for texts in answers for document in texts]
 
-    def _chat_of(self, messages: list[dict[str, str]], first: int = 0) -> list[Document]:
-        if not any(message["content"].strip() for message in messages):
+    def _chat_of(self, messages: list[Message], tools: Sequence[Message], first: int = 0) -> list[Document]:
+        if not any((message["content"] or "").strip() or "tool_calls" in message for message in messages):
             raise BadRecordError("empty", "the document is empty")
         try:
-            examples = chat_examples(self._codec, messages, first=first)
+            examples = chat_examples(self._codec, messages, tools=tools, first=first)
         except MeshwrightError as error:
             raise BadRecordError("chat", str(error)) from None
         return [Document(np.array(tokens, np.int32), np.array(loss, bool)) for tokens, loss in examples]
@@ -225,32 +229,53 @@ def find_encoder(
         if tokenizer is None or not chat_template(tokenizer):
             whose = "bytes have" if tokenizer is None else "the tokenizer has"
             raise MeshwrightError(
-                f"the field {fields} of {source.name} is a chat, and {whose} no chat template; a directory of an"
-                " instruction-tuned model has one"
+                f"the field {fields} of {source.name} is a chat, and {whose} no chat template; the directory of an"
+                " instruction-tuned model has one: its chat_template.jinja may be copied beside another tokenizer.json"
             )
         return Encoder("chat", fields, tokenizer, vocab)
     parse_fields(fields)
     return Encoder("text", fields, tokenizer, vocab)
 
 
-def _messages(record: Mapping[str, Any], name: str) -> list[dict[str, str]]:
-    """The messages of a field: {role, content}, or {from, value} as ShareGPT has them."""
+def _messages(record: Mapping[str, Any], name: str) -> list[Message]:
+    """The messages of a field: {role, content}, or {from, value} as ShareGPT has them, with what else they have.
+
+    A column of Parquet or Arrow has null where a message has no such key; templates ask whether it is there.
+    """
     value = record.get(name)
     if value is None or isinstance(value, str) or not isinstance(value, Sequence):
         raise BadRecordError("missing_field", f"the field {name} is no list of messages")
-    found = []
-    for number, message in enumerate(value, start=1):
-        role, content = (
-            (message.get("role", message.get("from")), message.get("content", message.get("value")))
-            if isinstance(message, Mapping)
-            else (None, None)
-        )
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise BadRecordError("missing_field", f"message {number} of {name} has not a role and a content of text")
-        found.append({"role": _ROLES.get(role, role), "content": content})
-    if not found:
+    if not value:
         raise BadRecordError("empty", "the chat has no messages")
-    return found
+    return [_message(message, f"message {number} of {name}") for number, message in enumerate(value, start=1)]
+
+
+def _message(value: Any, place: str) -> Message:
+    """A message with `role` and `content`, which may be None beside `tool_calls`."""
+    message = {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
+    role, content = message.pop("from", None), message.pop("value", None)
+    role, content = message.get("role", role), message.get("content", content)
+    if isinstance(content, list):  # Parts, as OpenAI's API has them.
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = None if None in parts else "".join(map(str, parts))
+    if not isinstance(role, str) or not (isinstance(content, str) or (content is None and "tool_calls" in message)):
+        raise BadRecordError("missing_field", f"{place} has not a role and a content of text")
+    if message.get("weight", 1) not in (0, 1):
+        raise BadRecordError("missing_field", f"{place} has the weight {message['weight']}; it is 0 or 1")
+    return message | {"role": _ROLES.get(role, role), "content": content}
+
+
+def _tools(record: Mapping[str, Any]) -> list[Message]:
+    """The tools that a chat may call: a list, or its JSON, as tables have it whose tools have different parameters."""
+    value = record.get("tools")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError):
+            value = 0
+    if not (value is None or (isinstance(value, list) and all(isinstance(tool, Mapping) for tool in value))):
+        raise BadRecordError("missing_field", "the field tools is no list of tools")
+    return value or []
 
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}

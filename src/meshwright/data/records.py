@@ -90,13 +90,13 @@ def ranges(path: Path, kind: Kind) -> list[Range]:
         raise MeshwrightError(
             f"{path} is no {'Parquet' if kind == 'parquet' else 'Arrow'} file: {str(error).splitlines()[0]}"
         ) from None
-    found, start, taken = [], 0, 0
+    parts, start, num_bytes = [], 0, 0
     for number, part in enumerate(sizes, start=1):
-        taken += part
-        if taken >= UNIT_BYTES or number == len(sizes):
-            found.append(Range(kind, str(path), start, number, taken))
-            start, taken = number, 0
-    return found
+        num_bytes += part
+        if num_bytes >= UNIT_BYTES or number == len(sizes):
+            parts.append(Range(kind, str(path), start, number, num_bytes))
+            start, num_bytes = number, 0
+    return parts
 
 
 def read_records(part: Range) -> Iterator[Record | BadRecordError]:
@@ -161,14 +161,28 @@ def _parse_line(line: bytes) -> Record | BadRecordError:
     if not line.strip():
         return BadRecordError("empty", "the line is empty")
     try:
-        found = json.loads(line.rstrip(b"\r\n").decode())
+        record = _JSON.decode(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         return BadRecordError("invalid_utf8", f"byte {error.start + 1:,} of the line is not UTF-8")
+    except BadRecordError as error:
+        return error
     except (ValueError, RecursionError) as error:
         return BadRecordError("broken", f"this is not JSON: {error}")
-    if not isinstance(found, dict):
-        return BadRecordError("broken", f"this is a {type(found).__name__}; each line holds an object")
-    return found
+    if not isinstance(record, dict):
+        return BadRecordError("broken", f"this is a {type(record).__name__}; each line holds an object")
+    return record
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Of a key that stands twice libraries take one value or the other, so it is an error."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise BadRecordError("broken", f"the key {json.dumps(key)} stands twice in one object")
+    return record
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
 def _open(path: str) -> IO[bytes] | gzip.GzipFile:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import os
+from array import array
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from meshwright.data.document import Document
 from meshwright.data.encoding import Encoder
 from meshwright.data.records import Range, read_records
 from meshwright.data.store import Shard, loss_file, tokens_file
-from meshwright.files import write_file
+from meshwright.files import write_error, write_file
 
 
 @dataclass(frozen=True)
@@ -44,36 +48,90 @@ def shard_lengths_file(number: int) -> str:
 def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Shard:
     """Tokenise a unit and write its arrays; `NUMBER.json`, written last, says that the shard is whole.
 
+    Documents are written as they come, so that a compressed file or a row group of any size takes little memory.
+
     Raises:
         MeshwrightError: a bad record, unless the rule skips it, or a disk that is full.
     """
     bad = BadData(rule)
-    documents = [document for part in unit.ranges for document in _documents(part, encoder, bad)]
+    sizes = array("q")
+    has_loss, largest, checksum = False, -1, hashlib.sha256()
     dtype = np.uint8 if encoder.vocab <= 1 << 8 else np.uint16 if encoder.vocab <= 1 << 16 else np.uint32
-    tokens = _end_to_end([document.tokens for document in documents], dtype)
-    has_loss = any(document.loss is not None for document in documents)
-    checksum = hashlib.sha256(tokens.astype(np.uint32).tobytes())
-    write_file(directory / tokens_file(unit.number), npy(tokens))
+    tokens_path, loss_path = directory / tokens_file(unit.number), directory / loss_file(unit.number)
+    with _ArrayFile(tokens_path, dtype) as tokens, _ArrayFile(loss_path, np.bool_) as loss:
+        for document in (document for part in unit.ranges for document in _documents(part, encoder, bad)):
+            tokens.append(document.tokens)
+            loss.append(np.ones(len(document.tokens), bool) if document.loss is None else document.loss)
+            checksum.update(document.tokens.astype(np.uint32).data)
+            sizes.extend((len(document.tokens), document.loss_tokens))
+            has_loss |= document.loss is not None
+            largest = max(largest, int(document.tokens.max()))
     if has_loss:
-        masks = [
-            np.ones(len(document.tokens), bool) if document.loss is None else document.loss for document in documents
-        ]
-        loss = _end_to_end(masks, bool)
-        checksum.update(loss.tobytes())
-        write_file(directory / loss_file(unit.number), npy(loss))
-    sizes = np.array([(len(document.tokens), document.loss_tokens) for document in documents], np.int64).reshape(-1, 2)
-    checksum.update(sizes.tobytes())
-    write_file(directory / shard_lengths_file(unit.number), npy(sizes))
+        masks = np.load(loss_path, mmap_mode="r")
+        for start in range(0, len(masks), _BLOCK):
+            checksum.update(np.ascontiguousarray(masks[start : start + _BLOCK]).data)
+    else:
+        loss_path.unlink()
+    checksum.update(sizes)
+    lengths = np.frombuffer(sizes, np.int64).reshape(-1, 2)
+    write_file(directory / shard_lengths_file(unit.number), npy(lengths))
     shard = Shard(
-        documents=len(documents),
-        tokens=len(tokens),
+        documents=len(lengths),
+        tokens=tokens.count,
         has_loss=has_loss,
-        largest=int(tokens.max(initial=0)) if len(tokens) else -1,
+        largest=largest,
         checksum=checksum.hexdigest(),
         bad=dict(bad.counts),
     )
     write_file(directory / shard_info_file(unit.number), json.dumps(asdict(shard)))
     return shard
+
+
+_BLOCK = 1 << 24
+
+
+class _ArrayFile:
+    """A `.npy` file of one dimension that is written piece by piece, and has its name once it is whole."""
+
+    def __init__(self, path: Path, dtype: type) -> None:
+        self._path, self._partial = path, path.with_suffix(".partial")
+        self._dtype, self.count = np.dtype(dtype), 0
+
+    def __enter__(self) -> _ArrayFile:
+        try:
+            self._file = self._partial.open("wb")
+        except OSError as error:
+            raise write_error(self._path, error) from None
+        self._write_header()
+        return self
+
+    def append(self, values: np.ndarray) -> None:
+        """Write values behind those before."""
+        self.count += len(values)
+        try:
+            self._file.write(values.astype(self._dtype).data)
+        except OSError as error:
+            raise write_error(self._path, error) from None
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._file.seek(0)
+                self._write_header()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._partial.replace(self._path)
+        except OSError as error:
+            raise write_error(self._path, error) from None
+        finally:
+            with contextlib.suppress(OSError):  # A full disk, which has been said.
+                self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def _write_header(self) -> None:
+        # It has room for a larger count: NumPy pads headers for arrays that grow.
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -83,18 +141,12 @@ def npy(array: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _documents(part: Range, encoder: Encoder, bad: BadData) -> list[Document]:
+def _documents(part: Range, encoder: Encoder, bad: BadData) -> Iterator[Document]:
     """The documents of a range; bad records are counted, or raised."""
-    found: list[Document] = []
     for number, record in enumerate(read_records(part)):
         try:
             if isinstance(record, BadRecordError):
                 raise record
-            found += encoder(record)
+            yield from encoder(record)
         except BadRecordError as error:
             bad.add(error, part.place(number))
-    return found
-
-
-def _end_to_end(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(arrays).astype(dtype) if arrays else np.empty(0, dtype)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,10 @@ from meshwright.data.records import FORMATS, Kind, Record, kind_of, ranges, read
 from meshwright.data.store import is_store
 from meshwright.errors import MeshwrightError
 
-TAKES = "--data takes .txt, .md, .py, .jsonl, .parquet and .arrow files, folders of them, and what `tokenize` writes"
+TAKES = (
+    "--data takes .txt, .md, .py, .jsonl, .parquet and .arrow files, folders and patterns (*.jsonl) of them, and what"
+    " `tokenize` writes"
+)
 
 
 class Weighted(NamedTuple):
@@ -33,12 +37,13 @@ class FileSource:
 
     def first_record(self) -> Record:
         """The first record that can be read; an error where there is none."""
-        for path in self.files:
-            for part in ranges(path, self.kind):
-                for record in read_records(part):
-                    if not isinstance(record, BadRecordError):
-                        return record
-        raise MeshwrightError(f"{self.name} has no records")
+        why = ""
+        for part in (part for path in self.files for part in ranges(path, self.kind)):
+            for number, record in enumerate(read_records(part)):
+                if not isinstance(record, BadRecordError):
+                    return record
+                why = why or f": {part.place(number)}: {record}"
+        raise MeshwrightError(f"{self.name} has no record that can be read{why}")
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,9 @@ def find_files(names: tuple[str, ...]) -> FileSource:
     Raises:
         MeshwrightError: they are of several formats, or one is a store of tokens.
     """
-    found = [find_source(name) for name in names]
-    files = [one for one in found if isinstance(one, FileSource)]
-    if stores := [one for one in found if isinstance(one, StoreSource)]:
+    sources = [find_source(name) for name in names]
+    files = [one for one in sources if isinstance(one, FileSource)]
+    if stores := [one for one in sources if isinstance(one, StoreSource)]:
         raise MeshwrightError(f"{stores[0].name} holds tokens already; `meshwright train --data` takes it as it is")
     if len(kinds := sorted({one.kind for one in files})) > 1:
         raise MeshwrightError(
@@ -99,7 +104,8 @@ def find_source(name: str) -> FileSource | StoreSource:
     """What is at a path.
 
     A folder is a store of tokens, a data set as Hugging Face's `datasets` saves it, or stands for all files in it:
-    those of JSON lines, Parquet or Arrow, where there are some, else its text.
+    those of JSON lines, Parquet or Arrow, where there are some, else its text. A pattern (`wiki/*.jsonl`)
+    stands for the files that match it.
 
     Raises:
         MeshwrightError: nothing is there, or nothing that can be read.
@@ -112,6 +118,8 @@ def find_source(name: str) -> FileSource | StoreSource:
     if path.is_dir():
         return _find_in_folder(name, path)
     if not path.is_file():
+        if matches := sorted(glob.glob(name, recursive=True)):
+            return replace(find_files(tuple(matches)), name=name)
         raise MeshwrightError(f"there is no file {name!r}; {TAKES}")
     if (kind := kind_of(path)) is None:
         if why := NOT_DATA.get(path.suffix):

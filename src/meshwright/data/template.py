@@ -69,7 +69,7 @@ def text_field(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if not isinstance(value, str):
         reason = (
-            f"the field {name} is {value!r:.40}, not text"
+            f"the field {name} is {'null' if value is None else f'{value!r:.40}'}, not text"
             if name in record
             else f"the field {name} is missing; there are {', '.join(map(str, record)) or 'none'}"
         )

@@ -24,6 +24,9 @@ from meshwright.field_types import from_data
 from meshwright.files import check_new_directory, write_file
 from meshwright.text import chat_template
 
+ENCODING = 2
+"""The version of how records become tokens: what is kept of another is made anew."""
+
 UNFINISHED = "unfinished.json"
 """What a folder is a store of, until it is whole."""
 
@@ -46,7 +49,8 @@ class Tokenizing:
         template = chat_template(self.encoder.tokenizer) if self.encoder.tokenizer else None
         known = {
             "format": FORMAT,
-            "files": [(str(path.resolve()), (of := path.stat()).st_size, of.st_mtime_ns) for path in self.source.files],
+            "encoding": ENCODING,
+            "files": [_file_signature(path) for path in self.source.files],
             "form": self.encoder.form,
             "fields": self.encoder.fields,
             "tokenizer": self.encoder.fingerprint,
@@ -59,14 +63,23 @@ class Tokenizing:
 
     def units(self) -> list[Unit]:
         """The work, in units of about `UNIT_BYTES`, each of one or more ranges of files."""
-        found: list[Unit] = []
-        taken: list[Range] = []
+        units: list[Unit] = []
+        parts: list[Range] = []
         for part in (part for path in self.source.files for part in ranges(path, self.source.kind)):
-            if taken and sum(one.num_bytes for one in taken) + part.num_bytes > UNIT_BYTES:
-                found.append(Unit(len(found), tuple(taken)))
-                taken = []
-            taken.append(part)
-        return [*found, Unit(len(found), tuple(taken))] if taken else found
+            if parts and sum(one.num_bytes for one in parts) + part.num_bytes > UNIT_BYTES:
+                units.append(Unit(len(units), tuple(parts)))
+                parts = []
+            parts.append(part)
+        return [*units, Unit(len(units), tuple(parts))] if parts else units
+
+
+def _file_signature(path: Path) -> tuple[str, int, int]:
+    """A file by its path, size and time of its last change."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    return str(path.resolve()), stat.st_size, stat.st_mtime_ns
 
 
 def tokenize(
@@ -103,11 +116,17 @@ def tokenize(
         made = run_units(left, what.encoder, what.rule, directory, processes=count)
     else:
         made = _in_this_process(what, left, directory)
-    with closing(made):
-        for unit, shard in made:
-            done[unit.number] = shard
-            on_bytes(unit.num_bytes)
-    return _finish(what, directory, [done[unit.number] for unit in units], signature)
+    try:
+        with closing(made):
+            for unit, shard in made:
+                done[unit.number] = shard
+                on_bytes(unit.num_bytes)
+        return _finish(what, directory, [done[unit.number] for unit in units], signature)
+    except MeshwrightError:
+        if not done:  # Nothing to go on with: the files, once they are mended, are tokenised into the same directory.
+            for path in (directory / UNFINISHED, *directory.glob("[0-9]*.*")):
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _in_this_process(what: Tokenizing, units: Sequence[Unit], directory: Path) -> Generator[tuple[Unit, Shard]]:
@@ -125,6 +144,8 @@ def _begin(directory: Path, signature: str) -> None:
         write_file(path, signature)
     elif not path.is_file():
         raise MeshwrightError(f"{directory} is not empty, and holds no store of tokens; -o names a new directory")
+    elif path.read_text() == signature.replace('"rule": "skip"', '"rule": "error"'):
+        write_file(path, signature)  # The shards that are whole have no bad record, so that both rules make them alike.
     elif path.read_text() != signature:
         raise MeshwrightError(
             f"{directory} holds a part of another store (other files, tokenizer or options); delete it, or -o names"
@@ -147,6 +168,10 @@ def _made(directory: Path, number: int) -> Shard | None:
 
 def _finish(what: Tokenizing, directory: Path, shards: Sequence[Shard], signature: str) -> StoreInfo:
     """Write what is known of all shards together, `store.json` last, and remove what only a part of a store needs."""
+    if what.signature() != signature:
+        raise MeshwrightError(
+            f"{what.source.name} was changed while it was tokenised; delete {directory}, and tokenise it again"
+        )
     if not sum(shard.documents for shard in shards):
         raise MeshwrightError(f"{what.source.name} has no documents; every record is empty or left out")
     sizes = [np.load(directory / shard_lengths_file(number)) for number in range(len(shards))]

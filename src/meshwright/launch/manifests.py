@@ -39,7 +39,11 @@ RUNTIMES = {
 
 
 def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
-    """An sbatch script. Options: slurm.schedmd.com/sbatch.html and srun.html."""
+    """An sbatch script, which starts the command again in its machines where a process is lost.
+
+    Where a machine is lost Slurm itself queues the job again (--requeue). Options: the manual pages sbatch(1) and
+    srun(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html and srun.html.
+    """
     if machines.system.chip.kind != "gpu":
         raise MeshwrightError(f"--slurm is for GPUs, and this is {machines.system}; --jobset or --tpu-vm")
     command = shlex.join(["meshwright", *words, "--coordinator", "auto"])
@@ -52,16 +56,45 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
 #SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=TERM@{GRACE_SECONDS}
+#SBATCH --signal=B:USR1@{GRACE_SECONDS}
 
-srun --kill-on-bad-exit=1 --label {command}
+# Before the time limit: the run saves and ends, and the job is queued again.
+requeue=
+trap 'requeue=yes; kill -TERM "$!"' USR1
+for attempt in $(seq 0 {restarts}); do
+    echo "start $attempt"
+    srun --kill-on-bad-exit=1 --label {command} &
+    run=$!
+    wait "$run"
+    status=$?
+    if [ -n "$requeue" ]; then
+        wait "$run"
+        exec scontrol requeue "$SLURM_JOB_ID"
+    fi
+    # Exit code 2 is wrong input, which another start does not change.
+    if [ "$status" -eq 0 ] || [ "$status" -eq 2 ]; then
+        break
+    fi
+done
+exit "$status"
+"""
+
+
+_POD_SCRIPT = """\
+evicted=
+trap 'evicted=yes; kill -TERM "$!"' TERM
+{command} &
+run=$!
+wait "$run"
 status=$?
-# Exit code 2 is wrong input, which another start does not change.
-if [ "$status" -ne 0 ] && [ "$status" -ne 2 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+if [ -n "$evicted" ]; then
+    # The run saves and ends with 0, which Kubernetes would take for the end of the job.
+    wait "$run"
+    exit 143
 fi
 exit "$status"
 """
+"""What a pod runs. 143 is the exit code of a process that SIGTERM ended."""
 
 
 def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int, image: str, claim: str | None) -> str:
@@ -85,7 +118,11 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     container = {
         "name": "meshwright",
         "image": image,
-        "command": ["/bin/sh", "-c", f"exec {shlex.join(['meshwright', *words])} {meet} {number}"],
+        "command": [
+            "/bin/sh",
+            "-c",
+            _POD_SCRIPT.format(command=f"{shlex.join(['meshwright', *words])} {meet} {number}"),
+        ],
         "env": [
             {
                 "name": "JOB_INDEX",
@@ -162,11 +199,17 @@ install=${{INSTALL:?the command that installs meshwright on a machine}}
 directory=${{DIRECTORY:?a directory on a disk that all machines share}}
 name={name}
 
-gcloud compute tpus queued-resources create "$name" --zone="$zone" {nodes} \\
-    {kind} --runtime-version={RUNTIMES[chip.name]}
 state() {{ gcloud compute tpus queued-resources describe "$name" --zone="$zone" --format='value(state.state)'; }}
+if ! state > /dev/null 2>&1; then
+    gcloud compute tpus queued-resources create "$name" --zone="$zone" {nodes} \\
+        {kind} --runtime-version={RUNTIMES[chip.name]}
+fi
 until [ "$(state)" = ACTIVE ]; do
-    sleep 30
+    case "$(state)" in FAILED | SUSPENDING | SUSPENDED)
+        echo "error: the queued resource $name is $(state); delete it and start this script again" >&2
+        exit 1
+    esac
+    sleep "${{POLL_SECONDS:-30}}"
 done
 {ssh} --zone="$zone" --worker=all --command="$install"
 run={shlex.quote(command)}

@@ -49,7 +49,13 @@ class ChatExample(NamedTuple):
     loss: list[bool]
 
 
-def chat_examples(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, first: int = 0) -> list[ChatExample]:
+def chat_examples(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    first: int = 0,
+) -> list[ChatExample]:
     """What a chat teaches: its tokens, with loss on those of the assistant's turns and what ends a turn.
 
     Where the template marks the assistant's words itself (`{% generation %}`), these. Elsewhere a turn begins where the
@@ -60,14 +66,21 @@ def chat_examples(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *
     and none where later turns stand after it in another form.
 
     Args:
-        messages: each with `role` (system, user, assistant) and `content`.
+        messages: each with `role` (system, user, assistant) and `content`, and what else the template reads. A turn
+            with a `weight` of 0 has no loss, as in OpenAI's files for fine-tuning.
+        tools: that the assistant may call.
         first: the first message whose tokens may have loss.
 
     Raises:
         MeshwrightError: no template, one that refuses these messages, or one that begins a turn otherwise than its
             generation prompt does, so that its tokens cannot be found.
     """
-    whole = _render(tokenizer, messages, add_generation_prompt=False)
+    whole = _render(tokenizer, messages, tools=tools, add_generation_prompt=False)
+    learned = [
+        number
+        for number, message in enumerate(messages)
+        if message.get("role") == "assistant" and number >= first and message.get("weight") != 0
+    ]
     if any(mark in str(message.get("content")) for message in messages for mark in _MARKS):
         raise MeshwrightError("a message has the characters U+FDD0 or U+FDD1, which are none")
     if _MARKS[0] in whole:
@@ -75,9 +88,9 @@ def chat_examples(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *
         turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(spans) != len(turns):
             raise MeshwrightError(f"the chat template marks {len(spans)} turns of the assistant, of {len(turns)}")
-        found = [(text, [span for span, number in zip(spans, turns, strict=True) if number >= first])]
+        found = [(text, [span for span, number in zip(spans, turns, strict=True) if number in learned])]
     else:
-        found = _texts_with_spans(whole, _turns(tokenizer, messages, first))
+        found = _texts_with_spans(whole, [_turn(tokenizer, messages, number, tools) for number in learned])
     return [_with_loss(tokenizer, text, spans) for text, spans in found]
 
 
@@ -112,22 +125,19 @@ class _Turn(NamedTuple):
     text: str
 
 
-def _turns(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], first: int) -> list[_Turn]:
-    """The assistant's turns of a chat, by rendering the chat up to each of them."""
-    found = []
-    for number, message in enumerate(messages):
-        if message.get("role") != "assistant" or number < first:
-            continue
-        before = _render(tokenizer, messages[:number], add_generation_prompt=True)
-        until = _render(tokenizer, messages[: number + 1], add_generation_prompt=False)
-        if not until.startswith(before):
-            raise MeshwrightError(
-                f"the chat template begins turn {number + 1} of a chat otherwise than its generation prompt, so that"
-                " its tokens cannot be found; put {% generation %} and {% endgeneration %} around the"
-                " assistant's words in the template"
-            )
-        found.append(_Turn(len(before), until))
-    return found
+def _turn(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], number: int, tools: Sequence[Mapping[str, Any]]
+) -> _Turn:
+    """A turn of the assistant, found by rendering the chat up to it."""
+    before = _render(tokenizer, messages[:number], tools=tools, add_generation_prompt=True)
+    until = _render(tokenizer, messages[: number + 1], tools=tools, add_generation_prompt=False)
+    if not until.startswith(before):
+        raise MeshwrightError(
+            f"the chat template begins turn {number + 1} of a chat otherwise than its generation prompt, so that its"
+            " tokens cannot be found; put {% generation %} and {% endgeneration %} around the assistant's words in the"
+            " template"
+        )
+    return _Turn(len(before), until)
 
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:

@@ -22,7 +22,8 @@ def read_text(path: Path) -> str:
 def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The objects of a file, one a line, each with its place for an error."""
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    # Only at newlines: `splitlines` would cut a text at U+2028 too, which JSON has in strings as it is.
+    for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), start=1):
         place = f"{path}, line {number}"
         if not line.strip():
             continue

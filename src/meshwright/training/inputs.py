@@ -24,15 +24,15 @@ class StepInputs(NamedTuple):
     """What the steps of a run read.
 
     batches: of any step. held_out: those to evaluate on. prepare: makes of a state and a batch what the step takes.
-    keep: writes what a run needs to go on into its directory; of several processes all call it. counts: what the first
-    row of metrics says of all data.
+    keep: writes what a run needs to go on into its directory; of several processes all call it. counts: of all data,
+    for the first row of metrics: `data` as `Batches.sizes` has it, or what there is of pairs.
     """
 
     batches: Batches | PairBatches
     held_out: HeldOutBatches | HeldOutPairs | None
     prepare: Callable[[State, Mapping[str, Any]], Mapping[str, Array]] = lambda _, batch: batch
     keep: Callable[[], None] = lambda: None
-    counts: Mapping[str, int] = MappingProxyType({})
+    counts: Mapping[str, Any] = MappingProxyType({})
 
 
 def text_inputs(
@@ -48,4 +48,4 @@ def text_inputs(
     if config.evaluating.data:
         other = replace(config.data, sources=config.evaluating.data, held_out=0.0)
         held_out = batches.in_order(open_data(other, workload, tokenizer, seed=config.seed, on_note=on_note).training)
-    return StepInputs(batches, held_out)
+    return StepInputs(batches, held_out, counts={"data": batches.sizes(config.steps)})

@@ -59,7 +59,8 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     with waiting("loading JAX"):
         from meshwright.training import new_run
 
-    config = new_run(args.model, plan, directory, steps=run.steps, settings=args.settings)
+    with waiting("reading the data"):
+        config = new_run(args.model, plan, directory, steps=run.steps, settings=args.settings)
     return config, directory
 
 

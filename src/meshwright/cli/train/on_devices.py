@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from meshwright.cli.loading import byte_bar
 from meshwright.cli.several import telling_others
 from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
@@ -28,8 +29,14 @@ INTERRUPTED = 130
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen; the exit code."""
     from meshwright.runtime import claim_devices
-    from meshwright.training import RunStoppedError, allowed_differences, is_first_process, run_steps
+    from meshwright.training import RunStoppedError, allowed_differences, is_first_process, run_steps, run_tokenizer
+    from meshwright.training.data import tokenize_sources
 
+    if config.workload.objective != "dpo":
+        tokenizer = run_tokenizer(config, directory)
+        tokenize_sources(
+            config.data, config.workload, tokenizer, lambda name, size: byte_bar(f"tokenising {name}", size)
+        )
     with waiting(f"starting {config.hardware}"):
         several = claim_devices(config.system, args.process.processes, config.to_json())
     is_first = is_first_process()

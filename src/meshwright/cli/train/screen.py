@@ -15,6 +15,7 @@ from rich.text import Text
 
 from meshwright.cli.eval import accuracies
 from meshwright.cli.tables import console
+from meshwright.cli.text import WIDTH, wrap
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
@@ -114,6 +115,8 @@ class TrainScreen:
             width = self._out.width
             if self._has_bar and row["step"] == self._first and row.get("compile_seconds"):
                 self._line(f"compiled in {show_seconds(row['compile_seconds'])}")
+            if row["step"] == self._first and (data := data_line(row, self._steps)):
+                self._line("\n".join(wrap(data, min(width, WIDTH), then="  ")))
             self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
 
     def evaluated(self, row: dict[str, Any]) -> None:
@@ -178,6 +181,20 @@ class TrainScreen:
         if len(self._losses) > 2:
             lines += loss_chart(self._losses, width=min(CHART_WIDTH, self._out.width - 10))
         return lines
+
+
+def data_line(row: Mapping[str, Any], steps: int) -> str:
+    """The rows of each source, and how often a run of so many steps reads them; by the first row of metrics."""
+    if "pairs" in row:
+        parts = [f"{row['pairs']:,} pairs, {_epochs(row['epochs'])}"]
+    else:
+        sizes = row.get("data", {})
+        parts = [f"{name}, {size['rows']:,} rows, {_epochs(size['epochs'])}" for name, size in sizes.items()]
+    return f"data: {'; '.join(parts)} in {steps:,} steps" if parts else ""
+
+
+def _epochs(number: float) -> str:
+    return f"{number:.2f} epochs" if number >= 0.01 else "under 0.01 epochs"
 
 
 def usage(row: Mapping[str, Any]) -> list[str]:

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.training.data.mixture import Mixture
-from meshwright.training.data.opened import RunData
 from meshwright.training.data.rows import Rows, empty_row
+from meshwright.training.data.run_data import RunData
 
 AHEAD = 2
 """Batches that are read before they are wanted; as many are in memory."""
@@ -45,6 +45,7 @@ class Batches:
         self._data, self._arrangement = data, (sharding, shape, order)
         self._mixture = Mixture(data.training, data.weights, seed)
         self._layout = _Layout(data.training, sharding, shape, order)
+        self._names = [rows.name for rows in data.training]
         self._key = NamedSharding(sharding.mesh, PartitionSpec())
         self._seed = seed if draws else None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -66,8 +67,12 @@ class Batches:
         return self._ahead.pop(step).result()
 
     def row(self, step: int) -> dict[str, Any]:
-        """What a step's row of metrics says of its data: documents and tokens by source, bad records by source."""
+        """What a step's row of metrics says of its data.
+
+        By source: documents, tokens, bad records, and `epoch`: how often its rows have been read after the step.
+        """
         sources, items = self._items(step)
+        epochs = dict(zip(self._names, self._mixture.epochs((step + 1) * self._arrangement[1][0]), strict=True))
         sizes = {
             rows.name: rows.sizes(items[sources == number])
             for number, rows in enumerate(self._data.training)
@@ -75,7 +80,8 @@ class Batches:
         }
         found: dict[str, Any] = {
             "sources": {
-                name: {"tokens": size.tokens} | ({} if size.documents is None else {"documents": size.documents})
+                name: {"tokens": size.tokens, "epoch": round(epochs[name], 6)}
+                | ({} if size.documents is None else {"documents": size.documents})
                 for name, size in sizes.items()
             },
             "loss_tokens": sum(size.loss_tokens for size in sizes.values()),
@@ -86,6 +92,14 @@ class Batches:
             if rows.notes or rows.name in self._data.bad
         }
         return found | ({"bad_data": left_out} if left_out else {})
+
+    def sizes(self, steps: int) -> dict[str, dict[str, float]]:
+        """By source, how many rows it has, and how many epochs of them so many steps read."""
+        epochs = self._mixture.epochs(steps * self._arrangement[1][0])
+        return {
+            rows.name: {"rows": rows.count, "epochs": round(each, 6)}
+            for rows, each in zip(self._data.training, epochs, strict=True)
+        }
 
     def items(self, step: int) -> dict[str, list[int]]:
         """By its name, the numbers of what a step's batch has of each source: rows, in the order of the batch."""

@@ -39,14 +39,22 @@ class Mixture:
 
     def at(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sources [n] and the items in them [n] of items of the run."""
-        turns, places = np.divmod(numbers, len(self._pattern))
+        cycles, places = np.divmod(numbers, len(self._pattern))
         orders = self._pattern[places]
-        ranks = turns * self._each[orders] + self._before[places, orders]
+        ranks = cycles * self._each[orders] + self._before[places, orders]
         items = np.array([int(self._orders[order][int(rank)]) for order, rank in zip(orders, ranks, strict=True)])
         if self._is_weighted:
             return orders, items
         sources = np.searchsorted(self._firsts, items, side="right") - 1
         return sources, items - self._firsts[sources]
+
+    def epochs(self, number: int) -> list[float]:
+        """How often the items of each source come before an item of the run; the fraction is of those to come next."""
+        cycle, place = divmod(number, len(self._pattern))
+        if not self._is_weighted:
+            return [number / sum(rows.count for rows in self.sources)] * len(self.sources)
+        ranks = cycle * self._each + self._before[place]
+        return [int(rank) / rows.count for rank, rows in zip(ranks, self.sources, strict=True)]
 
 
 def _pattern(sources: Sequence[Rows], weights: Sequence[float]) -> np.ndarray:

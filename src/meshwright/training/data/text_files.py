@@ -1,12 +1,12 @@
-"""Text files read as bytes: tokens as they lie on the disk, mapped into memory."""
+"""Text files read as bytes: tokens as they stand on the disk."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
+import os
 import sysconfig
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +16,49 @@ from meshwright.errors import MeshwrightError
 
 
 class TextBytes:
-    """Files as a `Dataset`: each is a document, and a newline stands between one and the next."""
+    """Files as a `Dataset`: each is a document, and a newline stands between one and the next.
+
+    Files are read, not mapped: to read a mapped file that was cut meanwhile ends the process (SIGBUS).
+    """
 
     loss_counts = None
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        sizes = np.array([file.stat().st_size for file in files], np.int64)
+        self._stats = [_stat(file) for file in files]
+        sizes = np.array([size for size, _ in self._stats], np.int64)
         self.offsets = np.concatenate([[0], np.cumsum(sizes + (np.arange(len(files)) < len(files) - 1))])
-        self._mapped = lru_cache(maxsize=4096)(lambda file: np.memmap(file, np.uint8, "r"))
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Bytes `start` to `stop` of a file with the newline after it."""
+        """Bytes `start` to `stop` of a file with the newline after it.
+
+        Raises:
+            MeshwrightError: the file cannot be read, or was changed since it was checked.
+        """
         length = int(self.offsets[document + 1] - self.offsets[document])
         stop = length if stop is None else min(stop, length)
-        size = length - (document < len(self._files) - 1)
-        found = np.full(stop - start, ord("\n"), np.int32)
+        path, (size, _) = self._files[document], self._stats[document]
+        tokens = np.full(stop - start, ord("\n"), np.int32)
+        if _stat(path) != self._stats[document]:
+            raise MeshwrightError(f"{path} was changed while the run reads it")
         if start < size:
-            found[: size - start] = self._mapped(self._files[document])[start : min(stop, size)]
-        return Document(found)
+            try:
+                with path.open("rb", buffering=0) as file:
+                    tokens[: size - start] = np.frombuffer(
+                        os.pread(file.fileno(), min(stop, size) - start, start), np.uint8
+                    )
+            except (OSError, ValueError) as error:  # ValueError: fewer bytes than there were a moment ago.
+                raise MeshwrightError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        return Document(tokens)
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    """The size of a file, and when it was last changed."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    return stat.st_size, stat.st_mtime_ns
 
 
 def standard_library() -> list[Path]:

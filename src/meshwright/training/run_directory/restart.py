@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
+from meshwright.training.preference.inputs import FOLDER
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.compatible import (
@@ -28,7 +29,6 @@ from meshwright.training.run_directory.compatible import (
 from meshwright.training.run_directory.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.run_directory.resolved import write_resolved
 from meshwright.training.run_directory.run import Row, RunConfig, begin_run, config_from_data, read_config, read_metrics
-from meshwright.training.run_reference import FOLDER
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps

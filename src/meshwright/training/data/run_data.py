@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,25 +13,24 @@ from meshwright.data import (
     Dataset,
     FileSource,
     StoreSource,
-    Tokenizing,
     TokenStore,
     describe_bad,
-    find_encoder,
     find_source,
     parse_sources,
     parse_templates,
-    tokenize,
 )
+from meshwright.data.records import UNIT_BYTES
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
 from meshwright.step import Workload
 from meshwright.text import Tokenizer, byte_tokenizer, chat_template
-from meshwright.training.data.cache import cached_directory, locked_directory
+from meshwright.training.data.cache import cached_directory
 from meshwright.training.data.config import DataConfig, RowKind
 from meshwright.training.data.held_out import Part, split
 from meshwright.training.data.row_index import read_row_index, write_row_index
 from meshwright.training.data.rows import DocumentRows, Rows, WindowRows, text_windows
-from meshwright.training.data.text_files import TextBytes, check_text, standard_library
+from meshwright.training.data.stores import cached_store, run_sources
+from meshwright.training.data.text_files import TextBytes, check_text
 from meshwright.units import show_bytes
 
 Note = Callable[[str], None]
@@ -80,7 +80,7 @@ def open_data(
     Raises:
         MeshwrightError: a source that cannot be read, a bad record, tokens of another tokenizer, too little data.
     """
-    rows = usual_rows(config)
+    rows = default_rows(config)
     found = _open_sources(config, workload, tokenizer, on_note=on_note)
     training: list[Rows] = []
     held_out: list[Rows] = []
@@ -103,7 +103,7 @@ def open_data(
     return data
 
 
-def usual_rows(config: DataConfig) -> RowKind:
+def default_rows(config: DataConfig) -> RowKind:
     """What the rows of a run are that does not say it: windows where every source is text, else packed documents."""
     if config.rows is not None:
         return config.rows
@@ -144,20 +144,12 @@ def _without_fields(source: FileSource | StoreSource) -> str:
 def _open_sources(
     config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, on_note: Note
 ) -> list[_Opened]:
-    """The sources, open. Text files without weights are one text."""
-    sources = parse_sources(config.sources)
-    found = [find_source(path) for path, _ in sources]
-    if not found:
-        found = [FileSource("Python's standard library", "text", tuple(standard_library()))]
-    texts = [one for one in found if isinstance(one, FileSource) and one.kind == "text"]
-    if len(texts) == len(found) and len(texts) > 1 and sources[0].weight is None:
-        files = tuple(file for one in texts for file in one.files)
-        found = [FileSource(" ".join(one.name for one in texts), "text", files)]
+    """The sources, open."""
     return [
         _open_store(source, workload, tokenizer)
         if isinstance(source, StoreSource)
         else _open_files(source, config, workload, tokenizer, on_note=on_note)
-        for source in found
+        for source in run_sources(config)
     ]
 
 
@@ -194,15 +186,14 @@ def _open_files(
     if source.kind == "text" and tokenizer is None:
         checksum = check_text(source.files)
         return _Opened(source.name, TextBytes(source.files), {}, checksum)
-    fields = None if source.kind == "text" else config.template(source.name)
-    encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
-    what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")
-    units = what.units()
-    with locked_directory(what.signature()) as directory:  # The processes of a run on one machine make it once.
-        if len(units) > 1 and not (directory / "store.json").is_file():
-            size = show_bytes(sum(unit.num_bytes for unit in units))
-            on_note(f"tokenising {source.name} ({size}) into {directory}, once; `meshwright tokenize` shows a bar")
-        info = tokenize(what, directory)
+
+    @contextmanager
+    def note_of_large(name: str, size: int) -> Iterator[Callable[[int], None]]:
+        if size > UNIT_BYTES:
+            on_note(f"tokenising {name} ({show_bytes(size)}), once; `meshwright tokenize` shows a bar")
+        yield lambda num_bytes: None
+
+    directory, info = cached_store(source, config, workload, tokenizer, note_of_large)
     return _Opened(source.name, TokenStore(directory), info.bad, info.fingerprint)
 
 
@@ -256,11 +247,11 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
             "no_loss": "documents have no loss before they are cut, and are left out",
         }[what]
         on_note(f"{source.name}: {count:,} {said}")
-    if isinstance(rows, DocumentRows) and rows.is_packed and rows.fill < LEAST_FILL:
+    if isinstance(rows, DocumentRows) and rows.is_packed and rows.fill < MIN_FILL:
         on_note(f"{source.name}: {1 - rows.fill:.0%} of its rows is padding")
 
 
-LEAST_FILL = 0.7
+MIN_FILL = 0.7
 """The share of rows that is no padding under which a line says so."""
 
 

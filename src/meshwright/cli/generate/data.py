@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshwright.cli.engine_start import start_with_bar
-from meshwright.cli.generate_args import Args, samplings
+from meshwright.cli.generate.args import Args, samplings
 from meshwright.cli.loading import load_with_bar, note
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.generate_args import Args, samplings
-from meshwright.cli.generate_data import answer_data
+from meshwright.cli.generate.args import Args, samplings
+from meshwright.cli.generate.data import answer_data
+from meshwright.cli.generate.prompts import converse, one_way, read_prompts
 from meshwright.cli.loading import load_with_bar, note
-from meshwright.cli.prompts import converse, one_way, read_prompts
 from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
