@@ -194,6 +194,7 @@ class Client:
         return await reader.readexactly(int(length.partition(":")[2]))
 
     def close(self) -> None:
+        """Close all connections."""
         for _, writer in self._connections:
             writer.close()
 
