@@ -31,8 +31,8 @@ class DataArgs:
         tuple[str, ...],
         option(
             "PATH…",
-            help="Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all with"
-            " a weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.",
+            help="Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all"
+            " with a weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.",
         ),
     ] = ()
     fields: Annotated[
