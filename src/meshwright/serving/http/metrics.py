@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from meshwright.serving.pace import Means
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.stats import Stats
 
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -36,7 +36,7 @@ MEANS = {
     "cache_bytes": "Mean bytes of their pages, over all devices",
     "first_token_seconds": "Mean time from a request to its first token; the predicted one waits for nothing",
 }
-"""The fields of `Means`: each a gauge of two samples, measured, and predicted for texts as long as those measured."""
+"""The fields of `StepMeans`: each a gauge of two samples, measured, and predicted for sequences of equal lengths."""
 
 
 class Metrics:
@@ -45,7 +45,7 @@ class Metrics:
     def __init__(
         self,
         stats: Callable[[], Stats] | None,
-        means: Callable[[], tuple[Means, Means] | None] | None,
+        means: Callable[[], tuple[StepMeans, StepMeans] | None] | None,
     ) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
@@ -107,7 +107,7 @@ class _OfEngine(Collector):
 class _OfPlan(Collector):
     """What is measured of the engine's steps beside what is planned; nothing before there is anything to compare."""
 
-    def __init__(self, means: Callable[[], tuple[Means, Means] | None]) -> None:
+    def __init__(self, means: Callable[[], tuple[StepMeans, StepMeans] | None]) -> None:
         self._means = means
 
     def describe(self) -> Iterable[Metric]:

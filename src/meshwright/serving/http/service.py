@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.limits import Limits
-from meshwright.serving.pace import Means
 from meshwright.serving.request import Serves
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer
@@ -61,7 +61,7 @@ class Service(ServerState):
     context: int
     tokenizer: Tokenizer | None = None
     stats: Callable[[], Stats] | None = None
-    means: Callable[[], tuple[Means, Means] | None] | None = None
+    means: Callable[[], tuple[StepMeans, StepMeans] | None] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
