@@ -76,7 +76,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
 
 
 def why_not_draft(draft: ModelConfig, served: ModelConfig) -> str:
-    """Why a model cannot guess for another; empty where it can."""
+    """Why a model cannot draft for another; empty if it can."""
     if draft.vocab != served.vocab:
         return f"it has a vocabulary of {draft.vocab}, and {served.name} one of {served.vocab}"
     if None not in layers_by_window(served):

@@ -74,7 +74,7 @@ class Engine:
     """Answers requests from one model; see `meshwright.serving.request`.
 
     Args:
-        model: whose mesh it runs on. settings: how. draft: a model on the same mesh that guesses `num_drafts` tokens a
+        model: whose mesh it runs on. settings: how. draft: a model on the same mesh that drafts `num_drafts` tokens a
             step, in place of n-grams of the sequence.
 
     on_failure: called, in the engine's thread, while the exception is handled that ends it.
@@ -88,9 +88,9 @@ class Engine:
     ) -> None:
         self.model, self.settings = model, settings
         if draft is not None and (reason := why_not_draft(draft.config, model.config)):
-            raise MeshwrightError(f"{draft.config.name} cannot guess for {model.config.name}: {reason}")
+            raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
         if draft is not None and not settings.num_drafts:
-            raise MeshwrightError(f"{draft.config.name} is to guess, and num_drafts is 0; use 1 to 16")
+            raise MeshwrightError(f"{draft.config.name} is the draft model, and num_drafts is 0; use 1 to 16")
         self._has_draft_model = draft is not None
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)

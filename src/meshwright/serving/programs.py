@@ -97,8 +97,8 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
     """The step where every row takes the likeliest token.
 
     (params, pages, last, numbers, drafts) -> pages, last, made. last: the newest token of every row of the engine
-    [rows]. drafts: guesses that are on the devices [shape.rows, num_chosen - 1], or None. made: the tokens that were
-    chosen [shape.rows, num_chosen], -1 for none. pages are donated.
+    [rows]. drafts: draft tokens on the devices [shape.rows, num_chosen - 1], or None. made: the chosen tokens
+    [shape.rows, num_chosen], -1 for none. pages are donated.
     """
     layout = decode_layout(model, mesh, split)
 
