@@ -10,11 +10,11 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
 from started import started
 
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.app import ENDPOINTS
 from meshwright.serving.http.metrics import MEAN_GAUGES
 from meshwright.serving.http.openai.generation import MAX_LOGIT_BIASES
 from meshwright.serving.http.service import Limits
-from meshwright.serving.pace import Means
 from meshwright.serving.request import MOST_LOGPROBS
 from meshwright.text import byte_tokenizer
 
@@ -77,7 +77,7 @@ def test_metrics_are_of_requests_tokens_and_the_engine():
 
 
 def test_metrics_have_what_is_measured_beside_what_is_planned():
-    seen = [None, (Means(0.25, 3.5, 4096, 1.5), Means(0.125, 4, 8192, 0.75))]
+    seen = [None, (StepMeans(0.25, 3.5, 4096, 1.5), StepMeans(0.125, 4, 8192, 0.75))]
     with started(FakeEngine(byte_tokenizer()), means=lambda: seen[0]) as server:
         assert "meshwright_mean_" not in httpx.get(f"{server.url}/metrics").text
         seen.pop(0)
@@ -93,5 +93,5 @@ def test_metrics_have_what_is_measured_beside_what_is_planned():
         }.items()
         for origin, value in zip(("predicted", "measured"), both, strict=True)
     }
-    assert set(MEAN_GAUGES) == set(Means._fields)
+    assert set(MEAN_GAUGES) == set(StepMeans._fields)
     assert all(f"meshwright_mean_{name}" in DOCUMENT for name in MEAN_GAUGES)

@@ -126,11 +126,11 @@ def _serve(
     import jax
 
     from meshwright.launch import REPLICA
+    from meshwright.serving.decode_stats import show_means
     from meshwright.serving.engine import Engine
     from meshwright.serving.followers import Leader
     from meshwright.serving.http.server import serve_http
     from meshwright.serving.http.service import Service
-    from meshwright.serving.pace import show_means
 
     leader = Leader(member.host if member else None) if jax.process_count() > 1 else None
     engine = Engine(model, settings, draft)

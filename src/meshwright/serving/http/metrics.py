@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from meshwright.serving.pace import Means
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.stats import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +39,7 @@ MEAN_GAUGES = {
     "cache_bytes": "Mean bytes of their KV cache pages, over all devices",
     "first_token_seconds": "Mean time to first token; the predicted one has no time in the queue",
 }
-"""The fields of `Means`: each is a gauge with two samples, `origin="measured"` and `origin="predicted"`."""
+"""The fields of `StepMeans`: each is a gauge with two samples, `origin="measured"` and `origin="predicted"`."""
 
 
 class Metrics:
@@ -53,7 +53,7 @@ class Metrics:
     def __init__(
         self,
         stats: Callable[[], Stats] | None,
-        means: Callable[[], tuple[Means, Means] | None] | None,
+        means: Callable[[], tuple[StepMeans, StepMeans] | None] | None,
     ) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
@@ -120,7 +120,7 @@ class _EngineCollector(Collector):
 class _MeansCollector(Collector):
     """Collects measured and predicted means at each scrape; nothing before the first decode step."""
 
-    def __init__(self, means: Callable[[], tuple[Means, Means] | None]) -> None:
+    def __init__(self, means: Callable[[], tuple[StepMeans, StepMeans] | None]) -> None:
         self._means = means
 
     def describe(self) -> Iterable[Metric]:

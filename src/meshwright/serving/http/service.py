@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.pace import Means
 from meshwright.serving.request import Serves
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer
@@ -108,7 +108,7 @@ class Service(ServerState):
     context: int
     tokenizer: Tokenizer | None = None
     stats: Callable[[], Stats] | None = None
-    means: Callable[[], tuple[Means, Means] | None] | None = None
+    means: Callable[[], tuple[StepMeans, StepMeans] | None] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
