@@ -57,7 +57,7 @@ def serving(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(180)
     try:
         yield Started(server.url, service, server, thread, errors)
     finally:

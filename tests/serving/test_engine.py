@@ -3,6 +3,7 @@
 import re
 import sys
 import threading
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -162,9 +163,28 @@ def test_what_cannot_be_answered_is_refused(engine, request_, said):
 
 
 def test_a_full_queue_says_when_to_come_back(engine):
-    with pytest.raises(OverloadedError) as found:
-        engine.submit(Request(prompt=[1], max_tokens=1, num_texts=TIGHT.max_queue + 1), lambda outputs: None)
+    room, ended = TIGHT.max_queue + TIGHT.rows, []
+    texts = Request(prompt=[1], max_tokens=2, num_texts=room // 2)
+    ids = [engine.submit(texts, ended.extend) for _ in range(2)]
+    with pytest.raises(OverloadedError, match="1024") as found:
+        engine.submit(replace(texts, num_texts=room // 2 + 1), ended.extend)
     assert found.value.retry_seconds > 0
+    for each in ids:
+        engine.abort(each)
+    while not engine.is_idle:
+        time.sleep(0.01)
+    # What never has room is no matter of when.
+    with pytest.raises(MeshwrightError, match=f"have room for {room}"):
+        engine.submit(replace(texts, num_texts=room + 1), ended.extend)
+
+
+def test_texts_for_which_rows_are_free_need_no_room_in_the_queue(engine):
+    settings, engine.settings = engine.settings, replace(TIGHT, max_queue=1)
+    try:
+        (outputs,) = answers(engine, [Request(prompt=[1], max_tokens=2, num_texts=5)])
+    finally:
+        engine.settings = settings
+    assert len([output for output in outputs if output.done]) == 5
 
 
 @pytest.mark.parametrize(

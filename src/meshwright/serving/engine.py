@@ -138,6 +138,11 @@ class Engine:
         request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"
+        limit = self.settings.max_queue + self.layout.shards * self.layout.rows
+        if request.num_texts > limit:
+            raise MeshwrightError(
+                f"num_texts is {request.num_texts}; rows and queue of this engine have room for {limit}"
+            )
         active = _ActiveRequest(request, deliver)
         if request.constraint is not None:
             active.matchers = [self._matcher(request) for _ in range(request.num_texts)]
@@ -148,9 +153,12 @@ class Engine:
                 raise ClosedError(f"the engine has failed: {self._failure}")
             if self._is_closing:
                 raise ClosedError("the engine is shutting down")
-            queued = len(self._inbox) + len(self.scheduler.waiting)
-            if queued + request.num_texts > self.settings.max_queue:
-                raise OverloadedError(f"{queued} requests wait; the queue takes {self.settings.max_queue}", 1.0)
+            queued = len(self.scheduler.waiting)
+            queued += sum(new.request.num_texts for _, new in self._inbox if new is not None)
+            # Sequences for which a row is free do not wait.
+            free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
+            if queued + request.num_texts > self.settings.max_queue + free_rows:
+                raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
             self._inbox.append((request_id, active))
             self._wakeup.notify()
         return request_id
