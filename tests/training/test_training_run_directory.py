@@ -165,6 +165,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoin
     rows = read_metrics(run)
     assert rows[-1]["loss"] is None or rows[-1]["grad_norm"] is None
     assert "NaN" not in (run / "metrics.jsonl").read_text()
+    [bad] = map(json.loads, (run / "bad_steps.jsonl").read_text().splitlines())
+    assert f"({run / 'bad_steps.jsonl'} has the rows it read); training stops" in message
+    assert bad["step"] == rows[-1]["step"]
+    assert [len(items) for items in bad["items"].values()] == [config.workload.batch]
     # The loss that the kept checkpoint gives is a number.
     assert np.isfinite(rows[last]["loss"])
     assert np.isfinite(rows[last]["grad_norm"])

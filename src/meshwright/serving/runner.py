@@ -20,6 +20,7 @@ from meshwright.models.generation import decode_layout, placed_params
 from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.models.sampling import Written
+from meshwright.models.stationary import for_tpu_products
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.serving.draft_programs import guess_program, read_program
 from meshwright.serving.layout import stored_dtype
@@ -118,6 +119,7 @@ class Runner:
             self._params = placed_params(model.params, model.config, context)
             if settings.weight_dtype == "int8":
                 self._params = in_int8(self._params, model.config)
+            self._params = for_tpu_products(self._params, model.config)
             stored = stored_dtype(model, settings)
             self._pages = _empty_pages(model.config, context, layout.pages, layout.page_size, stored)
             self._draft = None
@@ -128,7 +130,7 @@ class Runner:
                 counts = (layout.pages[group],) * len(layers_by_window(draft.config))
                 self._draft = _Draft(
                     draft.config,
-                    placed_params(draft.params, draft.config, of),
+                    for_tpu_products(placed_params(draft.params, draft.config, of), draft.config),
                     _empty_pages(draft.config, of, counts, layout.page_size, DTYPES[draft.dtype]),
                     group,
                     DTYPES[draft.dtype],

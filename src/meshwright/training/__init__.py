@@ -4,7 +4,6 @@ from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import read_texts
 from meshwright.training.library import allowed_differences, new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
-from meshwright.training.optimizer import Optimizer
 from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.restart import is_first_process, what_is_left
@@ -12,6 +11,7 @@ from meshwright.training.run_directory.resume import restore_adapters, restore_p
 from meshwright.training.run_directory.run import RunConfig, RunStoppedError, holds_run, read_config, read_metrics
 from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
+from meshwright.training.update.optimizer import Optimizer
 
 __all__ = [
     "MODEL_FILES",

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.training.data.mixture import Mixture
-from meshwright.training.data.opened import RunData
 from meshwright.training.data.rows import Rows, empty_row
+from meshwright.training.data.run_data import RunData
 
 AHEAD = 2
 """Batches that are read before they are wanted; as many are in memory."""

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
+from meshwright.training.preference.inputs import FOLDER
 from meshwright.training.pretrained import KEPT, keep_files
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.compatible import (
@@ -36,7 +37,6 @@ from meshwright.training.run_directory.run import (
     read_metrics,
     repair_lines,
 )
-from meshwright.training.run_reference import FOLDER
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps

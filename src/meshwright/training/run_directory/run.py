@@ -22,11 +22,10 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
-from meshwright.training.evaluating import Evaluating
-from meshwright.training.optimizer import Optimizer, optimizer_from_data
-from meshwright.training.preference import Preference
+from meshwright.training.preference.loss import Preference
 from meshwright.training.run_directory.saving import Saving
-from meshwright.training.watching import Watching
+from meshwright.training.update.optimizer import Optimizer, optimizer_from_data
+from meshwright.training.watching import EvaluationConfig, WatchConfig
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -62,8 +61,8 @@ class RunConfig:
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     saving: Saving = field(default_factory=Saving)
-    evaluating: Evaluating = field(default_factory=Evaluating)
-    watching: Watching = field(default_factory=Watching)
+    evaluating: EvaluationConfig = field(default_factory=EvaluationConfig)
+    watching: WatchConfig = field(default_factory=WatchConfig)
     preference: Preference = field(default_factory=Preference)
     """How pairs make a loss, where the workload's objective is `dpo`."""
     strategy: Strategy = DEFAULT

@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import evaluated_means
-from meshwright.training.preference import MEANS
+from meshwright.training.preference.loss import MEANS
 from meshwright.training.run_directory.run import Row, RunConfig
 from meshwright.training.watch.tasks import Tasks
 

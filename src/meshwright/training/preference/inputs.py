@@ -29,17 +29,17 @@ from meshwright.step.reference import ReferencePass
 from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
 from meshwright.training.data.pairs import PairData, RunPairs
 from meshwright.training.inputs import StepInputs
-from meshwright.training.reference import abstract_reference, reference_step, text_batch
+from meshwright.training.preference.reference import abstract_reference, reference_step, text_batch
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import State, first_parameters
-from meshwright.training.trained import without
+from meshwright.training.trainable import drop_paths
 from meshwright.training.watch import HeldOutPairs
 
 FOLDER, FILE = "reference", "log_probabilities.npz"
 
 
-def begin_pairs(
+def pair_inputs(
     config: RunConfig,
     directory: Path,
     pairs: RunPairs,
@@ -105,7 +105,7 @@ def begin_pairs(
 
 def _without_adapters(params: Any) -> Any:
     """The parameters of a model that its adapters stand beside: the same arrays."""
-    return without(params, [path for path, _ in leaves(params) if is_adapter(path)])
+    return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
 def _compiled(own: ReferencePass, mesh: Mesh) -> Callable[..., Array]:

@@ -80,7 +80,7 @@ def open_data(
     Raises:
         MeshwrightError: a source that cannot be read, a bad record, tokens of another tokenizer, too little data.
     """
-    rows = usual_rows(config)
+    rows = default_rows(config)
     found = _open_sources(config, workload, tokenizer, on_note=on_note)
     training: list[Rows] = []
     held_out: list[Rows] = []
@@ -103,7 +103,7 @@ def open_data(
     return data
 
 
-def usual_rows(config: DataConfig) -> RowKind:
+def default_rows(config: DataConfig) -> RowKind:
     """What the rows of a run are that does not say it: windows where every source is text, else packed documents."""
     if config.rows is not None:
         return config.rows
@@ -247,11 +247,11 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
             "no_loss": "documents have no loss before they are cut, and are left out",
         }[what]
         on_note(f"{source.name}: {count:,} {said}")
-    if isinstance(rows, DocumentRows) and rows.is_packed and rows.fill < LEAST_FILL:
+    if isinstance(rows, DocumentRows) and rows.is_packed and rows.fill < MIN_FILL:
         on_note(f"{source.name}: {1 - rows.fill:.0%} of its rows is padding")
 
 
-LEAST_FILL = 0.7
+MIN_FILL = 0.7
 """The share of rows that is no padding under which a line says so."""
 
 

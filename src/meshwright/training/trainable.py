@@ -9,22 +9,22 @@ Tree = Any
 """Leaves under names at any depth, as parameters are."""
 
 
-def without(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
+def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
     """A tree without the leaves at some paths (`layers.query`), and without what is empty then."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            if kept := without(value, paths, f"{path}."):
+            if kept := drop_paths(value, paths, f"{path}."):
                 found[name] = kept
         elif path not in paths:
             found[name] = value
     return found
 
 
-def merged(tree: Tree, part: Tree) -> Tree:
+def merge_trees(tree: Tree, part: Tree) -> Tree:
     """A tree with the leaves of `part` in place of its own; where they are of no tree alike, beside its own."""
     found = dict(tree)
     for name, value in part.items():
-        found[name] = merged(found.get(name, {}), value) if isinstance(value, Mapping) else value
+        found[name] = merge_trees(found.get(name, {}), value) if isinstance(value, Mapping) else value
     return found

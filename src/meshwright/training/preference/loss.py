@@ -60,7 +60,7 @@ OF_TEXT = {
 """The settings of a run that pairs do not read, and why not."""
 
 
-def check_said(said: Collection[str], workload: Workload) -> None:
+def check_preference_options(said: Collection[str], workload: Workload) -> None:
     """Raise where something is said of pairs whose workload has none, or of text beside pairs.
 
     said: settings of a run.

@@ -150,7 +150,7 @@ class Optimizer:
         return self.learning_rate * (self.final_rate + (1 - self.final_rate) * kept)
 
 
-def check_said(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
+def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
     """Raise where something that is said of an optimizer changes nothing, or names no parameter of a model.
 
     said: the settings that are (`training.settings`).
@@ -171,7 +171,7 @@ def check_said(optimizer: Optimizer, said: Collection[str], strategy: Strategy, 
         check_patterns("rate", [pattern for pattern, _ in optimizer.factors], paths)
 
 
-def usual_warmup(steps: int) -> int:
+def default_warmup(steps: int) -> int:
     """The warm-up of a run that says none: a tenth of its steps, `LONGEST_WARMUP` at the most."""
     return min(LONGEST_WARMUP, -(-steps // 10))
 

@@ -1,4 +1,4 @@
-"""What a run does after each of its steps: log and judge its row, evaluate and save the state, find whether to stop."""
+"""What a run does after each step: log its row, look for a bad step, profile, evaluate, save, and decide to stop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from meshwright.training.run_directory.run import NotFiniteError, Row, RunConfig
 from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_record import compiled_record
 from meshwright.training.step import State
-from meshwright.training.update.bad_steps import BadSteps, note_bad_step
+from meshwright.training.update.bad_steps import FILE, BadSteps, log_bad_step
 from meshwright.training.watch import Evaluator, Profiler, RunLog, Shortfall
 
 
 @dataclass(frozen=True, kw_only=True)
-class AfterStep:
-    """Follows a run step by step: `is_state_due` before a step's row is there, then `follow_row`, then `follow_state`.
+class StepHooks:
+    """The hooks of the training loop, in the order of their calls: `needs_state`, `handle_row`, `handle_state`.
 
     Args:
         start: the steps that were taken before.
@@ -49,12 +49,11 @@ class AfterStep:
     on_note: Note
     on_evaluation: Callable[[Row], None]
 
-    def is_state_due(self, step: int) -> bool:
-        """Whether the state after a step is looked at before the next step is taken."""
+    def needs_state(self, step: int) -> bool:
+        """Whether the state after a step is evaluated, saved or profiled, so that the next step waits for it."""
         self.saver.decide(step + 1, self.interruption, waits=False)
         is_evaluated = self.config.evaluating.is_due(step + 1)
-        is_wanted = self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
-        return self.interruption.stop is not None or is_wanted
+        return self.interruption.stop is not None or self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
 
     def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
         """Write what a run has from its first step on. row: of that step, which gets the counts of all data too."""
@@ -65,22 +64,22 @@ class AfterStep:
         if self.log is not None:
             self.log.begin(self.start, compiled_record(self.config, compiled))
 
-    def follow_row(self, row: Row) -> None:
-        """Log the row of a step, and say what is wrong with it.
+    def handle_row(self, row: Row) -> None:
+        """Log the row of a step, and look for a bad step and a shortfall.
 
         Raises:
-            NotFiniteError: where the step was bad and not left out, or too many in a row were.
+            NotFiniteError: the step was bad and not left out, or too many in a row were left out.
         """
         if self.log is not None:
             self.log.add(row)
-        if why := self.bad_steps.why(row):
-            self._follow_bad_step(row, why)
+        if reason := self.bad_steps.reason(row):
+            self._handle_bad_step(row, reason)
         if (line := self.shortfall.add(row)) is not None:
             self.on_note(line)
         self.on_step(row)
         self.saver.check()
 
-    def follow_state(self, row: Row, state: State) -> bool:
+    def handle_state(self, row: Row, state: State) -> bool:
         """Profile, evaluate and save the state after a step where each is due; whether the run ends with this step."""
         taken = row["step"] + 1
         self.profiler.after(taken)
@@ -88,13 +87,13 @@ class AfterStep:
             self.saver.decide(taken, self.interruption, waits=True)
         is_done = taken == self.config.steps
         if self.evaluate is not None and (is_done or self.config.evaluating.is_due(taken)):
-            found = self.evaluate(state["params"], self._is_stopping)
-            if found is None:
+            evaluation = self.evaluate(state["params"], self._is_stopping)
+            if evaluation is None:
                 self.on_note(f"the evaluation after step {taken} is left out: the run is asked to stop")
             else:
-                self.on_evaluation(row | found)
+                self.on_evaluation(row | evaluation)
                 if self.log is not None:
-                    self.log.add_later(found)
+                    self.log.add_later(evaluation)
         is_last = is_done or self.interruption.stop is not None
         if is_last or self.saver.is_due:
             stall = self.saver.save(taken, state, is_last=is_last)
@@ -106,24 +105,25 @@ class AfterStep:
         self.interruption.agree(False, waits=True)
         return self.interruption.stop is not None
 
-    def _follow_bad_step(self, row: Row, why: str) -> None:
-        """Note a bad step that was left out, with the text that it read; raise where it was not, or too many were.
+    def _handle_bad_step(self, row: Row, reason: str) -> None:
+        """Note a bad step with the rows that it read; raise where it was not left out, or too many in a row were.
 
         The checkpoint that it came from is put aside where it gives no numbers.
         """
         step = row["step"]
+        if is_first_process():
+            batch = {"seed": self.config.seed, "items": self.inputs.batches.items(step)}
+            log_bad_step(self.directory, row, reason, batch)
         if row.get("skipped"):
-            text = {"seed": self.config.seed, "items": self.inputs.batches.items(step)}
-            if is_first_process():
-                note_bad_step(self.directory, row, why, text)
-            self.on_note(f"step {step + 1} is left out: {why}")
+            self.on_note(f"step {step + 1} is left out: {reason}")
             if self.bad_steps.in_a_row < self.config.optimizer.max_bad_steps:
                 return
-            why = f"{self.bad_steps.in_a_row} steps in a row were left out, and in the last one {why}"
+            reason = f"{self.bad_steps.in_a_row} steps in a row were left out, and in the last one {reason}"
         if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
             self.checkpoints.wait()
             if is_first_process() and step in self.checkpoints.steps:
                 self.checkpoints.set_aside(step, "nan")
         raise NotFiniteError(
-            f"{why} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}; training stops"
+            f"{reason} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}"
+            f" ({self.directory / FILE} has the rows it read); training stops"
         )
