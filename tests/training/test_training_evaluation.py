@@ -118,6 +118,8 @@ def test_batches_count_by_their_tokens():
         each = [float(evaluated_means(params, Two(batch)[n], WORKLOAD, layout, DEFAULT)[0]) for n in (0, 1)]
         found = Evaluator(config, layout, Two(batch))(params)
         one = Evaluator(replace(config, evaluating=EvaluationConfig(every=1, batches=1)), layout, Two(batch))(params)
+        asked = iter((False, True))
+        assert Evaluator(config, layout, Two(batch))(params, lambda: next(asked)) is None  # Given up before the second.
     assert each[0] != pytest.approx(each[1], rel=1e-4)
     assert found["eval_loss"] == pytest.approx((30 * each[0] + 10 * each[1]) / 40, rel=1e-6)
     assert found["eval_perplexity"] == pytest.approx(np.exp(found["eval_loss"]))

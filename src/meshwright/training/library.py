@@ -22,7 +22,7 @@ from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.run_directory.checkpoint import Checkpoints
 from meshwright.training.run_directory.compatible import read_allowed
 from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import Row, RunConfig, holds_run
+from meshwright.training.run_directory.run import Row, RunConfig, find_config_copy, holds_run
 from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
 from meshwright.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
 
@@ -171,8 +171,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
             f" -o starts another"
         )
     if found := [name for name in ("checkpoints", "metrics.jsonl") if (directory / name).exists()]:
+        copy = find_config_copy(directory)
         raise MeshwrightError(
-            f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
+            f"{directory} holds {found[0]} of a run without its config.json;"
+            f" {f'{copy}; ' if copy else ''}-o starts a run elsewhere"
         )
     check_new_directory(directory)
     if config.workload.objective == "dpo" and not config.data.sources:

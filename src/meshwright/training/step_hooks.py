@@ -87,15 +87,23 @@ class StepHooks:
             self.saver.decide(taken, self.interruption, waits=True)
         is_done = taken == self.config.steps
         if self.evaluate is not None and (is_done or self.config.evaluating.is_due(taken)):
-            evaluation = self.evaluate(state["params"])
-            self.on_evaluation(row | evaluation)
-            if self.log is not None:
-                self.log.add_later(evaluation)
+            evaluation = self.evaluate(state["params"], self._is_stopping)
+            if evaluation is None:
+                self.on_note(f"the evaluation after step {taken} is left out: the run is asked to stop")
+            else:
+                self.on_evaluation(row | evaluation)
+                if self.log is not None:
+                    self.log.add_later(evaluation)
         is_last = is_done or self.interruption.stop is not None
         if is_last or self.saver.is_due:
             stall = self.saver.save(taken, state, is_last=is_last)
             self.shortfall.add_later({"save_seconds": stall})
         return is_last
+
+    def _is_stopping(self) -> bool:
+        """Whether any process of the run was asked to stop; all processes call this together."""
+        self.interruption.agree(False, waits=True)
+        return self.interruption.stop is not None
 
     def _handle_bad_step(self, row: Row, reason: str) -> None:
         """Note a bad step with the rows that it read; raise where it was not left out, or too many in a row were.

@@ -104,8 +104,8 @@ def _change(
     is_allowed: bool,
     allow: Collection[str],
 ) -> list[str]:
-    """A line for each setting that is another than before; an error where it may not be."""
-    after, lines = _with(said, before, num_devices), []
+    """A line for each setting that is another than before; one error that says all that may not be."""
+    after, lines, refused = _with(said, before, num_devices), [], []
     for name in said:
         old, new = option_value(name, before), option_value(name, after)
         if old == new:
@@ -118,13 +118,13 @@ def _change(
         if is_shape or name in REFERENCES:
             made = "the checkpoints of {} were made" if is_shape else "{} was begun"
             hint = f"--allow {kind} goes on with the new value" if kind else "only a new run can have another"
-            raise MeshwrightError(f"{name} is {new!r}; {made.format(directory)} with {old!r}, and {hint}")
-        if not is_allowed:
-            raise MeshwrightError(
-                f"{name} is {new!r}; {directory} was begun with {old!r}: --change (change=True) goes on with"
-                " the new value"
-            )
+            refused.append(f"{name} is {new!r}; {made.format(directory)} with {old!r}, and {hint}")
+        elif not is_allowed:
+            hint = "--change (change=True) goes on with the new value"
+            refused.append(f"{name} is {new!r}; {directory} was begun with {old!r}: {hint}")
         lines.append(f"{name}: {new!r} instead of {old!r}")
+    if refused:
+        raise MeshwrightError("; ".join(refused))
     return lines
 
 
