@@ -176,9 +176,9 @@ class Front:
         url, query = self._replicas[number].url, request.url.query
         if url is None:
             return False
-        headers = {name: request.headers[name] for name in ("content-type", "accept") if name in request.headers}
+        request_headers = {n: request.headers[n] for n in ("content-type", "accept") if n in request.headers}
         target = httpx.URL(url).copy_with(raw_path=request.scope["raw_path"] + (f"?{query}".encode() if query else b""))
-        async with self._client.stream(request.method, target, content=body, headers=headers) as reply:
+        async with self._client.stream(request.method, target, content=body, headers=request_headers) as reply:
             headers = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP_HEADERS]
             if reply.headers.get("content-type", "").startswith("text/event-stream"):
                 async for part in reply.aiter_raw():

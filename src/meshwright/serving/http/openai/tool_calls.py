@@ -39,10 +39,10 @@ class ToolParser:
     def add(self, text: str, *, is_last: bool) -> tuple[str, list[ToolCall]]:
         """Add new text; return the new content and the new calls. is_last: whether the message ends here."""
         self._buffer += text
-        content, calls = ("", []) if self._may_be_json_only else self._tagged_calls() if self._is_tagged else ("", [])
+        content, calls = self._pop_tagged_calls() if self._is_tagged else ("", [])
         if self._may_be_json_only and self._buffer.strip():
             self._may_be_json_only = self._buffer.lstrip().startswith("{")
-            if self._may_be_json_only and is_last and (call := self._call(self._buffer, "parameters")):
+            if self._may_be_json_only and is_last and (call := self._parse_call(self._buffer, "parameters")):
                 self._buffer, calls = "", [call]
         self.num_calls += len(calls)
         if is_last and self.num_calls:
@@ -51,11 +51,11 @@ class ToolParser:
         content, self._buffer = content + self._buffer[:end], self._buffer[end:]
         return content, calls
 
-    def _tagged_calls(self) -> tuple[str, list[ToolCall]]:
+    def _pop_tagged_calls(self) -> tuple[str, list[ToolCall]]:
         """Remove the complete calls and the content before the last of them from the buffer."""
         content, calls = "", []
         while (start := self._buffer.find(OPEN)) >= 0 and (end := self._buffer.find(CLOSE, start)) >= 0:
-            call, until = self._call(self._buffer[start + len(OPEN) : end], "arguments"), end + len(CLOSE)
+            call, until = self._parse_call(self._buffer[start + len(OPEN) : end], "arguments"), end + len(CLOSE)
             if call is None:
                 content += self._buffer[:until]
             else:
@@ -76,7 +76,7 @@ class ToolParser:
             start = len(self._buffer) - partial
         return len(self._buffer[:start].rstrip())
 
-    def _call(self, text: str, arguments: str) -> ToolCall | None:
+    def _parse_call(self, text: str, arguments: str) -> ToolCall | None:
         """Parse a call. arguments: the key of its arguments. None if the text is not a call."""
         try:
             call: Any = json.loads(text, parse_constant=_reject_constant)
