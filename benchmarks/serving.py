@@ -8,7 +8,10 @@ from the third on is printed:
 - raw: `models.generation`, all prompts at once, a step after another with the tokens left on the devices;
 - server: `meshwright serve`, the requests sent at once over HTTP, each answer in one piece.
 
-    python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 7]
+"of raw" is the rate beside that of the raw loop with as many rows, "of 8" beside that of the same way with 8. The mesh
+is the one on which the raw loop is fastest: on dp=2,tp=4 two groups of devices read all weights each.
+
+    python benchmarks/serving.py [--mesh fsdp=2,tp=4] [--rounds 7]
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ ENVIRONMENT = os.environ | {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mesh", default="dp=2,tp=4")
+    parser.add_argument("--mesh", default="fsdp=2,tp=4")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--raw", metavar="DIRECTORY", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -44,11 +47,18 @@ def main() -> None:
         directory = f"{folder}/llama-40m"
         subprocess.run([sys.executable, "-c", MAKE, directory], env=ENVIRONMENT, check=True)
         rounds = asyncio.run(take_turns(directory, args.mesh, args.rounds))
-    base = statistics.median(rate for rate, _ in rounds["raw, 8 rows"])
-    print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'CPU-s / 256 tokens':>22}")
+    print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'of 8':>10}{'CPU-s / 256 tokens':>22}")
     for name, each in rounds.items():
+        way, count = name.split(", ")
+        of_raw = median_ratio(each, rounds[f"raw, {count.split()[0]} rows"])
+        of_eight = median_ratio(each, rounds[f"{way}, 8 {count.split()[1]}"])
         rate, cpu = (statistics.median(column) for column in zip(*each, strict=True))
-        print(f"{name:24}{rate:10.1f}{rate / base:9.2f}x{cpu:22.2f}")
+        print(f"{name:24}{rate:10.1f}{of_raw:9.2f}x{of_eight:9.2f}x{cpu:22.2f}")
+
+
+def median_ratio(rounds: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:
+    """The median over rounds of the rate beside another one of the same round."""
+    return statistics.median(rate / other for (rate, _), (other, _) in zip(rounds, others, strict=True))
 
 
 async def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -124,18 +134,19 @@ def raw(directory: str, mesh: str) -> None:
     import numpy as np
 
     import meshwright as mw
-    from meshwright.models.generation import decode_layout, placed_params, programs, prompt_layout
+    from meshwright.models.generation import cache_split, decode_layout, placed_params, programs, prompt_layout
     from meshwright.models.sampling import Written, likeliest_of
 
     model = mw.load(directory, on="cpu:8", mesh=mesh)
-    layout = decode_layout(model.config, model.mesh_shape, "heads")
-    of_prompts = prompt_layout(model.config, model.mesh_shape, "heads")
+    split = cache_split(model.config, model.mesh_shape, 8)
+    layout = decode_layout(model.config, model.mesh_shape, split)
+    of_prompts = prompt_layout(model.config, model.mesh_shape, split)
     with jax.set_mesh(model.mesh):
         params = placed_params(model.params, model.config, layout)
         for line in sys.stdin:
             rows = int(line)
             prefill, decode = programs(
-                model.config, model.mesh_shape, "heads", rows, PROMPT + MADE, jnp.dtype(jnp.float32)
+                model.config, model.mesh_shape, split, rows, PROMPT + MADE, jnp.dtype(jnp.float32)
             )
             samplers = likeliest_of(jnp.zeros(rows, jnp.uint32))
             tokens = jax.device_put(np.array(prompts(rows), np.int32), of_prompts.spec("batch", "sequence"))

@@ -16,8 +16,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling
+from meshwright.serving.decode_stats import show_means
 from meshwright.serving.engine import Engine
-from meshwright.serving.pace import show_means
 from meshwright.serving.request import ClosedError, Constraint, OverloadedError, Request
 from meshwright.serving.settings import EngineSettings
 

@@ -31,7 +31,7 @@ from meshwright.training import (
     train_step,
 )
 from meshwright.training.data.config import DataConfig
-from meshwright.training.data.pair_batches import Place
+from meshwright.training.data.pair_batches import BatchPlacement
 from meshwright.training.data.pairs import open_pairs
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.preference import inputs as preference_inputs
@@ -57,16 +57,16 @@ def text(seed=0):
     return rng.integers(0, 256, (16, 33)).astype(np.int32), weights
 
 
-def placed(shape, strategy):
+def put_in_shards(shape, strategy):
     """The mesh of some devices with its layout, and the test's batch on it."""
     mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape, rules_of(strategy))
-    return mesh, layout, Place.of(mesh, layout, WORKLOAD.seq_len, strategy).rows(*text())
+    return mesh, layout, BatchPlacement.of(mesh, layout, WORKLOAD.seq_len, strategy).rows(*text())
 
 
 def from_reference(workload, shape, strategy):
     """What a reference with other parameters than the policy makes of the batch, on its own mesh."""
     own = reference_pass(workload, shape, strategy)
-    mesh, layout, batch = placed(own.mesh, own.strategy)
+    mesh, layout, batch = put_in_shards(own.mesh, own.strategy)
     with jax.set_mesh(mesh):
         params = initialise(parameters(workload.model), jax.random.key(1), mesh, layout, "f32")
         return reference_step(own)(params, batch)
@@ -76,7 +76,7 @@ def from_reference(workload, shape, strategy):
 def differentiated(workload, shape, strategy):
     """The loss of a batch, its parts and its gradients, and what the reference made of each row."""
     made = from_reference(workload, shape, strategy)
-    mesh, layout, batch = placed(shape, strategy)
+    mesh, layout, batch = put_in_shards(shape, strategy)
     run = partial(loss_and_gradients, workload=workload, layout=layout, strategy=strategy)
     with jax.set_mesh(mesh):
         params = initialise(parameters(workload.model), jax.random.key(0), mesh, layout, "f32")
@@ -304,7 +304,7 @@ def test_a_precomputed_reference_trains_as_a_live_one_and_is_of_its_own_pairs(pa
 def test_a_step_is_given_the_bytes_that_its_plan_says():
     """The policy's arguments and the reference's, to the byte, and no reference among the policy's state."""
     shape, strategy = MeshShape(fsdp=8), DEFAULT
-    mesh, layout, batch = placed(shape, strategy)
+    mesh, layout, batch = put_in_shards(shape, strategy)
     own = reference_pass(WORKLOAD, shape, strategy)
     with jax.set_mesh(mesh):
         state = initial_state(WORKLOAD, layout, Optimizer(), mesh, strategy, seed=0)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from meshwright.cli.engine_start import start_with_bar
 from meshwright.cli.generate.args import Args, samplings
-from meshwright.cli.loading import load_with_bar, note
+from meshwright.cli.loading import load_with_bar, note, start_with_bar
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting

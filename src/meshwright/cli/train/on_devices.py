@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.cli.loading import byte_bar
-from meshwright.cli.several import telling_others
+from meshwright.cli.processes import report_end_to_others
 from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train.args import Args
@@ -77,7 +77,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
         show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
         sys.stdout.flush()
     try:
-        with telling_others(several, RunStoppedError), screen:
+        with report_end_to_others(several, RunStoppedError), screen:
             outcome = run_steps(
                 config,
                 directory,

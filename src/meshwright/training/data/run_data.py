@@ -81,10 +81,10 @@ def open_data(
         MeshwrightError: a source that cannot be read, a bad record, tokens of another tokenizer, too little data.
     """
     rows = default_rows(config)
-    found = _open_sources(config, workload, tokenizer, on_note=on_note)
+    sources = _open_sources(config, workload, tokenizer, on_note=on_note)
     training: list[Rows] = []
     held_out: list[Rows] = []
-    for source in found:
+    for source in sources:
         count = _count(source, workload.seq_len, rows)
         train, held = split(count, config.held_out, source.name)
         training.append(_rows(source, workload.seq_len, train, rows, seed))
@@ -96,10 +96,10 @@ def open_data(
         training=tuple(training),
         held_out=tuple(held_out),
         weights=tuple(weight for weight in weights if weight is not None) or None,
-        bad={source.name: source.bad for source in found if source.bad},
-        fingerprint=hashlib.sha256("".join(source.fingerprint for source in found).encode()).hexdigest(),
+        bad={source.name: source.bad for source in sources if source.bad},
+        fingerprint=hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest(),
     )
-    _check_enough(data, found, workload, rows)
+    _check_enough(data, sources, workload, rows)
     return data
 
 
@@ -218,7 +218,7 @@ def _rows(source: _Opened, seq_len: int, part: Part, rows: RowKind, seed: int | 
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
     key = repr((INDEX_FORMAT, source.fingerprint, sizes, seq_len, part, rows, seed))
     if rows == "windows":
-        windows = range(part.count) if part.is_whole else part.mapped(cached_directory(key, part.write))
+        windows = range(part.count) if part.is_whole else part.open_numbers(cached_directory(key, part.write))
         return WindowRows(source.name, source.dataset, seq_len, windows)
     is_packed = rows == "packed"
 
@@ -255,14 +255,14 @@ MIN_FILL = 0.7
 """The share of rows that is no padding under which a line says so."""
 
 
-def _check_enough(data: RunData, found: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
+def _check_enough(data: RunData, sources: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
     """Raise where there are not the rows of one batch."""
     have = sum(one.count for one in data.training)
     if have >= workload.batch:
         return
     what = {"windows": "windows", "packed": "packed rows", "padded": "documents"}[rows]
-    size = sum(int(one.dataset.offsets[-1]) for one in found)
-    unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in found) else "tokens"
+    size = sum(int(one.dataset.offsets[-1]) for one in sources)
+    unit = "bytes" if all(isinstance(one.dataset, TextBytes) for one in sources) else "tokens"
     raise MeshwrightError(
         f"the data has {size:,} {unit}, {have:,} {what} of {workload.seq_len}; a batch has {workload.batch}: give more"
         " data, a smaller --batch or a shorter --seq-len"

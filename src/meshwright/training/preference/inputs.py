@@ -26,7 +26,7 @@ from meshwright.runtime import DTYPES, ShardingContext, build_mesh
 from meshwright.step import leaves, reference_pass, rules_of, shares_base
 from meshwright.step.parameter_tree import is_adapter
 from meshwright.step.reference import ReferencePass
-from meshwright.training.data.pair_batches import LIVE, PairBatches, Place
+from meshwright.training.data.pair_batches import REFERENCE_BATCH, BatchPlacement, PairBatches
 from meshwright.training.data.pairs import PairData, RunPairs
 from meshwright.training.inputs import StepInputs
 from meshwright.training.preference.reference import abstract_reference, reference_step, text_batch
@@ -57,7 +57,7 @@ def pair_inputs(
     """
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
     policy, more = (
-        Place.of(mesh, layout, seq_len, config.strategy),
+        BatchPlacement.of(mesh, layout, seq_len, config.strategy),
         {"seed": config.seed, "draws": config.draws},
     )
     data = pairs.data
@@ -69,10 +69,10 @@ def pair_inputs(
     own = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
     assert own is not None
     if config.workload.reference == "precomputed":
-        found = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
-        batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=found, **more)
+        log_probabilities = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
+        batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=log_probabilities, **more)
         held_out = HeldOutPairs(batches.num_held_out, lambda _, number: batches.held_out(number))
-        return StepInputs(batches, held_out, keep=lambda: _write(directory, found, data), counts=counts)
+        return StepInputs(batches, held_out, keep=lambda: _write(directory, log_probabilities, data), counts=counts)
     there = build_mesh(own.mesh)
     has_adapters = config.workload.config.lora is not None
     if shares_base(config.workload, config.mesh, config.strategy):
@@ -84,10 +84,10 @@ def pair_inputs(
     run, rows = _compiled(own, there), NamedSharding(mesh, layout.spec("batch"))
 
     def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
-        text = {name: array for name, array in batch.items() if name != LIVE}
+        text = {name: array for name, array in batch.items() if name != REFERENCE_BATCH}
         base = _without_adapters(state["params"]) if params is None else params
         with jax.set_mesh(there):
-            made = run(base, batch[LIVE])
+            made = run(base, batch[REFERENCE_BATCH])
         return text | {"reference": jax.device_put(made, rows)}
 
     def keep() -> None:
@@ -95,7 +95,7 @@ def pair_inputs(
         if not has_adapters:
             _save(directory, config, params)
 
-    place = Place.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
+    place = BatchPlacement.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
     batches = PairBatches(pairs, config.workload, policy, place, **more)
     held_out = HeldOutPairs(
         batches.num_held_out, lambda params, number: prepare({"params": params}, batches.held_out(number))
@@ -156,23 +156,24 @@ def _log_probabilities(
     """What the reference makes of all rows, [pairs, 2]; its parameters are let go of afterwards."""
     size, run = own.workload.batch, _compiled(own, mesh)
     params = _first(config, own, mesh, on_bytes)
-    place = Place.of(mesh, ShardingContext(own.mesh, rules_of(own.strategy)), own.workload.seq_len, own.strategy)
-    found: list[np.ndarray] = []
+    layout = ShardingContext(own.mesh, rules_of(own.strategy))
+    place = BatchPlacement.of(mesh, layout, own.workload.seq_len, own.strategy)
+    batches: list[np.ndarray] = []
     for at in range(0, len(data), size):
         # The last batch is filled with pairs that have been.
         numbers = np.arange(at, at + size) % len(data)
         tokens, weights = data.rows(numbers)
         with jax.set_mesh(mesh):
-            found.append(np.asarray(process_allgather(run(params, place.rows(tokens, weights)), tiled=True)))
-    return np.concatenate(found).reshape(-1, 2)[: len(data)]
+            batches.append(np.asarray(process_allgather(run(params, place.rows(tokens, weights)), tiled=True)))
+    return np.concatenate(batches).reshape(-1, 2)[: len(data)]
 
 
-def _write(directory: Path, found: np.ndarray, data: PairData) -> None:
+def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> None:
     """Keep what the reference made of all pairs, and which these are."""
     if jax.process_index() or (directory / FOLDER / FILE).is_file():
         return
     out = io.BytesIO()
-    np.savez(out, log_probabilities=found, pairs=np.array(data.fingerprint))
+    np.savez(out, log_probabilities=log_probabilities, pairs=np.array(data.fingerprint))
     (directory / FOLDER).mkdir(exist_ok=True)
     write_file(directory / FOLDER / FILE, out.getvalue())
 
@@ -182,7 +183,7 @@ def _read(directory: Path, data: PairData) -> np.ndarray:
     path = directory / FOLDER / FILE
     try:
         with np.load(path) as kept:
-            found, pairs = kept["log_probabilities"], str(kept["pairs"])
+            log_probabilities, pairs = kept["log_probabilities"], str(kept["pairs"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise MeshwrightError(
             f"cannot read {path}, what the reference made of all pairs: {error}; put it back"
@@ -192,4 +193,4 @@ def _read(directory: Path, data: PairData) -> np.ndarray:
             f"{path} is of other pairs than --data, --seq-len and the tokenizer give now; a run whose reference is"
             f" precomputed goes on with its own alone"
         )
-    return found
+    return log_probabilities

@@ -84,8 +84,8 @@ class PairParts(NamedTuple):
     @property
     def metrics(self) -> dict[str, Array]:
         """The metrics of a step, by name."""
-        found = {name: self.means[number] for number, name in enumerate(MEANS)}
-        return found if self.load is None else found | self.load.metrics
+        metrics = {name: self.means[number] for number, name in enumerate(MEANS)}
+        return metrics if self.load is None else metrics | self.load.metrics
 
 
 MEANS = (

@@ -39,11 +39,11 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
     layout, count = ShardingContext(own.mesh, rules_of(own.strategy)), own.strategy.num_microbatches
 
     def part(params: Any, batch: Mapping[str, Array]) -> Array:
-        found, _ = log_probabilities_and_load(
+        log_probabilities, _ = log_probabilities_and_load(
             params, batch, own.workload.config, layout, dtype=DTYPES[own.workload.compute_dtype], remat="none",
             strategy=own.strategy,
         )  # fmt: skip
-        return found
+        return log_probabilities
 
     def run(params: Any, batch: Mapping[str, Array]) -> Array:
         if count == 1:
@@ -72,9 +72,9 @@ def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
     """
     declared, read = parameters(own.workload.config), own.workload
     vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
-    found = abstract(declared, mesh, ShardingContext(own.mesh, rules_of(own.strategy)), read.compute_dtype)
+    params = abstract(declared, mesh, ShardingContext(own.mesh, rules_of(own.strategy)), read.compute_dtype)
     return map_leaves(
-        lambda path, leaf: leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf, found
+        lambda path, leaf: leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf, params
     )
 
 

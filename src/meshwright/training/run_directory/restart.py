@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.preference.inputs import FOLDER
-from meshwright.training.pretrained import KEPT, keep_files
+from meshwright.training.pretrained import PRETRAINED, copy_pretrained_files
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.compatible import (
     check_allowed,
@@ -107,7 +107,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
     """
     if not is_first_process():
         return
-    keep_files(config, directory)
+    copy_pretrained_files(config, directory)
     note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
     write_resolved(directory, config)
@@ -124,7 +124,7 @@ def end_failed_start(directory: Path, start: int) -> None:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
-    for folder in (KEPT, FOLDER):
+    for folder in (PRETRAINED, FOLDER):
         shutil.rmtree(directory / folder, ignore_errors=True)
 
 

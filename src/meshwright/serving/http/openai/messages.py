@@ -1,4 +1,4 @@
-"""The messages and tools of a chat, and the tokens that the model's template makes of them."""
+"""The messages and tools of a chat request, and the prompt that the model's chat template makes of them."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from pydantic import Field
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.fields import Fields
+from meshwright.serving.http.request_body import RequestModel
 from meshwright.serving.http.service import LONG_TEXT, Service
 from meshwright.text import apply_chat_template
 
 
-class ContentPart(Fields):
-    """A part of a message: text, as this server reads nothing else."""
+class ContentPart(RequestModel):
+    """A part of a message; this server accepts text only."""
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(Fields):
-    """A function and what it is called with. arguments: JSON as text."""
+class FunctionCall(RequestModel):
+    """A function name and its arguments. arguments: JSON as text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Fields):
-    """A call of a tool that the assistant made before."""
+class ToolCall(RequestModel):
+    """A tool call of the assistant."""
 
     id: str
     type: Literal["function"]
     function: FunctionCall
 
 
-class Message(Fields):
-    """A message of a chat. content: text, or parts of it; None of an assistant that only called tools."""
+class Message(RequestModel):
+    """A message of a chat. content: text or its parts; None for an assistant message of tool calls only."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
@@ -48,26 +48,31 @@ class Message(Fields):
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as templates of Hugging Face read it."""
+        """The message as Hugging Face's chat templates read it."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        # "developer" is OpenAI's newer word for the same. Templates add text to a content, which None is not.
-        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content or ""}
+        # "developer" is OpenAI's newer name for "system". Templates concatenate content with text, so it is never None.
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content or ""}
         if self.name is not None:
-            found["name"] = self.name
+            message["name"] = self.name
         if self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
+            message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
-            found["tool_calls"] = [
-                {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": _object(call)}}
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": call.type,
+                    "function": {"name": call.function.name, "arguments": _arguments(call)},
+                }
                 for call in self.tool_calls
             ]
-        return found
+        return message
 
 
-class Function(Fields):
-    """A function that the assistant may call. parameters: their JSON schema."""
+class Function(RequestModel):
+    """A function that the assistant may call. parameters: a JSON schema."""
 
     name: str
     description: str | None = None
@@ -75,7 +80,7 @@ class Function(Fields):
     strict: bool | None = None
 
 
-class Tool(Fields):
+class Tool(RequestModel):
     """A tool that the assistant may call."""
 
     type: Literal["function"]
@@ -85,12 +90,18 @@ class Tool(Fields):
 async def chat_prompt(
     service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]], param: str
 ) -> list[int]:
-    """The tokens of a chat, with what begins the assistant's answer. param: the field that the messages came in.
+    """The prompt of a chat, up to the beginning of the assistant's answer.
+
+    Args:
+        service: the server, for its tokenizer.
+        messages: the messages, as `Message.for_template` writes them.
+        tools: the tools, as the template reads them.
+        param: the field of the messages, for errors.
 
     Raises:
-        ApiError: no template, or one that does not take these messages.
+        ApiError: no chat template, or one that rejects these messages.
     """
-    tokenizer = service.needs_tokenizer("writes chats")
+    tokenizer = service.require_tokenizer("a chat")
     try:
         if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
             return apply_chat_template(tokenizer, messages, tools=tools)
@@ -99,8 +110,8 @@ async def chat_prompt(
         raise ApiError(str(error), param=param) from None
 
 
-def _object(call: ToolCall) -> Any:
-    """The arguments of a call as an object, which templates write in their own way; as text if they are none."""
+def _arguments(call: ToolCall) -> Any:
+    """The arguments of a call, parsed because templates format them themselves; as text if they are not JSON."""
     try:
         return json.loads(call.function.arguments)
     except (ValueError, RecursionError):

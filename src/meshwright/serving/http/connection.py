@@ -1,6 +1,6 @@
-"""Connections with limits that uvicorn does not have: of a request's head, and of a client that does not read.
+"""uvicorn's HTTP protocol with further limits: size and time of the headers, and clients that do not read.
 
-Errors that come before any app are JSON too.
+Errors before a request reaches the app are JSON too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from meshwright.serving.http.errors import CLOSE, ApiError
-from meshwright.serving.http.gate import too_long_head
-from meshwright.serving.http.limits import Limits
+from meshwright.serving.http.middleware import headers_too_large
+from meshwright.serving.http.service import Limits
 
 
 def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """The class of connections of a server with these limits."""
-
+    """The protocol class for a server with these limits."""
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits})
 
 
@@ -31,33 +30,33 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._start_timer()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._stop_unread()
+        self._stop_head_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        # What waits to be read would keep a connection open even after it is closed.
+        # Unread data in the buffer would keep the connection open even after `close`.
         self._unread_timer = self.loop.call_later(self.limits.unread_seconds, self.transport.abort)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._stop_unread()
+        self._stop_unread_timer()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_head:
             self._head_bytes += len(data)
-            self._start_timer()
+            self._start_head_timer()
         super().data_received(data)
         if self._is_in_head and self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
-            self._refuse(too_long_head(self.limits.head_bytes))
+            self._reject(headers_too_large(self.limits.head_bytes))
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self._stop_timer()
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -65,30 +64,30 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        del msg  # It says no more.
-        self._refuse(ApiError("this is no request in HTTP/1.1", code="invalid_http", headers=CLOSE))
+        del msg
+        self._reject(ApiError("this is not a valid HTTP/1.1 request", code="invalid_http", headers=CLOSE))
 
-    def _start_timer(self) -> None:
+    def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.limits.head_seconds, self._head_is_late)
+            self._head_timer = self.loop.call_later(self.limits.head_seconds, self._on_head_timeout)
 
-    def _stop_timer(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _stop_unread(self) -> None:
+    def _stop_unread_timer(self) -> None:
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         seconds = self.limits.head_seconds
-        message = f"the request's first line and headers had not come after {seconds:g} s; send them faster"
-        self._refuse(ApiError(message, status=408, headers=CLOSE))
+        message = f"the request line and headers were not complete after {seconds:g} s; send them faster"
+        self._reject(ApiError(message, status=408, headers=CLOSE))
 
-    def _refuse(self, error: ApiError) -> None:
-        """Answer what no app can, and close. What another request is being answered is cut."""
+    def _reject(self, error: ApiError) -> None:
+        """Send an error without the app and close the connection, which cuts off a response that has started."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:

@@ -1,4 +1,4 @@
-"""Run a service on a port until it is told to stop."""
+"""Run an app on a port with uvicorn: start-up, readiness, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.app import make_app
+from meshwright.serving.http.connection import limited_protocol
 from meshwright.serving.http.errors import CLOSE, ApiError
-from meshwright.serving.http.gate import shutting_down
-from meshwright.serving.http.protocol import limited_protocol
+from meshwright.serving.http.middleware import shutting_down
 from meshwright.serving.http.service import ServerState, Service
 from meshwright.signals import handled_signals
 
 SECONDS_IDLE = 60
-"""How long a connection is kept for a next request. OpenAI's clients forget theirs after 5; one that the server closes
-just as a request comes would be an error."""
+"""The keep-alive time of a connection. OpenAI's clients keep theirs for 5 s; a server that closed one just as a request
+arrives would cause an error."""
 
 SECONDS_TO_CLOSE = 5
-"""How long clients may take to read the ends of their answers when the server stops."""
+"""The time that clients have to read the ends of their responses at shutdown."""
 
 
 def serve_http(
@@ -42,37 +42,48 @@ def serve_http(
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread.
 
-    From then on new requests get 503, and those that were let in are answered, or after `grace_seconds` end with an
-    error. A second signal ends the process at once.
+    After a signal, new requests get 503, and accepted ones are completed, or end with an error after `grace_seconds`.
+    A second signal ends the process at once.
 
     Args:
-        port: 0 picks a free one.
-        start: what has to be done before requests are taken, as loading and compiling; it runs in a thread of its own
-            while `/health` is answered and `/ready` says 503. What it raises ends the server, and is raised here.
-        announce: gets the line `ready on http://HOST:PORT` once requests are taken.
+        service: the engine, tokenizer and limits.
+        host: the address to listen on.
+        port: the port; 0 for a free one.
+        grace_seconds: the time that accepted requests have to finish.
+        start: loads and compiles; runs in a thread while `/health` answers 200 and `/ready` 503. Its exceptions end the
+            server and are raised here.
+        announce: called with `ready on http://HOST:PORT` when the server accepts requests.
 
     Raises:
-        MeshwrightError: an address that cannot be listened on. What `Service.fail` was called with.
+        MeshwrightError: an address that cannot be listened on.
+        Exception: the error that `Service.fail` was called with.
     """
-    app, calls = make_app(service)
+    app, async_engine = make_app(service)
     serve_app(
         HttpServer(
-            service, app, calls.fail, host=host, port=port, grace_seconds=grace_seconds, start=start, announce=announce
+            service,
+            app,
+            async_engine.fail,
+            host=host,
+            port=port,
+            grace_seconds=grace_seconds,
+            start=start,
+            announce=announce,
         )
     )
 
 
 def serve_app(server: HttpServer) -> None:
-    """Run a server until SIGTERM or SIGINT, in the main thread. A second one ends the process by it."""
-
-    was_asked = False  # By a signal: what else stops a server does not make the first one the second.
+    """Run a server until SIGTERM or SIGINT, in the main thread. A second signal ends the process at once."""
+    # Counts signals only: a server that is stopping for another reason still shuts down gracefully at the first.
+    was_signalled = False
 
     def handle(number: int, _: object) -> None:
-        nonlocal was_asked
-        if was_asked:
+        nonlocal was_signalled
+        if was_signalled:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        was_asked = True
+        was_signalled = True
         server.stop()
 
     with handled_signals((signal.SIGTERM, signal.SIGINT), handle):
@@ -80,9 +91,13 @@ def serve_app(server: HttpServer) -> None:
 
 
 class HttpServer:
-    """An app on a port, which it listens on from when it is made. See `serve_http`.
+    """An app on a port; it listens from construction on.
 
-    fail: ends all requests with an error.
+    Args:
+        service: limits and lifecycle.
+        app: the ASGI app.
+        fail: ends all open requests with an error.
+        host, port, grace_seconds, start, announce: as in `serve_http`.
     """
 
     def __init__(
@@ -122,7 +137,7 @@ class HttpServer:
             timeout_graceful_shutdown=SECONDS_TO_CLOSE,
         )
         self._service.on_stop = self.stop
-        # What clients do wrong is their answer's to say.
+        # Errors of clients are in their responses, not in the log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         server = _Uvicorn(config)
 
@@ -137,7 +152,7 @@ class HttpServer:
                         while self._service.num_active:
                             await asyncio.sleep(0.02)
                 self._fail(shutting_down())
-            except Exception as error:  # Whatever it was, clients are told before it ends the server.
+            except Exception as error:  # Open requests get an error response before it ends the server.
                 self._fail(ApiError(f"the engine failed: {error}", status=503, code="failed", headers=CLOSE))
                 raise
             finally:
@@ -148,19 +163,19 @@ class HttpServer:
             runner.run(run())
 
     def stop(self) -> None:
-        """Begin to shut down; from any thread, or a signal's handler."""
+        """Begin to shut down. Safe from any thread and from signal handlers."""
         self.is_stopping = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # It has stopped.
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def _until_stopped(self) -> None:
-        """Start, take requests, and wait until told to stop."""
+        """Run `start`, accept requests, and wait for `stop`."""
         started = asyncio.get_running_loop().create_future()
-        # No thread of a pool: a stop does not wait for what is being compiled.
+        # A daemon thread, not one of a pool: `stop` must not wait for a compilation.
         threading.Thread(target=self._run_start, args=(started,), name="start", daemon=True).start()
         stopped = asyncio.ensure_future(self._stop.wait())
-        if self.is_stopping:  # Before there was a loop to be told.
+        if self.is_stopping:  # `stop` was called before the loop existed.
             self._stop.set()
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
         if started.done():
@@ -175,14 +190,14 @@ class HttpServer:
         error: BaseException | None = None
         try:
             self._start()
-        except BaseException as raised:  # Any, to be raised where the server was.
+        except BaseException as raised:  # Raised again by `run`.
             error = raised
-        with contextlib.suppress(RuntimeError):  # The loop has ended: a stop came first.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: `stop` came first.
             started.get_loop().call_soon_threadsafe(_set, started, error)
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signals, which would end the process by them after a shutdown."""
+    """uvicorn without its signal handlers, which raise the signal again after a shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -195,12 +210,12 @@ def _set(future: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens."""
+    """Open a listening socket."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        # Python adds the address to the words of some of them; names that are not found have numbers of their own.
+        # Use strerror: Python adds the address to some messages. Errors of name resolution have numbers of their own.
         number = getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number > 0 else getattr(error, "strerror", error)
         raise MeshwrightError(

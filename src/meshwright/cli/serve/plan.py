@@ -1,4 +1,4 @@
-"""`meshwright serve --plan`: what a server takes from the file of a serving plan."""
+"""`meshwright serve --plan`: the options that come from the file of a serving plan."""
 
 from __future__ import annotations
 
@@ -13,61 +13,66 @@ from meshwright.step import Dtype, ModelConfig
 from meshwright.step.serve import page_parts
 
 
-def read_plan_to_serve(path: Path) -> ServingPlan:
-    """The plan in a file, of decoding."""
+def read_decode_plan(path: Path) -> ServingPlan:
+    """Read a plan of decoding; one of prefill alone is an error."""
     plan = read_serving_plan(path)
     if plan.serving.phase != "decode":
         raise MeshwrightError(
-            f"{path} plans {plan.serving.phase}, and a server makes tokens too;"
-            f" `meshwright plan … --serve decode -o FILE` plans these"
+            f"{path} plans {plan.serving.phase}, and a server decodes too;"
+            f" plan it with `meshwright plan … --serve decode -o FILE`"
         )
     return plan
 
 
-def planned_options(plan: ServingPlan, path: Path, typed: Collection[str]) -> dict[str, Any]:
-    """The options of `serve` that a plan says, those that are typed left out.
+def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> dict[str, Any]:
+    """The options of `serve` from a plan, without those on the command line.
 
-    A typed mesh is laid without the plan's split of the cache, which is one of the plan's mesh.
+    With another mesh on the command line, the plan's cache split is left out: it belongs to the plan's mesh.
+
+    Args:
+        plan: the plan.
+        path: its file, for errors.
+        typed: the names of the options on the command line.
 
     Raises:
-        MeshwrightError: a dtype of the plan that no server runs in, and that no option replaces.
+        MeshwrightError: a dtype of the plan that servers do not support and no option replaces.
     """
     serving = plan.serving
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "on": plan.system, "rows": plan.batch, "context": serving.context, "page_size": serving.page_size,
         "dtype": serving.compute_dtype,
     }  # fmt: skip
     if "mesh" not in typed:
-        # A page of the engine is all of what its parts have on their devices.
+        # The plan splits a page over devices; the engine counts the whole page.
         parts = page_parts(serving.model, plan.layout)
-        found |= {"mesh": plan.mesh, "cache": plan.cache, "page_size": serving.page_size * parts}
+        options |= {"mesh": plan.mesh, "cache": plan.cache, "page_size": serving.page_size * parts}
     if "dtype" not in typed and serving.compute_dtype not in get_args(Dtype):
         raise MeshwrightError(
-            f"{path} plans products in {serving.compute_dtype}; a server computes in {' or '.join(get_args(Dtype))}:"
+            f"{path} plans computation in {serving.compute_dtype}; a server computes in {' or '.join(get_args(Dtype))}:"
             f" add --dtype, or plan with it"
         )
     for name, what in (("weight_dtype", "weights"), ("kv_dtype", "keys and values")):
         value = getattr(serving, name)
         if value == "int8":
-            found[name] = value
+            options[name] = value
         elif value != serving.compute_dtype and name not in typed:
             raise MeshwrightError(
-                f"{path} plans {what} in {value}; a server keeps them in the dtype of products,"
+                f"{path} plans {what} in {value}; a server stores them in the compute dtype,"
                 f" {serving.compute_dtype}, or in int8: add --{name.replace('_', '-')} int8, or plan with one of these"
             )
-    return {name: value for name, value in found.items() if name not in typed}
+    return {name: value for name, value in options.items() if name not in typed}
 
 
 def check_model(plan: ServingPlan, path: Path, model: ModelConfig, directory: Path) -> None:
-    """Raise where a plan is of another model than a directory's; names are not compared."""
+    """Raise if a plan is of another model than the directory's. Names are not compared."""
     planned = plan.serving.model
-    other = [
+    different = [
         field.name
         for field in fields(ModelConfig)
         if field.name not in ("name", "family") and getattr(planned, field.name) != getattr(model, field.name)
     ]
-    if other:
-        name = other[0]
+    if different:
+        name = different[0]
         raise MeshwrightError(
             f"{path} is a plan of {planned.name}, with {name} {getattr(planned, name)}; {directory} has {name}"
             f" {getattr(model, name)}"
