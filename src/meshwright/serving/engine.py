@@ -29,9 +29,9 @@ from meshwright.serving.layout import engine_layout
 from meshwright.serving.numbers import mask_of, numbers_of, targets_of
 from meshwright.serving.request import (
     ClosedError,
-    Deliver,
     Ending,
     Output,
+    OutputCallback,
     OverloadedError,
     Request,
     TokenLogprob,
@@ -58,7 +58,7 @@ class _ActiveRequest:
     """A request that has not ended: its sequences, their texts so far, and the scores of its prompt."""
 
     request: Request
-    deliver: Deliver
+    deliver: OutputCallback
     sequences: list[TokenSequence] = field(default_factory=list)
     growing: dict[int, GrowingText] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
@@ -133,19 +133,19 @@ class Engine:
         if self._constraints is not None:
             self._constraints.close()
 
-    def submit(self, request: Request, deliver: Deliver) -> str:
-        """Queue a request; see `Serves`."""
+    def submit(self, request: Request, deliver: OutputCallback) -> str:
+        """Queue a request; see `EngineClient`."""
         request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"
         limit = self.settings.max_queue + self.layout.shards * self.layout.rows
-        if request.num_texts > limit:
+        if request.num_completions > limit:
             raise MeshwrightError(
-                f"num_texts is {request.num_texts}; rows and queue of this engine have room for {limit}"
+                f"num_completions is {request.num_completions}; rows and queue of this engine have room for {limit}"
             )
         active = _ActiveRequest(request, deliver)
         if request.constraint is not None:
-            active.matchers = [self._matcher(request) for _ in range(request.num_texts)]
+            active.matchers = [self._matcher(request) for _ in range(request.num_completions)]
         if request.timeout_seconds is not None:
             active.deadline = monotonic() + request.timeout_seconds
         with self._wakeup:
@@ -154,17 +154,17 @@ class Engine:
             if self._is_closing:
                 raise ClosedError("the engine is shutting down")
             queued = len(self.scheduler.waiting)
-            queued += sum(new.request.num_texts for _, new in self._inbox if new is not None)
+            queued += sum(new.request.num_completions for _, new in self._inbox if new is not None)
             # Sequences for which a row is free do not wait.
             free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
-            if queued + request.num_texts > self.settings.max_queue + free_rows:
+            if queued + request.num_completions > self.settings.max_queue + free_rows:
                 raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
             self._inbox.append((request_id, active))
             self._wakeup.notify()
         return request_id
 
     def abort(self, request_id: str) -> None:
-        """End a request and free its pages; see `Serves`."""
+        """End a request and free its pages; see `EngineClient`."""
         with self._wakeup:
             self._inbox.append((request_id, None))
             self._wakeup.notify()
@@ -241,12 +241,12 @@ class Engine:
         request = active.request
         is_scored = request.prompt_logprobs is not None or request.pooled
         if request.max_tokens == 0 and not is_scored:
-            for number in range(request.num_texts):
-                self._outputs.append((active, Output(text_number=number, done="length")))
+            for number in range(request.num_completions):
+                self._outputs.append((active, Output(completion=number, done="length")))
             return
         self._active[request_id] = active
         first = None
-        for number in range(request.num_texts if request.max_tokens else 1):
+        for number in range(request.num_completions if request.max_tokens else 1):
             own = replace(request, sampling=replace(request.sampling, seed=(request.sampling.seed + number) % 2**32))
             sequence = TokenSequence(request_id, number, own, list(request.prompt), next(self._numbers), first)
             sequence.is_scored = is_scored and number == 0
@@ -274,7 +274,7 @@ class Engine:
         except MeshwrightError as found:
             sequence.done, error = "failed", str(found)
         self.scheduler.end(sequence)
-        self._outputs.append((active, Output(text_number=sequence.number, done=sequence.done, error=error)))
+        self._outputs.append((active, Output(completion=sequence.number, done=sequence.done, error=error)))
         self._remove_if_done(sequence.request_id, active)
 
     def _on_admitted(self, sequence: TokenSequence) -> None:
@@ -425,7 +425,7 @@ class Engine:
             active.hidden = {}
         cached, sequence.cached = sequence.cached or 0, 0
         return Output(
-            text_number=sequence.number,
+            completion=sequence.number,
             tokens=tokens,
             text=piece,
             logprobs=logprobs,
@@ -464,8 +464,8 @@ class Engine:
 
     def _end_others(self, active: _ActiveRequest, done: Ending, error: str = "") -> None:
         """End the sequences of a scoring request that were never started: its prompt is computed once."""
-        for number in range(len(active.sequences), active.request.num_texts):
-            self._outputs.append((active, Output(text_number=number, done=done, error=error)))
+        for number in range(len(active.sequences), active.request.num_completions):
+            self._outputs.append((active, Output(completion=number, done=done, error=error)))
 
     def _end_request(self, request_id: str, done: Ending, error: str = "") -> None:
         active = self._active.pop(request_id, None)
@@ -475,15 +475,15 @@ class Engine:
             if sequence.done is None:
                 sequence.done = done
                 self.scheduler.end(sequence)
-                self._outputs.append((active, Output(text_number=sequence.number, done=done, error=error)))
+                self._outputs.append((active, Output(completion=sequence.number, done=done, error=error)))
         self._end_others(active, done, error)
 
     def _end_all(self, done: Ending, error: str) -> None:
         with self._wakeup:
             received, self._inbox = self._inbox, deque()
         for active in (active for _, active in received if active is not None):
-            outputs = [Output(text_number=number, done=done, error=error) for number in range(active.request.num_texts)]
-            active.deliver(outputs)
+            completions = range(active.request.num_completions)
+            active.deliver([Output(completion=number, done=done, error=error) for number in completions])
         for request_id in list(self._active):
             self._end_request(request_id, done, error)
         self._deliver()

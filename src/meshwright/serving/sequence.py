@@ -14,7 +14,7 @@ from meshwright.serving.request import Ending, Request
 
 @dataclass(eq=False)
 class TokenSequence:
-    """One of the sequences of a request (`num_texts` of them).
+    """One of the sequences of a request (`num_completions` of them).
 
     Args:
         tokens: the prompt, and the generated tokens that are on the host.

@@ -42,7 +42,7 @@ def answer_data(args: Args, data: Path) -> int:
         prompt=(),
         max_tokens=args.num_tokens,
         sampling=samplings(args, args.num_samples)[0],
-        num_texts=args.num_samples,
+        num_completions=args.num_samples,
         stop=args.stop,
         stop_tokens=args.stop_tokens,
     )

@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError, from_engine_error
 from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.service import Limits
-from meshwright.serving.request import ClosedError, Deliver, Output, OverloadedError, Request, Serves
+from meshwright.serving.request import ClosedError, EngineClient, Output, OutputCallback, OverloadedError, Request
 
 
 class PromptOutput(NamedTuple):
@@ -34,7 +34,7 @@ class AsyncEngine:
         on_closed: called with the error when the engine accepts no more requests.
     """
 
-    def __init__(self, engine: Serves, metrics: Metrics, on_closed: Callable[[ClosedError], None]) -> None:
+    def __init__(self, engine: EngineClient, metrics: Metrics, on_closed: Callable[[ClosedError], None]) -> None:
         self.engine = engine
         self.metrics = metrics
         self.on_closed = on_closed
@@ -126,7 +126,7 @@ class OutputStream:
         collected: dict[tuple[int, int], list[Output]] = {}
         async for batch in self.batches():
             for prompt, output in batch:
-                collected.setdefault((prompt, output.text_number), []).append(output)
+                collected.setdefault((prompt, output.completion), []).append(output)
         return [PromptOutput(prompt, _joined(outputs)) for (prompt, _), outputs in sorted(collected.items())]
 
     async def batches(self) -> AsyncIterator[list[PromptOutput]]:
@@ -159,7 +159,7 @@ class OutputStream:
         """Submit prompts up to the limit. If the queue is full, the first prompt is an error and later ones wait."""
         while self._num_submitted < len(self._requests) and len(self._request_ids) < self._limits.prompts_at_once:
             prompt = self._num_submitted
-            self._num_unfinished[prompt] = self._requests[prompt].num_texts
+            self._num_unfinished[prompt] = self._requests[prompt].num_completions
             submit_seconds = time.perf_counter()
             try:
                 self._request_ids[prompt] = await self._submit(self._requests[prompt], self._deliver_to(prompt))
@@ -175,10 +175,10 @@ class OutputStream:
                     self._async_engine.on_closed(error)
                 raise from_engine_error(error) from None
             self._num_submitted += 1
-            for completion in range(self._requests[prompt].num_texts):
+            for completion in range(self._requests[prompt].num_completions):
                 self._timings[prompt, completion] = _Timing(submit_seconds)
 
-    async def _submit(self, request: Request, deliver: Deliver) -> str:
+    async def _submit(self, request: Request, deliver: OutputCallback) -> str:
         if request.constraint is None:
             return self._async_engine.engine.submit(request, deliver)
         # Compiling a grammar takes long: in a thread, so that the event loop goes on.
@@ -193,7 +193,7 @@ class OutputStream:
         if not task.cancelled() and task.exception() is None:
             self._async_engine.engine.abort(task.result())
 
-    def _deliver_to(self, prompt: int) -> Deliver:
+    def _deliver_to(self, prompt: int) -> OutputCallback:
         def deliver(outputs: Sequence[Output]) -> None:
             self._outputs.append((prompt, time.perf_counter(), outputs))
             if self._is_streamed or any(output.done for output in outputs):
@@ -207,7 +207,7 @@ class OutputStream:
         Raises:
             ApiError: the completion failed, or the engine aborted it.
         """
-        timing = self._timings[prompt, output.text_number]
+        timing = self._timings[prompt, output.completion]
         if output.tokens:
             timing.num_tokens += len(output.tokens)
             timing.first_token_seconds = timing.first_token_seconds or seconds

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.request import Serves
+from meshwright.serving.request import EngineClient
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer
 
@@ -103,7 +103,7 @@ class Service(ServerState):
         created: the time of the start, in seconds since 1970.
     """
 
-    engine: Serves
+    engine: EngineClient
     model: str
     context: int
     tokenizer: Tokenizer | None = None

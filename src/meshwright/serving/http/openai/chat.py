@@ -178,7 +178,7 @@ class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         content, calls = self._parse(output)
         tool_calls: dict[str, Any] = {"tool_calls": calls} if calls else {}
         return Choice(
-            index=output.text_number,
+            index=output.completion,
             message=AssistantMessage(
                 role="assistant", content=content or (None if calls else ""), refusal=None, **tool_calls
             ),
@@ -189,7 +189,7 @@ class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
 
     def _chunk_choices(self, output: Output) -> list[ChunkChoice]:
         """New content of a message. Its first chunk has the role alone, as OpenAI's clients expect."""
-        index, choices = output.text_number, []
+        index, choices = output.completion, []
         if index not in self._started:
             self._started.add(index)
             role = Delta(role="assistant", content="")
@@ -216,11 +216,11 @@ class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         """The content and the tool calls that an output adds to its message."""
         if not self._tool_parsers:
             return output.text, []
-        return self._tool_parsers[output.text_number].add(output.text, is_last=output.done is not None)
+        return self._tool_parsers[output.completion].add(output.text, is_last=output.done is not None)
 
     def _finish_reason(self, output: Output) -> ChatFinishReason | None:
         reason = finish_reason(output.done)
-        has_calls = self._tool_parsers and self._tool_parsers[output.text_number].num_calls
+        has_calls = self._tool_parsers and self._tool_parsers[output.completion].num_calls
         return "tool_calls" if has_calls and reason == "stop" else reason
 
     def _logprobs(self, output: Output) -> Logprobs | None:

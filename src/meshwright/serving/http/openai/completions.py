@@ -128,7 +128,7 @@ class _CompletionResponse(ResponseBuilder[CompletionRequest]):
         body, output, prompt = self.body, part.output, self.requests[part.prompt].prompt
         if output.prompt_logprobs:
             self._prompt_logprobs[part.prompt] = output.prompt_logprobs
-        index = part.prompt * body.n + output.text_number
+        index = part.prompt * body.n + output.completion
         is_first = index not in self._logprobs_builders
         builder = self._logprobs_builders.setdefault(index, CompletionLogprobsBuilder(self.state.token_decoder))
         text, logprobs = output.text, None

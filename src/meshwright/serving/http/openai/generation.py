@@ -88,7 +88,7 @@ def engine_request(
         prompt=prompt,
         max_tokens=resolve_max_tokens(service, len(prompt), max_tokens, param, default_max_tokens),
         sampling=_sampling(body),
-        num_texts=_at_most("n", body.n, service.limits.choices),
+        num_completions=_at_most("n", body.n, service.limits.choices),
         stop=check_stop(service, body.stop),
         stop_tokens=(*body.stop_token_ids, *(() if body.ignore_eos else service.stop_tokens)),
         min_tokens=body.min_tokens,
