@@ -178,7 +178,7 @@ def watched_steps(program: StepProgram, batch: Any, state: Any, steps: int, shap
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), config, print) as log:
         log.begin(0, Record(origin="compiled", mesh={}, hardware="cpu:8"))
         began = time.perf_counter()
-        found = take_steps(program, Same(), state, range(steps), is_due=lambda step: False, runs_ahead=False)
+        found = take_steps(program, Same(), state, range(steps), needs_state=lambda step: False, runs_ahead=False)
         for row, after in found:
             state = after
             row |= {"mesh": str(shape), "hardware": "cpu:8", "learning_rate": config.optimizer.rate(row["step"])}
